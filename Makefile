@@ -15,7 +15,7 @@ TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 SEED ?= 0
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install demo test test-slow test-environments drill lint types docs wheel-test bench lock clean
+.PHONY: help install dev demo test test-slow test-environments test-install drill lint types docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -24,7 +24,10 @@ help:  ## list the targets (default)
 # are added or removed.
 LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs training cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
 
-install: $(LINKED)  ## create .venv with all dependencies
+install: $(LINKED)  ## create .venv with the package and the extras eval and minari
+	@:
+
+dev: $(VENV)/.dev install  ## add the packages of tests, linters and documentation, with the other extras
 	@:
 
 $(LINKED): $(VENV)/.installed
@@ -40,6 +43,10 @@ $(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements
 	@requirements/install.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
+$(VENV)/.dev: $(VENV)/.installed requirements/py310-dev.lock requirements/py311-dev.lock
+	@requirements/install.sh --dev $(VENV)
+	@touch $@
+
 demo: install  ## convert a D4RL file, verify every item, and train an agent
 	@$(BIN)/rlds2reverb demo $(DATA)
 	@rm -rf build/demo
@@ -47,14 +54,14 @@ demo: install  ## convert a D4RL file, verify every item, and train an agent
 	@$(BIN)/rlds2reverb train --algo bc --top-percent 50 --data $(TRAIN_DATA) --run-dir build/demo \
 	    --reference-file tests/data/d4rl/ref_scores.json --steps 5000 --eval-every 500 --log-every 2500
 
-test: install  ## run the fast tests, in random order (SEED=0)
+test: dev  ## run the fast tests, in random order (SEED=0)
 	@$(TESTS) -m "not slow" tests
 
-test-slow: install  ## run the slow tests, and the property tests with 25 times as many examples
+test-slow: dev  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
 
 # These packages take 1 GB, so that only this target installs them, beside the other ones.
-test-environments: install  ## test environments of EnvPool and dm_control (Python 3.11; installs them)
+test-environments: dev  ## test environments of EnvPool and dm_control (Python 3.11; installs them)
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
 		echo "skipped, because EnvPool requires Python 3.11"; exit; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
@@ -62,22 +69,22 @@ test-environments: install  ## test environments of EnvPool and dm_control (Pyth
 	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider tests/envs/test_envpool.py \
 	    tests/envs/test_dm_control.py
 
-drill: install  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
+drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \
 	    --timeout 1200 -m drill --drill-trials 20 --drill-table docs/drill.md tests
 
-lint: install  ## check style and format with ruff
+lint: dev  ## check style and format with ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: install  ## check types with mypy
+types: dev  ## check types with mypy
 	@$(BIN)/mypy
 
-docs: install  ## build the documentation site in build/site (NOTEBOOKS=execute: run the notebooks, too)
+docs: dev  ## build the documentation site in build/site (NOTEBOOKS=execute: run the notebooks, too)
 	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache docs build/site
 	@echo "open build/site/index.html"
 
-wheel-test: install  ## build the wheel, install it in another venv, and test it
+wheel-test: dev  ## build the wheel, install it in another venv, and test it
 	@requirements/wheel_test.sh $(BIN)/python
 
 bench: install  ## run the benchmarks against the baselines
@@ -88,10 +95,17 @@ bench: install  ## run the benchmarks against the baselines
 	@$(BIN)/python benchmarks/bench_sample.py
 	@$(BIN)/python benchmarks/bench_replay.py
 
-lock: install  ## regenerate the lock files with the newest versions (requires uv)
-	@for v in 3.10 3.11; do uv pip compile setup.py requirements/cpu.in --extra dev --extra minari --extra eval \
-		--override requirements/overrides.txt --python-version $$v --python-platform x86_64-manylinux_2_28 \
-		--generate-hashes --no-header --no-annotate --quiet --upgrade -o requirements/py$${v/./}.lock; done
+test-install: install  ## install each documented extra as users do, and import its features (4 GB of downloads)
+	@requirements/install_test.sh "$(PYTHON)"
+
+# The locks of the users have the versions of the tests, so that `make dev` only adds packages.
+lock: dev  ## regenerate the lock files with the newest versions (requires uv)
+	@options="--override requirements/overrides.txt --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header \
+		--no-annotate --quiet"; \
+	for v in 3.10 3.11; do lock=requirements/py$${v/./}; \
+		uv pip compile setup.py requirements/cpu.in --extra dev --python-version $$v --upgrade -o $$lock-dev.lock $$options; \
+		uv pip compile setup.py requirements/cpu.in --extra eval --extra minari --python-version $$v --upgrade \
+			-c $$lock-dev.lock -o $$lock.lock $$options; done
 	@uv pip compile requirements/environments.in --no-deps --python-version 3.11 --generate-hashes --no-header \
 		--python-platform x86_64-manylinux_2_28 --no-annotate --quiet --upgrade -o requirements/environments.lock
 

@@ -13,7 +13,8 @@ if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
     )
 
 # Minari downloads with the extra "hf". Install it together with the rest: on its own it upgrades typing-extensions.
-MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "gymnasium==1.3.0", "pyarrow<26"]
+# The versions that accept the typing-extensions 4.5.0 that TF-Agents requires; pip tries hundreds before it finds them.
+MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "anyio<4", "typer<0.29"]
 
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
@@ -101,10 +102,12 @@ setup(
         # requires 4.25), TFDS imports as an empty module; without importlib_resources, it cannot prepare a dataset.
         "tensorflow-metadata>=1.15,<1.18",
         "importlib_resources",
+        "pyarrow<26",  # TFDS imports it, and 26 fails with the NumPy that TF 2.15 requires, without declaring it
+        "numpy<2",
         "dm-tree",
         "h5py",
         "deflate>=0.9",  # libdeflate, for the gzip chunks of HDF5 files
-        "numpy<2",
+        "gymnasium==1.3.0",  # spaces, which describe the bounds of actions and observations
         # For the bulk writer: messages, checksums and compression.
         "grpcio",
         "protobuf",

@@ -18,6 +18,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.sources.rlds_episodes import columns_dataset
 from rlds2reverb.specs import ArraySpec, Nest, to_tensor_spec
+from rlds2reverb.tables import item_signature
 
 #: The number of overlapping windows that are copied at a time; small, to limit memory.
 _WINDOW_BATCH_SIZE = 64
@@ -125,7 +126,7 @@ class ColumnAdder(abc.ABC):
         row = self.row_spec(_to_tensor_spec(step_spec))
         if self.squeeze:
             return row
-        return tree.map_structure(lambda leaf: tf.TensorSpec((self.item_length, *leaf.shape), leaf.dtype), row)
+        return item_signature(row, self.item_length)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # The same in every process; dataclasses have their own.

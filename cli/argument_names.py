@@ -12,8 +12,8 @@ _WITH_VALUE = r"(?<![\w.\"'\[-])(?P<name>[a-z]\w*)=(?P<value>\[[^\]]*\]|'[^']*'|
 _BARE = r"(?<![\w.\"'\[/-])(?P<bare>[a-z]+(?:_[a-z]+)+)(?![\w.\"'\]/(=])"
 #: `name=` without a value, as in "pass env= to choose an environment".
 _WITHOUT_VALUE = r"(?<![\w.\"'\[-])(?P<empty>[a-z]\w*)=(?=[\s;,.)]|$)"
-#: A name of any kind, as in "different arguments: stride was 1, is now 2", or a transform.
-_NAMED = r"(?P<named>(?<=arguments: )[a-z]\w*|transforms\.\w+)"
+#: A name of any kind, as in "different arguments: stride was 1, is now 2" or "algo must be ...", or a transform.
+_NAMED = r"(?P<named>(?<=arguments: )[a-z]\w*|transforms\.\w+|^[a-z]\w*(?= (?:must|is|contains|requires|cannot)\b))"
 _ARGUMENT = re.compile(f"{_NAMED}|{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
 #: Parameters of commands that stand for an argument of the library with a different name.
 _PARAMETERS = {

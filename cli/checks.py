@@ -13,6 +13,10 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
+from .number_types import Number, at_least_0, at_least_1, fraction, integer, port, seconds
+
+__all__ = ["Number", "at_least_0", "at_least_1", "fraction", "integer", "port", "seconds"]
+
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -65,6 +69,11 @@ class Duration(click.ParamType):
         return secs
 
 
+def _require_folder(path: Path) -> None:
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
+
+
 selector = _make_callback(Selector.parse)
 rate_limiter = _make_callback(RateLimiter.parse)
 address = _make_callback(_require_address)
@@ -72,9 +81,6 @@ priority = _make_callback(_require_priority)
 film = _make_callback(_require_film)
 reward = _make_callback(parse_reward)
 
-at_least_0 = click.IntRange(min=0)
-at_least_1 = click.IntRange(min=1)
-port = click.IntRange(1, 65535)
+new_file = _make_callback(_require_folder)
+
 duration = Duration()
-seconds = click.FloatRange(min=0, min_open=True)
-fraction = click.FloatRange(0, 1)

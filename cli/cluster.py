@@ -13,6 +13,7 @@ from rlds2reverb._signals import raise_on_sigterm
 
 from . import checks, output
 from .config_options import config_options, group_names
+from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
@@ -46,7 +47,7 @@ _HEADINGS = {
 _HEADINGS["Evaluation"] = [*_HEADINGS["Evaluation"], *parameter_names(reference_options)]
 
 
-@click.group()
+@click.group(cls=Group)
 def cluster() -> None:
     """Train with the processes of a Ray cluster."""
 
@@ -105,14 +106,14 @@ def cluster() -> None:
 @click.option(
     "--cpus",
     "num_cpus",
-    type=click.FloatRange(0),
+    type=checks.Number(0),
     metavar="N",
     help="CPUs to reserve for each process.  [default: 1, or less if the cluster has too few]",
 )
 @click.option(
     "--gpus",
     "learner_gpus",
-    type=click.FloatRange(0),
+    type=checks.Number(0),
     default=0.0,
     metavar="N",
     help="GPUs to reserve for each learner.",
@@ -120,7 +121,7 @@ def cluster() -> None:
 @click.option(
     "--replay-checkpoint-secs",
     "checkpoint_secs",
-    type=click.FloatRange(0),
+    type=checks.Number(0),
     default=60.0,
     show_default=True,
     metavar="SECS",

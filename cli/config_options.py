@@ -22,6 +22,8 @@ _FLAGS = {
     "online_steps": "--online",
 }
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
+#: Options that take two numbers.
+_PAIRS = {"action_bounds"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
@@ -84,11 +86,14 @@ def _make_option(name: str, option: Option, *, without_default: bool) -> Callabl
         declaration |= {"default": default, "show_default": option.default_text or True}
     if kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
+    elif name in _PAIRS:
+        declaration |= {"nargs": 2, "type": checks.Number()}
     elif option.choices:
         declaration["type"] = click.Choice(option.choices)
     elif kind is int:
-        declaration |= {"type": click.IntRange(min=int(option.minimum or 0)), "metavar": option.metavar or "N"}
+        maximum = None if option.maximum is None else int(option.maximum)
+        declaration |= {"type": checks.integer(int(option.minimum or 0), maximum), "metavar": option.metavar or "N"}
     elif kind is float:
-        range_ = click.FloatRange(option.minimum, option.maximum, min_open=option.excludes_minimum)
+        range_ = checks.Number(option.minimum, option.maximum, above_low=option.excludes_minimum)
         declaration |= {"type": range_, "metavar": option.metavar or "FLOAT"}
     return click.option(flag, name, **declaration)

@@ -114,6 +114,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 @click.option(
     "--save-statistics",
     type=click.Path(path_type=Path, dir_okay=False),
+    callback=checks.new_file,
     metavar="FILE",
     help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
 )
@@ -188,7 +189,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted.")
 @click.option(
     "--chunk-length",
-    type=click.IntRange(1, 1_000_000),
+    type=checks.integer(1, 1_000_000),
     metavar="N",
     show_default="chosen by size",
     help="Items per Reverb chunk.",
@@ -203,6 +204,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
 @click.option(
     "--key-seed",
     default=0,
+    type=checks.integer(),
     show_default=True,
     metavar="N",
     help="Seed of the item keys; change it if two keys collide.",
@@ -262,6 +264,8 @@ def convert(
         _convert_dataset(Path(out) if out else None, format, options, save_statistics, as_json=as_json)
         return
     require_unused(set(_FORMATS_OF), "requires a different --format than reverb")
+    if out == "":
+        raise click.UsageError("--out must be a path, got ''")
     if bool(address) + serve + bool(out) != 1:
         raise click.UsageError("pass exactly one of --out DIR, --to HOST:PORT and --serve")
     if not serve:

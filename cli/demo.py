@@ -19,7 +19,7 @@ from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.tables import TableConfig
 
-from . import output
+from . import checks, output
 from .quiet import import_quietly, quiet_imports
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _BARS = "▁▂▃▄▅▆▇█"
     "--num-batches",
     default=400,
     show_default=True,
-    type=click.IntRange(min=20),
+    type=checks.integer(20),
     metavar="N",
     help="Number of batches of 256 transitions to read and train on.",
 )

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from . import output
+from . import number_types, output
 from .output import json_option
 from .quiet import status
 
@@ -57,7 +57,7 @@ class Finding:
     "--port",
     default=8000,
     show_default=True,
-    type=click.IntRange(1, 65535),
+    type=number_types.port,
     metavar="PORT",
     help="Port that a server will use.",
 )
@@ -66,7 +66,7 @@ class Finding:
     "--timeout",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=number_types.seconds,
     metavar="SECONDS",
     help="Maximum time to load and try all libraries.",
 )

@@ -55,7 +55,7 @@ _FOLDERS = {"last": "policy", "best": "best_policy"}
 @time_limit_option
 @click.option(
     "--reference-returns",
-    type=float,
+    type=checks.Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     show_default="as in training",

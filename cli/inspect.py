@@ -42,9 +42,7 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
         return None
     if path.suffix.lower() not in _HTML_SUFFIXES:
         raise click.BadParameter(f"the file must end with .html, got '{path}'")
-    if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"the directory '{path.parent}' does not exist")
-    return path
+    return checks.new_file(ctx, param, path)
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -68,7 +66,7 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
 )
 @click.option(
     "--reference-returns",
-    type=float,
+    type=checks.Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",

@@ -26,6 +26,7 @@ from rlds2reverb.errors import (
 )
 
 from .argument_names import name_options
+from .groups import Group
 from .output import fail, print_json
 
 OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
@@ -51,7 +52,7 @@ _MODULES = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     """A group that imports a command when it is used, so that `doctor` runs even if others cannot be imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -135,7 +136,7 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
     """Returns the exit code of an error, or None for a bug in rlds2reverb, and the message for the user."""
     if isinstance(error, click.UsageError):
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
-        return USER_ERROR, f"{error.format_message().rstrip('.')}{hint}"
+        return USER_ERROR, f"{_describe_usage(error)}{hint}"
     if isinstance(error, Terminated):
         return TEMPORARY_FAILURE, "stopped by SIGTERM; run the same command again to continue"
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
@@ -151,9 +152,28 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
         return INVALID_DATA, str(error)
     if isinstance(error, SpecMismatchError) and error.details != str(error):
         return USER_ERROR, f"{error} {error.details}"
+    if isinstance(error, OSError) and error.strerror and str(error).startswith("[Errno"):
+        subject = "the system refused an operation" if error.filename is None else f"cannot use {str(error.filename)!r}"
+        return USER_ERROR, f"{subject}: {error.strerror}; check the paths of this command and their permissions"
     if isinstance(error, ImportError):
         return USER_ERROR, f"{error}; run 'rlds2reverb doctor' to check the installation"
     return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError, TrackerError)) else None), str(error)
+
+
+def _describe_usage(error: click.UsageError) -> str:
+    """Returns click's message as one sentence."""
+    if isinstance(error, click.NoSuchOption):
+        similar = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
+        return f"there is no option {error.option_name}{similar}"
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
+        hint = error.param_hint or (error.param and error.ctx and error.param.get_error_hint(error.ctx)) or ""
+        name, message = str(hint).replace("'", ""), error.message.rstrip(".")
+        return f"{name} {message}" if message.startswith("must ") else f"{name}: {_uncapitalize(message)}"
+    return _uncapitalize(error.format_message().rstrip("."))
+
+
+def _uncapitalize(message: str) -> str:
+    return message if message[1:2].isupper() else message[:1].lower() + message[1:]
 
 
 def main() -> None:

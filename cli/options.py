@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rlds2reverb.locations import server_address
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.loading import FORMATS
 from rlds2reverb.sources.transforms import (
+    ActionBounds,
     CastFloats,
     ClipActions,
     CutAtTerminal,
@@ -112,7 +114,7 @@ cast_floats_option = click.option(
 transform_options = _combine(
     config_options("drop_fields", "cut_at_terminal"),
     cast_floats_option,
-    config_options("reward", "normalize_observations", "clip_actions", without_default=True),
+    config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
 )
 
 table_options = _combine(
@@ -317,6 +319,9 @@ def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any])
 def open_source(options: dict[str, Any]) -> Source:
     """Opens the source that the `source_options` describe, and prints its warnings."""
     location = options["source"]
+    for each in [location] if isinstance(location, str) else location:
+        if server_address(each) is not None:
+            raise click.UsageError(f"SRC must be a dataset, got the server {each!r}; use its original data")
     name = location if isinstance(location, str) else f"{len(location)} datasets"
     with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
         source = load(location, **get_reading_options(options))
@@ -348,6 +353,8 @@ def make_transforms(options: dict[str, Any]) -> list[Transform]:
         transforms.append(parse_reward(options["reward"]))
     if options["normalize_observations"]:
         transforms.append(NormalizeObservations())
+    if options["action_bounds"]:
+        transforms.append(ActionBounds(*options["action_bounds"]))
     if options["clip_actions"]:
         transforms.append(ClipActions())
     return transforms

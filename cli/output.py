@@ -47,7 +47,11 @@ def _replace_non_finite(value: Any) -> Any:
 
 
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
-    """Prints a title and one line per name and value, with control characters escaped."""
+    """Prints a title and one line per name and value, with control characters escaped.
+
+    In notes and warnings, arguments of the library are replaced by options of the command.
+    """
+    facts = [(name, translate(value) if name in ("note", "warning") else value) for name, value in facts]
     print(escape_controls(format_facts(title, facts)), flush=True)
 
 

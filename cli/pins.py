@@ -64,6 +64,8 @@ def iterate_pins(root: str, *, extras: frozenset[str] = frozenset()) -> Iterator
             if name == "tensorflow" and installed_version(name) is None and installed_version("tensorflow-cpu"):
                 name = "tensorflow-cpu"
             version = installed_version(name)
+            if name == "libclang" and version is None:  # TensorFlow uses it only to generate its own sources.
+                continue
             pin = Pin(name, str(requirement.specifier), version, f"{holder} {installed_version(holder)}")
             if pin not in yielded:
                 yielded.add(pin)

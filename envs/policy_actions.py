@@ -11,6 +11,7 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.saved_policies import cast_array
+from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .batched_environment import make_row_reader, stack
@@ -219,17 +220,6 @@ def require_observations(env_spec: Nest, policy_spec: Nest, *, name: str) -> Non
                 f"the policy expects {place} as {describe(policy_leaf)}, but {name} returns "
                 f"{describe(env_leaf)}; {_ADVICE}"
             )
-
-
-def action_bounds(space: Any) -> tuple[Any, Any]:
-    """Returns the elementwise minimum and maximum action of a `Box` or discrete space."""
-    if hasattr(space, "low"):
-        return space.low, space.high
-    if hasattr(space, "nvec"):
-        return space.start, space.start + space.nvec - 1
-    if hasattr(space, "start"):
-        return space.start, space.start + space.n - 1
-    return 0, 1
 
 
 def _require_actions(space: Any, spec: Any, name: str) -> None:

@@ -109,8 +109,8 @@ def find_spec(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise ValueError(f"Gymnasium cannot create {name!r}: {error}; check the name of the module") from error
     except gymnasium.error.Error as error:
-        known = suggest(name, list(gymnasium.registry))
-        raise ValueError(f"Gymnasium has no environment {name!r} ({error}){known}") from error
+        advice = suggest(name, list(gymnasium.registry)) or "; use an id such as Hopper-v5 or my_module:MyEnv-v0"
+        raise ValueError(f"Gymnasium has no environment {name!r}{advice}") from error
 
 
 def register_specs(specs: Sequence[bytes]) -> None:

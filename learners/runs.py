@@ -180,7 +180,7 @@ def load_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     if not is_run_directory(folder):
-        raise ValueError(f"{path} must be the run_dir of a training run, but has none of {', '.join(_RUN_FILES)}")
+        raise ValueError(f"{path} must be the directory of a training run, but has none of {', '.join(_RUN_FILES)}")
     progress, evaluations = (read_csv_log(folder / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE))
     if evaluations and not evaluations.keys() >= {"mean", "std"}:
         raise CorruptFileError(f"{folder / EVALUATIONS_FILE} must have the columns mean and std")

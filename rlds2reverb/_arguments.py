@@ -8,6 +8,8 @@ from dataclasses import fields
 from numbers import Real
 from typing import Any
 
+from rlds2reverb._text import suggest
+
 _YEAR_SECS = 365 * 24 * 3600
 
 
@@ -27,7 +29,8 @@ def require_number(name: str, value: Any, low: float = -math.inf, high: float = 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises `ValueError` unless the value is one of the allowed names."""
     if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        similar = suggest(value, allowed) if isinstance(value, str) else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}")
 
 
 def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:

@@ -58,9 +58,13 @@ def format_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 
 def suggest(name: str, valid_names: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar."""
-    similar = difflib.get_close_matches(name, list(valid_names), 1)
-    return f"; did you mean {similar[0]!r}?" if similar else ""
+    """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar.
+
+    Upper and lower case are the same.
+    """
+    by_lower = {valid.lower(): valid for valid in valid_names}
+    similar = difflib.get_close_matches(name.lower(), list(by_lower), 1)
+    return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
 
 
 def last_line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,15 @@ Nest = Any
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """The shape and dtype of one array; `None` in the shape matches any size."""
+    """The shape and dtype of one array; `None` in the shape matches any size.
+
+    The bounds, numbers or arrays that can be broadcast to the shape, are None if unknown; specs are equal without them.
+    """
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
+    minimum: Any = field(default=None, compare=False, repr=False, kw_only=True)
+    maximum: Any = field(default=None, compare=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         # HDF5's float32 is equal to numpy's, but has a different repr, from which keys are derived.
@@ -92,14 +97,26 @@ def make_step_spec(columns: Nest) -> Nest:
 
 
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
-    """Converts a nest of `ArraySpec`s to `tf.TensorSpec`s with `leading` axes; dtype object becomes string."""
+    """Converts a nest of `ArraySpec`s to `tf.TensorSpec`s with `leading` axes, bounded if the bounds are known.
+
+    The dtype object becomes string.
+    """
     import tensorflow as tf
 
     def convert(leaf: ArraySpec) -> tf.TensorSpec:
         dtype = tf.string if leaf.dtype.kind in "OSU" else tf.as_dtype(leaf.dtype)
-        return tf.TensorSpec((*leading, *leaf.shape), dtype)
+        return with_bounds(tf.TensorSpec((*leading, *leaf.shape), dtype), leaf)
 
     return tree.map_structure(convert, spec)
+
+
+def with_bounds(spec: Any, bounded: Any) -> Any:
+    """Returns a `tf.TensorSpec` with the bounds of another spec, whose shape its own ends with; unchanged without."""
+    if getattr(bounded, "minimum", None) is None:
+        return spec
+    from tensorflow.python.framework.tensor_spec import BoundedTensorSpec
+
+    return BoundedTensorSpec(spec.shape, spec.dtype, bounded.minimum, bounded.maximum)
 
 
 def _leaf_matches(got: Any, expected: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import tree
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, with_bounds
 
 if TYPE_CHECKING:
     import reverb
@@ -255,8 +255,11 @@ class TableConfig:
 def item_signature(trajectory_spec: Nest, sequence_length: int | None) -> Nest:
     """Returns the signature of a table whose items are `sequence_length` trajectories, `[sequence_length, ...]`.
 
-    None allows items of any length. Bounds and names are omitted, since Reverb does not check them.
+    None allows items of any length. Reverb stores the bounds of observations and actions without checking them.
     """
     import tensorflow as tf
 
-    return tree.map_structure(lambda leaf: tf.TensorSpec((sequence_length, *leaf.shape), leaf.dtype), trajectory_spec)
+    def convert(leaf: tf.TensorSpec) -> tf.TensorSpec:
+        return with_bounds(tf.TensorSpec((sequence_length, *leaf.shape), leaf.dtype), leaf)
+
+    return tree.map_structure(convert, trajectory_spec)

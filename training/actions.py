@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.spaces import action_bounds, describes, make_space
 from rlds2reverb.specs import ArraySpec, Nest, describe
 
-#: Actions that exceed a bound by less than this fraction of the range are attributed to rounding.
-_ROUNDING = 1e-5
+if TYPE_CHECKING:
+    from .config import TrainingConfig
+
 #: Maximum number of distinct discrete actions to distinguish, which is also the limit of the agents.
 _MAX_VALUES = 1 << 20
 _MAX_LISTED = 8
 _ADVICE = "pass the environment that the dataset was recorded in as env="
-#: End of a sentence about bounds that are not those of an environment.
-ENV_ADVICE = "; pass env= to use those of an environment"
+#: End of a sentence about bounds that may be wrong.
+_BOUNDS_ADVICE = "; pass env= or action_bounds= to set them"
 
 
 class ActionStatistics:
@@ -112,34 +113,44 @@ def _require_same_actions(spec: ArraySpec, action_space: Any) -> None:
 
 
 def make_action_spec(
-    actions: ActionStatistics, action_space: Any, own_space: Any, *, is_clipped: bool
+    actions: ActionStatistics,
+    config: TrainingConfig,
+    action_space: Any,
+    own_space: Any,
+    *,
+    is_complete: bool = True,
 ) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
-    """Returns the bounded spec of a dataset's actions, and a phrase about bounds that are not the environment's.
+    """Returns the bounded spec of a dataset's actions, and a sentence about bounds that are not the environment's.
 
-    The bounds are those of the environment, else of the dataset's own action space. Without both, discrete actions
-    range from the minimum to the maximum of the data, and continuous ones from -1 to 1 if all of them are within these
-    bounds or will be clipped, else from the minimum to the maximum of the data.
+    The bounds are those of the options, else of the environment, else of the dataset's own action space. Without these,
+    discrete actions range from the minimum to the maximum of the data, and continuous ones from -1 to 1 if all of them
+    are within these bounds, else from the minimum to the maximum of the data.
 
     Args:
       actions: statistics of the actions.
+      config: the options of the run.
       action_space: action space of the environment; None if unknown.
       own_space: the dataset's own action space; None if unknown. It is ignored if the data do not match it.
-      is_clipped: whether actions will be clipped to their bounds.
+      is_complete: whether the statistics are those of all actions instead of a sample.
 
     Raises:
-      SpecMismatchError: If discrete actions are outside the bounds, or the data do not tell the number of actions.
+      SpecMismatchError: If discrete actions are outside the bounds, or the bounds that are required are unknown.
     """
-    space = action_space
-    if space is None and _describes(own_space, actions.spec):
-        space = own_space
-    origin = "those of the environment" if action_space is not None else "those of the dataset's own action space"
+    space, origin = action_space, "those of the environment"
+    if config.action_bounds is not None:
+        space, origin = make_space(actions.spec, *config.action_bounds), "as set by action_bounds"
+    elif space is None and describes(own_space, actions.spec):
+        space, origin = own_space, "those of the dataset's own action space"
+    if space is None and config.clip_actions and not actions.is_discrete:
+        raise SpecMismatchError(f"clip_actions requires the bounds of the actions, which are unknown{_BOUNDS_ADVICE}")
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
-    low, high, reason = choose(actions, space, origin, is_clipped=is_clipped)
+    low, high, reason = choose(actions, space, origin, is_complete=is_complete)
     bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
     spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, *bounds, name="action")
     if action_space is not None and reason == origin:
         return spec, None
-    return spec, f"the action bounds are {describe_bounds(spec)}, {reason}"
+    advice = _BOUNDS_ADVICE if space is None and config.env is not None else ""
+    return spec, f"the action bounds are {describe_bounds(spec)}, {reason}{advice}"
 
 
 def _round_inwards(bound: Any, dtype: np.dtype, inwards: float) -> Any:
@@ -152,15 +163,7 @@ def _round_inwards(bound: Any, dtype: np.dtype, inwards: float) -> Any:
         return np.where(is_outside, np.nextafter(rounded, dtype.type(inwards)), rounded)
 
 
-def _describes(space: Any, spec: ArraySpec) -> bool:
-    """Returns whether a space has bounds, and elements of the shape and kind of the data."""
-    if space is None or not (hasattr(space, "low") or hasattr(space, "n")):
-        return False
-    is_same_kind = np.issubdtype(space.dtype, np.integer) == np.issubdtype(spec.dtype, np.integer)
-    return bool(tuple(space.shape) == tuple(spec.shape) and is_same_kind)
-
-
-def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_clipped: bool) -> tuple[Any, Any, str]:
+def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_complete: bool) -> tuple[Any, Any, str]:
     first, last = int(actions.low), int(actions.high)
     if space is not None:
         low, high = (int(bound) for bound in action_bounds(space))
@@ -170,6 +173,8 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
                 f"{_ADVICE}, or re-encode the actions"
             )
         return low, high, origin
+    if not is_complete:
+        raise SpecMismatchError(f"the number of discrete actions is unknown{_BOUNDS_ADVICE}")
     num_values, num_actions = len(actions.values), last - first + 1
     if num_values == 1 or 2 * num_values < num_actions:
         listed = _list_values(actions.values[:_MAX_LISTED]) + (", ..." if num_values > _MAX_LISTED else "")
@@ -181,22 +186,33 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
     return first, last, "the minimum and maximum of the data"
 
 
-def _choose_continuous(actions: ActionStatistics, space: Any, origin: str, *, is_clipped: bool) -> tuple[Any, Any, str]:
+def _choose_continuous(
+    actions: ActionStatistics, space: Any, origin: str, *, is_complete: bool
+) -> tuple[Any, Any, str]:
     # A constant action still needs an interval around it.
     is_constant = actions.low == actions.high
     widest_low, widest_high = actions.low - is_constant, actions.high + is_constant
     if space is None:
-        if is_clipped:
-            return -1.0, 1.0, "to which the actions are clipped"
         if (actions.low >= -1).all() and (actions.high <= 1).all():
-            return -1.0, 1.0, "which all actions are within"
+            return -1.0, 1.0, f"which all {'' if is_complete else 'sampled '}actions are within"
+        _require_complete(actions, is_complete=is_complete)
         return widest_low, widest_high, "the minimum and maximum of the data"
     low, high = action_bounds(space)
     has_bounds = np.isfinite(low) & np.isfinite(high)
     if has_bounds.all():
         return low, high, origin
+    _require_complete(actions, is_complete=is_complete)
     low, high = np.where(has_bounds, low, widest_low), np.where(has_bounds, high, widest_high)
     return low, high, f"{origin}, or the minimum and maximum of the data where those are infinite"
+
+
+def _require_complete(actions: ActionStatistics, *, is_complete: bool) -> None:
+    """Raises `SpecMismatchError` if bounds would have to be derived from a sample of the actions."""
+    if not is_complete:
+        raise SpecMismatchError(
+            f"the action bounds are unknown, and sampled actions range from {_list_values(np.ravel(actions.low))} to "
+            f"{_list_values(np.ravel(actions.high))}{_BOUNDS_ADVICE}"
+        )
 
 
 def describe_bounds(spec: tensor_spec.BoundedTensorSpec) -> str:
@@ -210,10 +226,3 @@ def describe_bounds(spec: tensor_spec.BoundedTensorSpec) -> str:
 def _list_values(values: np.ndarray) -> str:
     """Formats numbers as '1, 2, 3'."""
     return ", ".join(str(value) if values.dtype.kind in "iu" else f"{value:.7g}" for value in values)
-
-
-def count_outside(actions: np.ndarray, spec: tensor_spec.BoundedTensorSpec) -> int:
-    """Returns how many actions `[T, A]` are outside the bounds by more than rounding explains."""
-    slack = _ROUNDING * (np.float64(spec.maximum) - spec.minimum)
-    is_outside = (actions < spec.minimum - slack) | (actions > spec.maximum + slack)
-    return int(is_outside.reshape(len(actions), -1).any(1).sum())

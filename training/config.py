@@ -18,7 +18,7 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get
 from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward
+from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward, require_action_bounds
 
 from .environment_spec import describe_env
 from .trackers import TENSORBOARD, require_trackers
@@ -300,10 +300,17 @@ class TrainingConfig:
         identifies=True,
     )
     clip_actions: bool = _option(
-        "Clip actions to just inside their bounds (by 1e-5 of half the range): those of the environment, else of the "
-        "dataset's own action space, else [-1, 1].",
+        "Clip actions to just inside their bounds (by 1e-5 of half the range).",
         "Preprocessing",
         default=False,
+        identifies=True,
+    )
+    action_bounds: tuple[float, float] | None = _option(
+        "Minimum and maximum of the actions.",
+        "Preprocessing",
+        default=None,
+        metavar="LOW HIGH",
+        default_text="those of the environment, else those that the data contain",
         identifies=True,
     )
 
@@ -331,6 +338,8 @@ class TrainingConfig:
             object.__setattr__(self, "env", None)
         if self.reward is not None:
             parse_reward(self.reward)
+        if self.action_bounds is not None:
+            object.__setattr__(self, "action_bounds", require_action_bounds(self.action_bounds))
         _require_reference_returns(self.reference_returns)
         self._require_consistent()
         self._require_online()
@@ -346,7 +355,7 @@ class TrainingConfig:
         for name in ("discount", "gamma"):
             if name in self.hyperparameters:
                 raise ValueError(
-                    f"{name!r} cannot be set here because it must match the stored items; set gamma instead"
+                    f"the hyperparameter {name!r} cannot be set, because it must match the stored items; set gamma="
                 )
 
     def _require_online(self) -> None:
@@ -578,6 +587,7 @@ _OTHER_VALUES = {
     "drop_fields": "paths",
     "env": "id, environment, description or function",
     "reference_returns": "two numbers or text",
+    "action_bounds": "two numbers",
 }
 
 

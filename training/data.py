@@ -27,7 +27,7 @@ from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name, to_tensor_spec
 
-from .actions import ENV_ADVICE, describe_bounds, make_action_spec
+from .actions import describe_bounds, make_action_spec
 from .config import AUTO, TrainingConfig
 from .dataset import (
     Contents,
@@ -50,6 +50,7 @@ from .tables import (
     make_table_action_spec,
     require_matching_items,
     require_table_options,
+    sample_items,
     split_source,
 )
 
@@ -201,20 +202,16 @@ def open_data(
         return _open_table(source, config, action_space)
     source = load(source)
     contents = read_contents(source, config, action_space=action_space, progress=progress)
-    action_spec, about_bounds = make_action_spec(
-        contents.actions, action_space, source.action_space, is_clipped=config.clip_actions
-    )
+    action_spec, about_bounds = make_action_spec(contents.actions, config, action_space, source.action_space)
     notes, warnings = [*contents.notes], list(source.warnings)
     if about_bounds is not None:
-        notes.append(about_bounds + _env_advice(config, action_space))
-    num_outside, total = contents.count_outside(action_spec), contents.moments.num_transitions
-    if num_outside and config.clip_actions:
-        notes.append(f"{num_outside:,} of {total:,} actions are outside the action bounds and are clipped")
-    elif num_outside:
-        warnings.append(
-            f"{num_outside:,} of {total:,} actions are outside the action bounds {describe_bounds(action_spec)}; pass "
-            "clip_actions=True to clip them"
-        )
+        notes.append(about_bounds)
+    clipping = contents.find_clipping(action_spec)
+    if clipping.counts[1] and config.clip_actions:
+        notes.append(clipping.describe())
+    elif clipping.counts[1]:
+        kept = f"are not clipped to {describe_bounds(action_spec)}; pass clip_actions=True to clip them"
+        warnings.append(clipping.describe(kept))
     is_kept = np.ones(len(contents.returns), bool)
     if config.top_percent is not None:
         is_kept = find_best(contents.returns, config.top_percent)
@@ -263,8 +260,10 @@ def open_evaluated_data(
     except SpecMismatchError as error:
         if evaluator is None or config.env != AUTO or config.online_steps:
             raise
+        # Raises an error if the algorithm cannot learn from the data in any environment.
+        data = open_data(source, config, as_episodes=as_episodes)
         warn(f"no evaluation, pass env= to choose an environment: {error}")
-    return open_data(source, config, as_episodes=as_episodes), None
+        return data, None
 
 
 def describe_environment(name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig) -> TrainingData:
@@ -308,11 +307,6 @@ def describe_environment(name: str, observation_spec: Nest, action_space: Any, c
         table=None,
         reward_transform=fit_reward(config, np.zeros(0), name),
     )
-
-
-def _env_advice(config: TrainingConfig, action_space: Any) -> str:
-    """Returns the end of a sentence about action bounds: advice, unless there is an environment or no evaluation."""
-    return "" if action_space is not None or config.env is None else ENV_ADVICE
 
 
 def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
@@ -377,16 +371,17 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
         server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
         table = describe_table(server, table_name)
-        action_spec = make_table_action_spec(table, config, action_space)
+        sample = sample_items(table)
+        action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
         time_step_spec = time_step.time_step_spec(table.row_spec["observation"])
         adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
-        has_one_priority = require_matching_items(table, config, adder)
+        has_one_priority = require_matching_items(table, config, adder, sample)
         name = str(location)
         if not isinstance(location, (str, Path)):
             name = ",".join(client.server_address for client in connect_all(server))
         notes, warnings = [], []
-        if action_space is None:
-            notes.append("the action bounds are assumed to be [-1, 1]" + _env_advice(config, action_space))
+        if about_bounds is not None:
+            notes.append(about_bounds)
         if not has_one_priority and config.sampler == "uniform":
             warnings.append("the table samples items by priority; pass sampler='prioritized' for importance weights")
         if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:

@@ -24,6 +24,7 @@ from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.sources.transforms import (
     CastFloats,
+    Clipping,
     CutAtTerminal,
     DropFields,
     ScaleRewards,
@@ -34,7 +35,7 @@ from rlds2reverb.sources.transforms import (
 )
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name
 
-from .actions import ActionStatistics, count_outside, require_trainable_actions
+from .actions import ActionStatistics, require_trainable_actions
 from .config import TrainingConfig
 
 #: Called with a stage ('read') and each episode.
@@ -65,12 +66,12 @@ class Contents:
     actions: ActionStatistics
     notes: list[str]
 
-    def count_outside(self, action_spec: tensor_spec.BoundedTensorSpec) -> int:
-        """Returns the number of actions outside the bounds of a spec."""
-        return sum(
-            count_outside(batch.steps[fields.ACTION][mark_transitions(batch.num_steps)], action_spec)
-            for batch in self.batches
-        )
+    def find_clipping(self, action_spec: tensor_spec.BoundedTensorSpec) -> Clipping:
+        """Returns the clipping of the actions to the bounds of a spec, with its counts."""
+        clipping = Clipping(action_spec)
+        for batch in self.batches:
+            clipping.add_actions(batch.steps[fields.ACTION][mark_transitions(batch.num_steps)])
+        return clipping
 
 
 def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, progress: Progress) -> Contents:

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tree
 import xxhash
-from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec
 
@@ -20,9 +19,10 @@ from rlds2reverb._server.clients import connect_all, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
+from rlds2reverb.spaces import make_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 
-from .actions import require_trainable_actions
+from .actions import ActionStatistics, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
 
 #: Number of items that are sampled from a table to check them before training.
@@ -43,6 +43,7 @@ class ServedTable:
       server: a `ReplayServer`, a client, or the address of a server; or several of these, whose tables are shards.
       table: the name of the table.
       row_spec: dict of the `tf.TensorSpec`s of one step.
+      action_bounds: the minimum and maximum of the actions, which the signature of the table contains; None if unknown.
       has_trajectories: whether items are trajectories of two steps instead of transitions.
       size: the number of items on all servers.
     """
@@ -50,6 +51,7 @@ class ServedTable:
     server: Any
     table: str
     row_spec: Any
+    action_bounds: tuple[Any, Any] | None
     has_trajectories: bool
     size: int
 
@@ -115,7 +117,9 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
     _require_float32({each: rows[each] for each in ("observation", "action", "reward")}, f"table {name!r} at {where}")
-    return ServedTable(server, name, rows, has_trajectories, size)
+    action = fields["action"]
+    bounds = (action.minimum, action.maximum) if isinstance(action, tensor_spec.BoundedTensorSpec) else None
+    return ServedTable(server, name, rows, bounds, has_trajectories, size)
 
 
 def _require_float32(rows: Nest, table: str) -> None:
@@ -138,37 +142,47 @@ def _require_enough_items(info: Any, address: str) -> None:
         )
 
 
+def sample_items(table: ServedTable) -> Any:
+    """Returns some items of a table, to check them; counts in their `times_sampled`."""
+    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
+    return sample
+
+
 def make_table_action_spec(
-    table: ServedTable, config: TrainingConfig, action_space: Any
-) -> tensor_spec.BoundedTensorSpec:
-    """Returns the action spec of a table's items, bounded by the environment's action space or else by [-1, 1].
+    table: ServedTable, config: TrainingConfig, action_space: Any, sample: Any
+) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
+    """Returns the action spec of a table's items, and a sentence about bounds that are not the environment's.
+
+    Args:
+      table: the table.
+      config: the options of the run.
+      action_space: action space of the environment; None if unknown.
+      sample: some items, from `sample_items`.
 
     Raises:
       SpecMismatchError: If the algorithm cannot learn from the actions, if those of the environment differ, or if their
-        number is unknown.
+        bounds are unknown.
     """
     action = table.row_spec["action"]
     if not hasattr(action, "dtype"):
         raise SpecMismatchError("the actions must be one array, got a nest; convert the dataset again without it")
     spec = ArraySpec(tuple(action.shape), np.dtype(action.dtype.as_numpy_dtype))
     require_trainable_actions(spec, get_algorithm(config.algo), action_space)
-    if action_space is None and not action.dtype.is_floating:
-        raise SpecMismatchError(
-            "the actions of the items are integers with an unknown maximum; pass env= to name the environment"
-        )
-    low, high = (-1.0, 1.0) if action_space is None else action_bounds(action_space)
-    return tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+    data = sample.data["action"] if isinstance(sample.data, dict) else sample.data.action
+    actions = ActionStatistics(spec)
+    actions.add(data.numpy().reshape(-1, *spec.shape))
+    own_space = None if table.action_bounds is None else make_space(spec, *table.action_bounds)
+    return make_action_spec(actions, config, action_space, own_space, is_complete=False)
 
 
-def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any) -> bool:
+def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any, sample: Any) -> bool:
     """Checks that an agent can learn from the items of a table, and that they use the discount factor of the run.
-
-    A few items are sampled, which counts in their `times_sampled`.
 
     Args:
       table: the table.
       config: the options of the run.
       adder: adder of the items that the agent requires, `NStep` or `TrajectoryWindows`.
+      sample: some items, from `sample_items`.
 
     Returns:
       Whether all sampled items have the same priority.
@@ -181,7 +195,6 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
             f"the items of table {table.table!r} are transitions, but {config.algo} learns from trajectories of two "
             "steps; convert the dataset again with TrajectoryWindows(2)"
         )
-    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
     has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
     if table.has_trajectories or "value_gamma" not in sample.data:
         return has_one_priority

@@ -308,7 +308,7 @@ def read_tables(directory: Path) -> list[TableConfig]:
       CheckpointError: If the directory is missing or damaged.
     """
     if not directory.is_dir():
-        raise CheckpointError(f"{directory} is not a directory; write one with ingest")
+        raise CheckpointError(f"{directory} is not a directory; write one with ingest or rlds2reverb convert --out")
     tables = CheckpointRoot(directory, create=False).tables()
     if tables is None:
         raise CheckpointError(

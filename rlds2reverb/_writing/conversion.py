@@ -141,7 +141,7 @@ def make_conversion(
       ValueError: If a priority is out of range, or a column has an unsupported dtype.
     """
     first = source.first_episode
-    step_spec = make_step_spec(first.steps)
+    step_spec = source.make_step_spec(first)
     episode = _find_first_valid(first, source, step_spec, on_invalid)
     item_spec = adder.item_spec(drop_strings(step_spec))
     _require_no_strings(item_spec)

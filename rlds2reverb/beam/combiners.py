@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
@@ -74,25 +74,40 @@ class ReturnRangeFn(beam.CombineFn):
         return accumulator
 
 
-class SummaryFn(beam.CombineFn):
-    """Combines episodes into `SummaryParts`, whose `finish` returns the `Summary` of the dataset."""
+class MergeFn(beam.CombineFn):
+    """Combines episodes into an object with `add` and `merge`, such as the `Clipping` of actions."""
 
-    def create_accumulator(self, *args: Any, **kwargs: Any) -> SummaryParts:
+    def __init__(self, create: Callable[[], Any]):
+        """
+        Args:
+          create: function that returns an object without episodes.
+        """
+        super().__init__()
+        self._create = create
+
+    def create_accumulator(self, *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.create_accumulator`."""
-        return SummaryParts()
+        return self._create()
 
-    def add_input(self, mutable_accumulator: SummaryParts, element: Episode, *args: Any, **kwargs: Any) -> SummaryParts:
+    def add_input(self, mutable_accumulator: Any, element: Episode, *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.add_input`."""
         mutable_accumulator.add(element)
         return mutable_accumulator
 
-    def merge_accumulators(self, accumulators: Iterable[SummaryParts], *args: Any, **kwargs: Any) -> SummaryParts:
+    def merge_accumulators(self, accumulators: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.merge_accumulators`."""
         return _merge(self.create_accumulator(), accumulators)
 
-    def extract_output(self, accumulator: SummaryParts, *args: Any, **kwargs: Any) -> SummaryParts:
+    def extract_output(self, accumulator: Any, *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.extract_output`."""
         return accumulator
+
+
+class SummaryFn(MergeFn):
+    """Combines episodes into `SummaryParts`, whose `finish` returns the `Summary` of the dataset."""
+
+    def __init__(self) -> None:
+        super().__init__(SummaryParts)
 
 
 def _merge(total: Any, accumulators: Iterable[Any]) -> Any:

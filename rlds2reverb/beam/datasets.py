@@ -22,6 +22,7 @@ from rlds2reverb import errors
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.concatenation import concatenate_sources
+from rlds2reverb.sources.source import split_metadata
 from rlds2reverb.sources.transforms import EpisodeFn, map_episodes
 
 from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is_remote
@@ -31,7 +32,7 @@ from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is
 RUNNERS = {"direct": "FnApiRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 _SLICE_BYTES = 64 << 20
 #: The attributes of a `Source` that workers return.
-_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "metadata", "env_spec")
+_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "full_metadata")
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,14 @@ def find_slices(dataset: Dataset, options: BeamOptions, work: WorkFolder) -> tup
     def read() -> Iterator[Episode]:
         return chain.from_iterable(map(dataset.read, slices))
 
-    described = [{**each["source"], "warnings": tuple(each["source"]["warnings"])} for each in opened]
-    return slices, replace(concatenate_sources([Source(**each, read=read) for each in described]), read=read)
+    sources = [_make_source(each["source"], read) for each in opened]
+    return slices, replace(concatenate_sources(sources), read=read)
+
+
+def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Episode]]) -> Source:
+    values = {**description, "warnings": tuple(description["warnings"])}
+    described = split_metadata(values.pop("full_metadata"))
+    return Source(**values, **described, read=read)
 
 
 def map_on_workers(

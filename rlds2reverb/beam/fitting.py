@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ from rlds2reverb import fields
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.sources.transforms import (
+    ClipActions,
+    Clipping,
     EpisodeFn,
     NormalizeObservations,
     ScaleRewardsByReturns,
@@ -17,7 +20,7 @@ from rlds2reverb.sources.transforms import (
     apply_transforms,
 )
 
-from .combiners import MomentsFn, ReturnRangeFn
+from .combiners import MergeFn, MomentsFn, ReturnRangeFn
 from .datasets import BeamOptions, Dataset, Slice, combine_on_workers
 from .storage import WorkFolder
 
@@ -64,6 +67,11 @@ def _fit(
     if isinstance(transform, ScaleRewardsByReturns):
         returns = combine_on_workers(ReturnRangeFn(), list, dataset, slices, options, work)
         return transform.fit_returns(returns, source.name).fit(source)
+    if isinstance(transform, ClipActions):
+        clipping = transform.make_clipping(source)
+        combiner = MergeFn(functools.partial(Clipping, clipping.spec, transform.eps))
+        clipping.counts = combine_on_workers(combiner, lambda each: each.counts, dataset, slices, options, work)
+        return transform.fit_clipping(clipping)
     return transform.fit(source)
 
 

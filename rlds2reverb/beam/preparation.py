@@ -94,6 +94,7 @@ def prepare_with_beam(
         skipped_episodes=counts["skipped_episodes"],
         bytes=num_bytes,
         warnings=(*opened.warnings, *left_out.describe_left_out()),
+        notes=tuple(opened.statistics.get("notes", ())),
     )
 
 

@@ -29,7 +29,7 @@ from .columns import as_columns, as_flags
 from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, find_differing_rows
 from .formats import Format
 from .hdf5_blocks import read_blocks
-from .source import Source, split_env_spec
+from .source import Source, split_metadata
 
 OBSERVATIONS, ACTIONS, REWARDS = "observations", "actions", "rewards"
 TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observations"
@@ -111,11 +111,9 @@ def open_d4rl(
     with rows_of_file() as rows:
         num_rows = rows.num_rows
     with hdf5.open_hdf5(path) as file:
-        metadata, env_spec = split_env_spec(hdf5.read_scalars(file, "metadata"))
+        described = split_metadata(hdf5.read_scalars(file, "metadata"))
     ranges = _RowRanges(rows_of_file)
-    return Source(
-        path.name, "d4rl", ranges.read_all, num_rows=num_rows, metadata=metadata, env_spec=env_spec, ranges=ranges
-    )
+    return Source(path.name, "d4rl", ranges.read_all, num_rows=num_rows, ranges=ranges, **described)
 
 
 @contextlib.contextmanager

@@ -22,11 +22,14 @@ FORMATS = [
     *(d4rl_names.NAME, minari.NAME, rlds.NAME),
     *(d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
+_FILES = (
+    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a pattern (*.hdf5) of these, a "
+    "TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), or a D4RL name "
+    "(hopper-medium-v2)"
+)
 _SUPPORTED = (
-    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a list or a pattern (*.hdf5) "
-    "of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), a D4RL name "
-    "(hopper-medium-v2), a list of episodes, a function that returns an iterable of episodes, a dict of D4RL columns, "
-    "a minari.MinariDataset, or an RLDS tf.data.Dataset"
+    f"{_FILES}; a list of these or of episodes, a function that returns an iterable of episodes, a dict of D4RL "
+    "columns, a minari.MinariDataset, or an RLDS tf.data.Dataset"
 )
 _FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
@@ -172,7 +175,7 @@ def _require_name(name: str) -> None:
     if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
         raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
     if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
-        raise FileNotFoundError(f"there is no {shown}; source must be {_SUPPORTED}")
+        raise FileNotFoundError(f"there is no {shown}; pass {_FILES}")
 
 
 def _suggest_file(path: Path) -> str:
@@ -193,6 +196,4 @@ def _find_only_dataset(path: Path) -> Path:
     if datasets:
         names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
-    raise SourceError(
-        f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); source must be {_SUPPORTED}"
-    )
+    raise SourceError(f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); pass {_FILES}")

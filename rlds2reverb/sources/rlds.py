@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from rlds2reverb.errors import SourceError
 
 from .columns import as_steps
 from .formats import Format
-from .source import Source, split_env_spec
+from .source import Source, split_metadata
 from .tfds_files import require_harmless, require_shards, require_split
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     )
     if prepared.builder.info.name.startswith("d4rl_"):
         source.warnings = _describe_shared_ends(prepared.name, prepared.dataset)
-    source.metadata, source.env_spec = split_env_spec(_read_metadata(path / "metadata.json"))
-    return source
+    return replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
 
 
 class _PreparedEpisodes:

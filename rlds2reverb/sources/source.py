@@ -16,13 +16,14 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, require_same_spec
 from rlds2reverb.errors import SourceError
 from rlds2reverb.ownership import copy_arrays, is_user_code
+from rlds2reverb.spaces import add_bounds, dump_space, load_space
 from rlds2reverb.specs import Nest, leaves, make_step_spec, to_tensor_spec
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-#: Name of the environment's description in the metadata of files.
-ENV_SPEC = "env_spec"
+#: Names in the metadata of files of the environment's description and of its spaces.
+ENV_SPEC, ACTION_SPACE, OBSERVATION_SPACE = "env_spec", "action_space", "observation_space"
 #: Maximum number of iterators over one source that `IndexedEpisodes` keeps open.
 _MAX_ITERATORS = 8
 
@@ -83,8 +84,13 @@ class Source:
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:
-        """The metadata together with the description of the environment, as files contain them."""
-        return self.metadata if self.env_spec is None else {**self.metadata, ENV_SPEC: self.env_spec}
+        """The metadata together with the description of the environment and the spaces, as files contain them."""
+        texts = {
+            ENV_SPEC: self.env_spec,
+            ACTION_SPACE: dump_space(self.action_space),
+            OBSERVATION_SPACE: dump_space(self.observation_space),
+        }
+        return {**self.metadata, **{name: text for name, text in texts.items() if text is not None}}
 
     def __iter__(self) -> Iterator[Episode]:
         return self.read()
@@ -107,12 +113,18 @@ class Source:
 
     @cached_property
     def step_spec(self) -> dict[str, Nest]:
-        """The shapes and dtypes of one step, taken from the first episode that has steps.
+        """The shapes and dtypes of one step, taken from the first episode that has steps, with the spaces' bounds.
 
         Raises:
           SourceError: If no episode has steps.
         """
-        return make_step_spec(self.first_episode.steps)
+        return self.make_step_spec(self.first_episode)
+
+    def make_step_spec(self, episode: Episode) -> dict[str, Nest]:
+        """Returns the shapes and dtypes of one step of an episode, with the bounds of the dataset's spaces."""
+        spec = make_step_spec(episode.steps)
+        spaces = {fields.OBSERVATION: self.observation_space, fields.ACTION: self.action_space}
+        return {**spec, **{name: add_bounds(spec[name], space) for name, space in spaces.items() if name in spec}}
 
     def to_rlds(self) -> tf.data.Dataset:
         """Returns an RLDS dataset, with an element `{'steps': dataset of steps}` per episode.
@@ -193,11 +205,12 @@ class _CopiedRanges:
         return _Copies(self.ranges.read)(first, stop)
 
 
-def split_env_spec(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Returns metadata without the description of the environment, and that description; see `Source.env_spec`."""
-    rest = {name: value for name, value in metadata.items() if name != ENV_SPEC}
+def split_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a `Source` that `full_metadata` combines."""
     env_spec = metadata.get(ENV_SPEC)
-    return rest, env_spec if isinstance(env_spec, str) else None
+    described = {name: load_space(metadata.get(name)) for name in (ACTION_SPACE, OBSERVATION_SPACE)}
+    described[ENV_SPEC] = env_spec if isinstance(env_spec, str) else None
+    return {"metadata": {name: value for name, value in metadata.items() if name not in described}, **described}
 
 
 class IndexedEpisodes:

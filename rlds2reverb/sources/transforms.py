@@ -16,13 +16,17 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import isolate
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.spaces import make_space
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
 from .source import EpisodeRanges, Source
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
+
+#: Actions that exceed a bound by less than this fraction of the range are attributed to rounding.
+_ROUNDING = 1e-5
 
 EpisodeFn = Callable[[Episode], Episode]
 
@@ -50,9 +54,8 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     new source has them as `statistics`, and `ingest` copies them into its report:
 
     - `float_dtype`: the dtype of the last `CastFloats`
-    - `action_limit`: the smallest limit of `ClipActions` without known bounds
-    - `action_bounds`: the bounds that `ClipActions` found in the dataset, as lists of the minimum and maximum of each
-      element
+    - `action_bounds`: the minimum and maximum of the actions that `ActionBounds` declared
+    - `clipped_actions`: the number of actions that `ClipActions` changed by more than rounding
     - `observation_mean`, `observation_std`, `observation_eps`: those of `NormalizeObservations`
     - `reward_scale`, `reward_shift`: those of `ScaleRewards` and `ScaleRewardsByReturns`
     - `dropped_fields`: the paths that `DropFields` removed
@@ -66,6 +69,9 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
         source = replace(map_episodes(source, function), statistics=statistics)
         if "observation_mean" in fitted:
             source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
+        if "action_bounds" in fitted:
+            space = make_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
+            source = replace(source, action_space=space)
     return source, statistics
 
 
@@ -77,8 +83,8 @@ def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
         "float_dtype": lambda: f"floats cast to {statistics['float_dtype']}",
         "reward_scale": lambda: f"(reward - {statistics['reward_shift']:.7g}) * {statistics['reward_scale']:.7g}",
         "observation_eps": lambda: f"(observation - mean) / (std + {statistics['observation_eps']:.7g})",
-        "action_limit": lambda: f"actions clipped to +-{statistics['action_limit']:.9g}",
-        "action_bounds": lambda: "actions clipped to the bounds of the dataset's action space",
+        "action_bounds": lambda: "action bounds set to {:.7g} and {:.7g}".format(*statistics["action_bounds"]),
+        "clipped_actions": lambda: "actions clipped to their bounds",
     }
     return [sentences[name]() for name in statistics if name in sentences]
 
@@ -89,8 +95,8 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
     notes = [*before.get("notes", []), *fitted.get("notes", [])]
     if "dropped_fields" in before and "dropped_fields" in fitted:
         combined["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
-    if "action_limit" in before and "action_limit" in fitted:
-        combined["action_limit"] = min(before["action_limit"], fitted["action_limit"])
+    if "clipped_actions" in before and "clipped_actions" in fitted:
+        combined["clipped_actions"] = before["clipped_actions"] + fitted["clipped_actions"]
     if "reward_scale" in before and "reward_scale" in fitted:
         # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
         scale, shift = before["reward_scale"], fitted["reward_shift"]
@@ -183,10 +189,41 @@ class CastFloats:
 
 
 @dataclass(frozen=True)
+class ActionBounds:
+    """Declares the minimum and maximum of the actions, for a dataset that does not know them; changes no action."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        require_action_bounds((self.low, self.high))
+
+    def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
+        """Implements `Transform.fit`."""
+        spec = source.step_spec[fields.ACTION]
+        if not isinstance(spec, ArraySpec) or spec.dtype.kind not in "fiu":
+            got = describe(spec) if isinstance(spec, ArraySpec) else "a nest"
+            raise ValueError(f"action_bounds require actions that are one array of numbers, got {got}")
+        return lambda episode: episode, {"action_bounds": [self.low, self.high]}
+
+
+def require_action_bounds(value: Any) -> tuple[float, float]:
+    """Returns two bounds; raises `ValueError` unless they are finite numbers, the minimum first."""
+    try:
+        low, high = map(float, value)
+    except (TypeError, ValueError):
+        low = high = np.nan
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise ValueError(f"action_bounds must be two numbers, the minimum first, such as -1 and 1, got {value!r}")
+    return low, high
+
+
+@dataclass(frozen=True)
 class ClipActions:
     """Clips float actions to their bounds less a margin of `eps` of the half width; see `clip_actions`.
 
-    The bounds are those of the dataset's own action space, as Minari's datasets have one, or [-1, 1] if unknown.
+    The bounds are those of the dataset's own action space, or of an earlier `ActionBounds`. The `notes` of the
+    statistics say how many actions are clipped, for which the dataset is read once.
     """
 
     eps: float = ACTION_EPS
@@ -196,27 +233,89 @@ class ClipActions:
             raise ValueError(f"eps must be a number in [0, 1), got {self.eps}")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """Implements `Transform.fit`."""
-        low, high = _find_action_bounds(source.action_space)
+        """Implements `Transform.fit`; raises `ValueError` if the bounds of float actions are unknown."""
+        clipping = self.make_clipping(source)
+        for episode in source:
+            clipping.add(episode)
+        return self.fit_clipping(clipping)
+
+    def make_clipping(self, source: Source) -> Clipping:
+        """Returns the clipping of a source's actions, without counts; raises `ValueError` as `fit`."""
+        spec = source.step_spec[fields.ACTION]
+        for path, leaf in leaves({fields.ACTION: spec}):
+            if leaf.dtype.kind == "f" and leaf.minimum is None:
+                raise ValueError(
+                    f"clip_actions requires the bounds of {path_name(path)}, which {source.name} does not contain; "
+                    "set action_bounds to the minimum and maximum of the environment's actions"
+                )
+        return Clipping(spec, self.eps)
+
+    def fit_clipping(self, clipping: Clipping) -> tuple[EpisodeFn, dict[str, Any]]:
+        """Returns the same as `fit`, given the clipping with its counts."""
 
         def apply(episode: Episode) -> Episode:
-            actions = map_structure(
-                lambda column: clip_actions(column, low, high, self.eps), episode.steps[fields.ACTION]
-            )
-            return _replace_columns(episode, **{fields.ACTION: actions})
+            return _replace_columns(episode, **{fields.ACTION: clipping.clip(episode.steps[fields.ACTION])})
 
-        if isinstance(low, int):
-            return apply, {"action_limit": 1 - self.eps}
-        return apply, {"action_bounds": [low.tolist(), high.tolist()]}
+        note = clipping.describe()
+        return apply, {"clipped_actions": clipping.counts[1], **({"notes": [note]} if note else {})}
 
 
-def _find_action_bounds(space: Any) -> tuple[Any, Any]:
-    """Returns the finite minimum and maximum of a Gymnasium space's elements, or -1 and 1 if it has none."""
-    if space is None or not hasattr(space, "low") or not np.isfinite([space.low, space.high]).all():
-        return -1, 1
-    if (space.low == -1).all() and (space.high == 1).all():
-        return -1, 1
-    return space.low, space.high
+class Clipping:
+    """The clipping of actions to the bounds of their spec, and what it changes by more than rounding.
+
+    Attributes:
+      spec: the spec.
+      counts: number of actions that were added, number of these that are outside their bounds, and the largest distance
+        of an element from its bounds.
+    """
+
+    def __init__(self, spec: Nest, eps: float = ACTION_EPS):
+        """Starts without actions; `spec` is a nest of bounded specs, of which those that are not floats are ignored."""
+        self.spec, self._leaves, self._eps = spec, [leaf for _, leaf in leaves(spec)], eps
+        self.counts: tuple[int, int, float] = (0, 0, 0.0)
+
+    def clip(self, actions: Nest) -> Nest:
+        """Returns actions `[T, ...]` within their bounds."""
+        columns = [
+            column if leaf.minimum is None else clip_actions(column, leaf.minimum, leaf.maximum, self._eps)
+            for (_, column), leaf in zip(leaves(actions), self._leaves, strict=True)
+        ]
+        return tree.unflatten_as(actions, columns)
+
+    def add(self, episode: Episode) -> None:
+        """Counts the actions of an episode, except that of its last step, which has no meaning."""
+        if episode.num_steps:
+            keep = ~episode.steps[fields.IS_LAST]
+            self.add_actions(map_structure(lambda column: column[keep], episode.steps[fields.ACTION]))
+
+    def add_actions(self, actions: Nest) -> None:
+        """Counts actions `[T, ...]`."""
+        columns = [column for _, column in leaves(actions)]
+        is_outside, farthest = np.zeros(len(columns[0]), bool), 0.0
+        for column, leaf in zip(columns, self._leaves, strict=True):
+            if column.dtype.kind != "f" or leaf.minimum is None or not column.size:
+                continue
+            low, high = np.float64(leaf.minimum), np.float64(leaf.maximum)
+            slack = _ROUNDING * np.where(np.isfinite(high - low), high - low, 1.0)
+            distance = np.maximum(np.maximum(low - column, column - high), 0.0)
+            is_outside |= (distance > slack).reshape(len(column), -1).any(1)
+            farthest = max(farthest, float(np.max(distance, initial=0.0, where=distance > slack)))
+        self._add_counts(len(is_outside), int(is_outside.sum()), farthest)
+
+    def merge(self, other: Clipping) -> None:
+        """Adds the counts of other episodes of the same dataset."""
+        self._add_counts(*other.counts)
+
+    def _add_counts(self, num_actions: int, num_outside: int, distance: float) -> None:
+        self.counts = self.counts[0] + num_actions, self.counts[1] + num_outside, max(self.counts[2], distance)
+
+    def describe(self, verb: str = "are clipped") -> str:
+        """Returns a sentence about the actions outside the bounds; '' if there are none."""
+        num_actions, num_outside, distance = self.counts
+        if not num_outside:
+            return ""
+        share = f"{num_outside:,} of {num_actions:,} actions ({100 * num_outside / num_actions:.3g} %)"
+        return f"{share} are outside their bounds, by up to {distance:.4g}, and {verb}"
 
 
 def clip_actions(actions: np.ndarray, low: Any, high: Any, eps: float = ACTION_EPS) -> np.ndarray:
@@ -226,14 +325,14 @@ def clip_actions(actions: np.ndarray, low: Any, high: Any, eps: float = ACTION_E
 
     Args:
       actions: float `[T, ...]`.
-      low: finite minimum of each element, or one for all.
-      high: finite maximum of each element, or one for all.
+      low: minimum of each element, or one for all. If only one of its bounds is finite, an element has no margin.
+      high: maximum of each element, or one for all.
       eps: the margin as a fraction of half the distance between the bounds.
     """
     if actions.dtype.kind != "f":
         return actions
     low, high = np.float64(low), np.float64(high)
-    margin = eps * (high - low) / 2
+    margin = np.where(np.isfinite(high - low), eps * (high - low) / 2, 0.0)
     return np.clip(actions, low + margin, high - margin).astype(actions.dtype, copy=False)
 
 

@@ -47,6 +47,7 @@ class WriteReport:
       skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
       bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
+      notes: notes of the transforms of the source.
     """
 
     source: str
@@ -57,6 +58,7 @@ class WriteReport:
     skipped_episodes: int
     bytes: int
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return format_facts(f"{self.source} converted", self.facts())
@@ -71,7 +73,8 @@ class WriteReport:
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
-        return [*facts, ("size", format_bytes(self.bytes)), *(("warning", sentence) for sentence in self.warnings)]
+        facts += [("size", format_bytes(self.bytes)), *(("note", sentence) for sentence in self.notes)]
+        return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 
 
 def write_dataset(
@@ -150,6 +153,7 @@ def write_dataset(
         skipped_episodes=episodes.num_skipped,
         bytes=num_bytes,
         warnings=(*source.warnings, *episodes.make_warnings()),
+        notes=tuple(source.statistics.get("notes", ())),
     )
 
 

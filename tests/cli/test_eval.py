@@ -90,7 +90,7 @@ def test_eval_rejects_an_environment_with_different_observations(trained, capsys
 
 def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
     code, _, err = call(capsys, tmp_path)
-    assert code == 1 and "must be the run_dir of a training run" in err
+    assert code == 1 and "must be the directory of a training run" in err
     (tmp_path / "config.json").write_text("{}")
     code, _, err = call(capsys, tmp_path)
     assert code == 1 and f"there is no {tmp_path}/policy/ or {tmp_path}/best_policy/ yet" in err

@@ -61,5 +61,5 @@ def test_invalid_arguments_are_rejected(runs, tmp_path, capsys):
     code, _, err = call(capsys, runs[0], "--out", tmp_path / "a.png", "--metric", "score")
     assert code == 1 and "has no scores" in err
     code, _, err = call(capsys, tmp_path, "--out", tmp_path / "a.png")
-    assert code == 1 and "must be the run_dir of a training run" in err
+    assert code == 1 and "must be the directory of a training run" in err
     assert list(tmp_path.iterdir()) == []

@@ -303,7 +303,7 @@ def test_steps_must_be_non_negative_integers(tmp_path):
 
 def test_load_run_raises_for_other_directories(tmp_path):
     with pytest.raises(
-        ValueError, match=r"must be the run_dir of a training run, but has none of config.json, progress.csv"
+        ValueError, match=r"must be the directory of a training run, but has none of config.json, progress.csv"
     ):
         load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")

@@ -16,6 +16,7 @@ from rlds2reverb.training.data import open_data, open_source
 from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import (
+    ActionBounds,
     CastFloats,
     ClipActions,
     NormalizeObservations,
@@ -66,7 +67,7 @@ def test_float64_logs_are_cast_to_float32():
     wide = make_log(np.array([[0.5], [-0.25], [1.0]]), rewards=np.array([1.0, 2.0, 3.0]))
     wide["observations"] = wide["observations"].astype(np.float64)
     narrow = {name: np.float32(wide[name]) for name in ("observations", "actions", "rewards")}
-    for config in (IQL, TrainingConfig("rebrac", clip_actions=True)):
+    for config in (IQL, TrainingConfig("rebrac", clip_actions=True, action_bounds=(-1, 1))):
         got, expected = open_data([wide], config), open_data([{**wide, **narrow}], config)
         assert got.action_spec == expected.action_spec and got.time_step_spec == expected.time_step_spec
         assert got.identity() == expected.identity()
@@ -82,7 +83,8 @@ def test_dataset_is_read_once_and_reports_each_episode(hopper):
         num_reads += 1
         return iter(episodes)
 
-    config = TrainingConfig("td3_bc", reward="iql_locomotion", top_percent=50, clip_actions=True, drop_fields=())
+    options = {"top_percent": 50, "clip_actions": True, "action_bounds": (-1, 1), "drop_fields": ()}
+    config = TrainingConfig("td3_bc", reward="iql_locomotion", **options)
     open_data(Source("few", "d4rl", read), config, progress=lambda stage, each: seen.append((stage, each.index)))
     assert num_reads == 1 and seen == [("read", 0), ("read", 1), ("read", 2)]
 
@@ -155,8 +157,10 @@ def test_identity_changes_with_data_and_bounds_but_not_with_rewards(hopper):
 
 
 def test_preprocessing_matches_the_transforms_of_convert(hopper):
-    config = TrainingConfig("iql", reward="scale:2:0.5", clip_actions=True)
-    source, _ = apply_transforms(load(hopper), [CastFloats(), ScaleRewards(2.0, 0.5), ClipActions()])
+    config = TrainingConfig("iql", reward="scale:2:0.5", clip_actions=True, action_bounds=(-0.5, 1))
+    transforms = [CastFloats(), ScaleRewards(2.0, 0.5), ActionBounds(-0.5, 1), ClipActions()]
+    source, statistics = apply_transforms(load(hopper), transforms)
+    assert statistics["notes"][0] in open_data(hopper, config).notes and statistics["clipped_actions"] > 100
     expected = collect_items(NStep(1, 0.99)(each) for each in source)
     assert_equal_nests(open_data(hopper, config).items.columns, expected.columns)
 
@@ -182,16 +186,23 @@ def test_actions_are_clipped_to_the_bounds_less_a_margin():
     log = make_continuous(-7, 0.5, 2)
     got = open_data([log], IQL.replace(clip_actions=True), action_space=Box(-2, 2, (1,)))
     np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-2 + 2e-5, 0.5, 2 - 2e-5]))
-    assert got.notes == ("1 of 3 actions are outside the action bounds and are clipped",) and got.warnings == ()
-    got = open_data([log], IQL.replace(clip_actions=True))
+    note = "1 of 3 actions (33.3 %) are outside their bounds, by up to 5, and are clipped"
+    assert got.notes == (note,) and got.warnings == ()
+    got = open_data([log], IQL.replace(clip_actions=True, action_bounds=(-1, 1)), action_space=Box(-2, 2, (1,)))
     np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
-    assert "2 of 3 actions are outside the action bounds and are clipped" in got.notes
+    note = "2 of 3 actions (66.7 %) are outside their bounds, by up to 6, and are clipped"
+    assert got.notes == (note,)
+    with pytest.raises(
+        SpecMismatchError, match="clip_actions requires the bounds of the actions, .*; pass env= or action"
+    ):
+        open_data([log], IQL.replace(clip_actions=True))
 
 
 def test_actions_outside_the_bounds_of_the_environment_are_counted():
     got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
     assert got.warnings == (
-        "1 of 3 actions are outside the action bounds [-1, 1]; pass clip_actions=True to clip them",
+        "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; pass "
+        "clip_actions=True to clip them",
     )
 
 
@@ -246,7 +257,8 @@ def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions
     assert got.identity()["action bounds"] == bounds
     (note,) = got.notes
     assert note.startswith(f"the action bounds are {bounds}, ") and reason in note
-    assert note.endswith("; pass env= to use those of an environment")
+    is_own = reason.startswith("those of the dataset's") or reason.startswith("or the min")
+    assert note.endswith("; pass env= or action_bounds= to set them") != is_own
     assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; pass env=")[0],)
 
 

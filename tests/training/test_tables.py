@@ -29,7 +29,9 @@ from rlds2reverb.sources.source import Source
 
 IQL = TrainingConfig("iql")
 TD3_BC = TrainingConfig("td3_bc")
-BOUNDS_NOTE = "the action bounds are assumed to be [-1, 1]; pass env= to use those of an environment"
+BOUNDS_NOTE = (
+    "the action bounds are [-1, 1], which all sampled actions are within; pass env= or action_bounds= to set them"
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,9 @@ def test_discrete_actions_of_a_table_require_an_environment():
     source = load([{**log, "terminated": True}])
     with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
         ingest(source, server, adder=NStep(1, 0.99))
-        with pytest.raises(SpecMismatchError, match="integers with an unknown maximum; pass env= to name"):
+        with pytest.raises(
+            SpecMismatchError, match="number of discrete actions is unknown; pass env= or action_bounds="
+        ):
             open_data(server, TrainingConfig("dqn"))
         got = open_data(server, TrainingConfig("dqn"), action_space=Discrete(5, start=-1))
         assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (-1, 3)

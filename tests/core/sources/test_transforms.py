@@ -1,16 +1,17 @@
 """Tests of transforms against their formulas, computed over the whole dataset at once."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from reference_impls import episode
 
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.sources import load
 from rlds2reverb.sources.transforms import (
     REWARD_RECIPES,
+    ActionBounds,
     CastFloats,
     ClipActions,
     CutAtTerminal,
@@ -91,7 +92,7 @@ def test_actions_are_clipped_inside_the_open_interval():
         "rewards": np.zeros(3),
         "terminated": True,
     }
-    (got,), _ = apply([log], ClipActions())
+    (got,), _ = apply([log], ActionBounds(-1, 1), ClipActions())
     assert got.steps["action"].tolist() == [-(1 - 1e-5), 0.3, 1 - 1e-5, 0]
     (discrete,), _ = apply([{**log, "actions": np.array([0, 1, 5])}], ClipActions())
     assert discrete.steps["action"].tolist() == [0, 1, 5, 0]
@@ -99,14 +100,40 @@ def test_actions_are_clipped_inside_the_open_interval():
 
 def test_actions_are_clipped_to_the_bounds_of_the_dataset():
     log = {"observations": np.zeros((2, 1)), "actions": np.array([[-7.0, 1.5], [0.5, 9.0]]), "rewards": np.zeros(2)}
-    space = SimpleNamespace(low=np.array([-2, 0]), high=np.array([2, 4]))
+    space = Box(np.array([-2, 0]), np.array([2, 4]), dtype=np.float64)
     source = replace(load([{**log, "terminated": True}]), action_space=space)
     clipped, statistics = apply_transforms(source, [ClipActions(0.5)])
     (got,) = clipped
     assert got.steps["action"][:2].tolist() == [[-1, 1.5], [0.5, 3]]
-    assert statistics == {"action_bounds": [[-2, 0], [2, 4]]}
-    infinite = SimpleNamespace(low=np.array([-2, -np.inf]), high=np.array([2, np.inf]))
-    assert apply_transforms(replace(source, action_space=infinite), [ClipActions()])[1] == {"action_limit": 1 - 1e-5}
+    note = "2 of 2 actions (100 %) are outside their bounds, by up to 5, and are clipped"
+    assert statistics == {"clipped_actions": 2, "notes": [note]}
+    half_infinite = replace(source, action_space=Box(np.array([-2, -np.inf]), np.array([2, np.inf]), dtype=np.float64))
+    ((got,), statistics) = apply_transforms(half_infinite, [ClipActions()])
+    assert got.steps["action"][:2].tolist() == [[-2 + 2e-5, 1.5], [0.5, 9]] and statistics["clipped_actions"] == 1
+    one_sided = replace(source, action_space=Box(np.array([-8, 0]), np.array([np.inf, 4]), dtype=np.float64))
+    assert next(iter(apply_transforms(one_sided, [ClipActions()])[0])).steps["action"][0].tolist() == [-7, 1.5]
+
+
+def test_clipping_without_known_bounds_raises():
+    source = load([episode(3, terminal=True)])
+    with pytest.raises(ValueError, match=r"clip_actions requires the bounds of step\['action'\].*; set action_bounds"):
+        apply_transforms(source, [ClipActions()])
+    nested = load([{**episode(3, terminal=True), "action": {"arm": np.zeros((3, 2), np.float32)}}])
+    with pytest.raises(ValueError, match=r"bounds of step\['action'\]\['arm'\]"):
+        apply_transforms(nested, [ClipActions()])
+    with pytest.raises(ValueError, match="require actions that are one array of numbers, got a nest"):
+        apply_transforms(nested, [ActionBounds(-1, 1)])
+    for low, high in ((1, 1), (2, 1), (0, np.inf), (np.nan, 1), ("x", 1)):
+        with pytest.raises(ValueError, match="action_bounds must be two numbers, the minimum first"):
+            ActionBounds(low, high)
+
+
+def test_action_bounds_become_the_action_space():
+    declared, statistics = apply_transforms(load([episode(3, terminal=True)]), [ActionBounds(-2, 3)])
+    assert declared.action_space == Box(-2, 3, declared.step_spec["action"].shape)
+    assert statistics == {"action_bounds": [-2, 3]}
+    discrete = {**episode(3, terminal=True), "action": np.arange(3)}
+    assert apply_transforms(load([discrete]), [ActionBounds(0, 4)])[0].action_space == Discrete(5)
 
 
 def test_clip_actions_keeps_a_margin_of_half_the_width():
@@ -148,18 +175,27 @@ def test_statistics_combine_consecutive_reward_scalings():
 
 def test_statistics_combine_all_transforms():
     steps = {**episode(3, terminal=True), "qpos": np.arange(3), "qvel": np.arange(3)}
-    earlier = [DropFields(("qpos",)), CastFloats("float64"), CutAtTerminal(), ClipActions(0.25), ScaleRewards(2.0, 1.0)]
+    earlier = [
+        DropFields(("qpos",)),
+        CastFloats("float64"),
+        CutAtTerminal(),
+        ActionBounds(-1, 1),
+        ClipActions(0.25),
+        ScaleRewards(2.0, 1.0),
+    ]
     later = [DropFields(("qvel",)), CastFloats("float32"), ClipActions(0.125), NormalizeObservations(0.5)]
     first, before = apply_transforms(load([steps]), earlier)
     assert first.statistics == before and "observation_mean" not in before
     source, statistics = apply_transforms(first, later)
     assert source.statistics == statistics and next(iter(source)).steps["action"].max() <= 0.75
-    numbers = {name: value for name, value in statistics.items() if name not in ("observation_mean", "observation_std")}
+    others = ("observation_mean", "observation_std", "notes")
+    numbers = {name: value for name, value in statistics.items() if name not in others}
     assert numbers == {
         "dropped_fields": ["qpos", "qvel"],
         "float_dtype": "float32",
         "cut_at_terminal": True,
-        "action_limit": 0.75,
+        "action_bounds": [-1, 1],
+        "clipped_actions": 2,
         "reward_scale": 2.0,
         "reward_shift": 1.0,
         "observation_eps": 0.5,
@@ -168,7 +204,8 @@ def test_statistics_combine_all_transforms():
         "fields dropped: qpos, qvel",
         "floats cast to float32",
         "episodes cut at their first terminal step",
-        "actions clipped to +-0.75",
+        "action bounds set to -1 and 1",
+        "actions clipped to their bounds",
         "(reward - 1) * 2",
         "(observation - mean) / (std + 0.5)",
     ]

@@ -148,7 +148,7 @@ def test_report_accepts_runs_experiments_and_runs_without_evaluations(tmp_path):
 def test_report_raises_without_runs_or_logs(tmp_path):
     with pytest.raises(ValueError, match="at least one run"):
         report_runs([])
-    with pytest.raises(ValueError, match="must be the run_dir of a training run"):
+    with pytest.raises(ValueError, match="must be the directory of a training run"):
         report_runs(tmp_path)
     with RunDirectory(tmp_path / "a") as directory:
         directory.write_config({})

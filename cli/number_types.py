@@ -1,0 +1,67 @@
+"""Types of options that take a number; `doctor` uses them as well, so that they import nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+class Number(click.ParamType):
+    """The type of an option that takes a number in a range."""
+
+    name = "number"
+
+    def __init__(
+        self, low: float | None = None, high: float | None = None, *, is_integer: bool = False, above_low: bool = False
+    ):
+        """
+        Args:
+          low: the minimum; None for none.
+          high: the maximum; None for none.
+          is_integer: whether the number must be an integer, which may also be written as 1e4.
+          above_low: whether the minimum itself is not allowed.
+        """
+        self._low, self._high, self._is_integer, self._above_low = low, high, is_integer, above_low
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number; fails if the value is none, or is outside the range."""
+        number = self._parse(value)
+        if number is None or not self._is_in_range(number):
+            self.fail(f"must be {self._describe()}, got {str(value)!r}", param, ctx)
+        return number
+
+    def _parse(self, value: Any) -> Any:
+        try:
+            if self._is_integer and str(value).strip().lstrip("+-").isdecimal():
+                return int(value)
+            number = float(value)
+        except ValueError:
+            return None
+        if self._is_integer:
+            return int(number) if number.is_integer() else None
+        return number if math.isfinite(number) else None
+
+    def _is_in_range(self, number: float) -> bool:
+        low, high = -math.inf if self._low is None else self._low, math.inf if self._high is None else self._high
+        return low <= number <= high and not (self._above_low and number == low)
+
+    def _describe(self) -> str:
+        noun = "an integer" if self._is_integer else "a number"
+        if self._low is None:
+            return noun
+        relation = ">" if self._above_low else ">="
+        return f"{noun} {relation} {self._low:,}" + ("" if self._high is None else f" and <= {self._high:,}")
+
+
+def integer(low: int | None = None, high: int | None = None) -> Number:
+    """Returns the type of an option that takes an integer."""
+    return Number(low, high, is_integer=True)
+
+
+at_least_0 = integer(0)
+at_least_1 = integer(1)
+port = integer(1, 65535)
+seconds = Number(0, above_low=True)
+fraction = Number(0, 1)
