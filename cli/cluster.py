@@ -163,6 +163,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         raise click.UsageError("--data is required; pass none to learn only from what is collected")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
+    from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training import Progress
     from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
 
@@ -183,8 +184,13 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
             source, config, options["run_dir"], settings, progress=progress, repeat=format_command()
         ) as training,
     ):
-        run, status = training.run(), training.status()
-        _report(config, run, status, as_json=as_json)
+        try:
+            training.run()
+        except KeyboardInterrupt:
+            if training.status()["stop_reason"] != "SIGINT":
+                raise
+        status = training.status()
+        _report(config, load_run(training.run_dir), status, as_json=as_json)
         return OK if status["stop_reason"] == "complete" else TEMPORARY_FAILURE
 
 

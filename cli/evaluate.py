@@ -78,22 +78,18 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     the best policy if there is one.
     """
     run, paths = _find_policies(folder, policy)
-    environment = options["environment"] or (run.environment if run else None)
-    if not environment:
-        raise click.UsageError(f"{folder} names no environment; pass --env, such as --env Hopper-v5")
+    environment, make_env = _find_environment(folder, run, options)
     references = _read_reference_returns(run, environment, options)
     import_quietly("tensorflow")
-    if not options["environment"]:
-        _require_registered(folder, environment)
     from rlds2reverb.envs.evaluation import Evaluator
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
     evaluator = Evaluator(
-        environment, seeds=seeds, reference_returns=references, max_episode_steps=options["max_episode_steps"]
+        make_env, seeds=seeds, reference_returns=references, max_episode_steps=options["max_episode_steps"]
     )
     results = [(name, *_evaluate_policy(name, path, evaluator)) for name, path in paths.items()]
     behaviour = run.behaviour_return if run else None
-    filmed = None if film is None else _film(film, environment, list(paths.values())[-1], options)
+    filmed = None if film is None else _film(film, environment, make_env, list(paths.values())[-1], options)
     if as_json:
         policies = [{"policy": name, "step": step, **result.as_dict()} for name, step, result in results]
         document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
@@ -110,27 +106,28 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         print(output.escape_controls(f"film: {filmed}"))
 
 
-def _require_registered(folder: Path, environment: str) -> None:
-    """Raises `UsageError` if the environment of a run was made by a function, of which only the name is known."""
-    from rlds2reverb.envs.suite_gym import find_spec
+def _find_environment(folder: Path, run: Run | None, options: dict[str, Any]) -> tuple[str, Any]:
+    """Returns the name of the environment and what makes it: that of --env, or else of the run with its time limit."""
+    if options["environment"]:
+        return options["environment"], options["environment"]
+    from rlds2reverb.training.environment import restore_environment
 
-    try:
-        find_spec(environment)
-    except ValueError as error:
-        raise click.UsageError(
-            f"{folder} was evaluated in {environment!r}, which cannot be created by that name; pass --env, such as "
-            "--env Hopper-v5"
-        ) from error
+    environment = None if run is None else restore_environment(run)
+    if run is None or environment is None:
+        raise click.UsageError(f"{folder} names no environment; pass --env, such as --env Hopper-v5")
+    if options["max_episode_steps"] is None:
+        options["max_episode_steps"] = run.configuration.get("eval_max_episode_steps")
+    return environment.name, environment.make_env
 
 
-def _film(film: Path, environment: str, policy_path: Path, options: dict[str, Any]) -> Film:
+def _film(film: Path, environment: str, make_env: Any, policy_path: Path, options: dict[str, Any]) -> Film:
     from rlds2reverb.envs.film import record_film
 
-    from rlds2reverb.policies import load_policy
+    from rlds2reverb.saved_policies import load_policy
 
     with status(f"filming {environment}"), quiet_imports():
         return record_film(
-            environment,
+            make_env,
             load_policy(policy_path),
             film,
             seed=options["seed"],
@@ -177,7 +174,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
 
 def _evaluate_policy(name: str, path: Path, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
     """Returns the training step of a saved policy, or None if it was saved without one, and its evaluation."""
-    from rlds2reverb.policies import load_policy
+    from rlds2reverb.saved_policies import load_policy
 
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         policy = load_policy(path)

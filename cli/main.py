@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 
 import click
 
-from rlds2reverb._signals import Terminated
+from rlds2reverb._signals import Terminated, exit_on_sigint
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,
@@ -27,7 +28,6 @@ from rlds2reverb.errors import (
 from .argument_names import name_options
 from .groups import Group
 from .output import fail, print_json
-from .quiet import silence_logs
 
 OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -62,7 +62,8 @@ class _LazyGroup(Group):
         if cmd_name not in _MODULES:
             return None
         name = _MODULES[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{name}"), name)
+        with exit_on_sigint():
+            command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{name}"), name)
         return command
 
 
@@ -177,8 +178,8 @@ def _uncapitalize(message: str) -> str:
 
 def main() -> None:
     """Runs the console script. Skips destructors at exit, because the one of a blocked Reverb writer never returns."""
-    silence_logs()
     code = run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The command has ended.
     sys.stdout.flush()
     sys.stderr.flush()
     # TensorFlow deletes its temporary files in an exit handler.

@@ -209,7 +209,7 @@ time_limit_option = click.option(
     type=checks.at_least_1,
     metavar="N",
     show_default="the environment's limit",
-    help="Truncate episodes after N steps.",
+    help="Truncate episodes after N steps, in place of the environment's own time limit.",
 )
 
 reference_options = _combine(

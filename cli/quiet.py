@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 
 from rlds2reverb import _logs
+from rlds2reverb._signals import exit_on_sigint
 from rlds2reverb._terminal import make_console
 
 
@@ -44,7 +45,7 @@ def quiet_imports() -> Iterator[None]:
 
 def import_quietly(*names: str) -> None:
     """Imports slow packages without their notices, with a status line on a terminal."""
-    with status("loading TensorFlow and Reverb"), quiet_imports():
+    with status("loading TensorFlow and Reverb"), quiet_imports(), exit_on_sigint():
         for name in names:
             importlib.import_module(name)
 

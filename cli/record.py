@@ -181,7 +181,7 @@ def _load_policy(policy: str, which: str, seed: int) -> Any:
     import_quietly("tensorflow")
     import tensorflow as tf
 
-    from rlds2reverb.policies import load_policy
+    from rlds2reverb.saved_policies import load_policy
 
     tf.random.set_seed(seed)
     with status(f"loading the policy of {folder}"):

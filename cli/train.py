@@ -144,6 +144,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         require_unused(set(parameter_names(reading_options)), "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
+    from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training import Progress, Training
 
     passed["hyperparameters"] = {
@@ -159,8 +160,12 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,
     ):
-        run = training.run()
-        _report(training, run, as_json=as_json)
+        try:
+            training.run()
+        except KeyboardInterrupt:
+            if not training.learner.is_stopped_by_signal:
+                raise
+        _report(training, load_run(training.run_dir), as_json=as_json)
         return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal else OK
 
 

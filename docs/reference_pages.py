@@ -1,4 +1,4 @@
-"""Writes the reference: one page for each public package, with every name that it exports, from the docstrings."""
+"""Writes the reference from the docstrings: a page for each public package, each of its modules, and each command."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import importlib
 import inspect
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from rlds2reverb.cli.main import cli
 
 #: The public packages, in the order of the site. A name that several of them export is documented in the first one.
 PACKAGES = (
@@ -33,11 +35,13 @@ PACKAGES = (
 
 
 def write_reference_pages(directory: Path) -> None:
-    """Writes a page for each package.
+    """Writes a page for each package, which lists its names, one for each module of these, and one for each command.
 
     Raises:
       ValueError: If a public name or method has no docstring.
     """
+    for path in directory.glob("**/rlds2reverb*.md"):
+        path.unlink()
     home: dict[str, str] = {}
     for package in PACKAGES:
         logging.disable(logging.WARNING)  # Apache Beam warns about optional packages.
@@ -52,7 +56,26 @@ def write_reference_pages(directory: Path) -> None:
         homes = {name: home.setdefault(_identity(name, module), package) for name in names}
         here = [name for name in names if homes[name] == package]
         elsewhere = {name: homes[name] for name in names if name not in here}
-        (directory / f"{package}.md").write_text(_format_page(package, module, here, elsewhere), encoding="utf-8")
+        modules: dict[str, list[str]] = {}
+        for name in here:  # Constants do not know their module.
+            modules.setdefault(getattr(getattr(module, name), "__module__", package), []).append(name)
+        own = modules.pop(package, [])
+        pages = {f"modules/{package}-{_shorten(each, package)}": (each, part) for each, part in sorted(modules.items())}
+        for page, (each, part) in pages.items():
+            _write(directory / f"{page}.md", _format_module(package, each, part, module))
+        _write(directory / f"{package}.md", _format_package(package, module, here, own, elsewhere, pages))
+    for name in cli.list_commands(None):
+        _write(directory / f"commands/rlds2reverb-{name}.md", _format_command(name))
+
+
+def _write(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _shorten(name: str, package: str) -> str:
+    """Returns the name of a module without the package, and without the underscores of private ones."""
+    return name.removeprefix(f"{package}.").removeprefix("rlds2reverb.").lstrip("_")
 
 
 def public_names(module: Any) -> list[str]:
@@ -96,18 +119,43 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.) (?=[A-Z])", text)[0].replace("|", "\\|")
 
 
-def _format_page(package: str, module: Any, names: list[str], elsewhere: dict[str, str]) -> str:
-    lines = [f"# {package}", "", inspect.getdoc(module) or "", ""]
+def _format_package(
+    package: str,
+    module: Any,
+    names: list[str],
+    own: list[str],
+    elsewhere: dict[str, str],
+    pages: dict[str, tuple[str, list[str]]],
+) -> Iterator[str]:
+    yield from (f"# {package}", "", inspect.getdoc(module) or "", "")
     if elsewhere:
         links = (f"{{py:obj}}`{name} <{home}.{name}>`" for name, home in elsewhere.items())
-        lines += [f"Also exported here: {', '.join(links)}.", ""]
-    if len(names) > 3:
-        lines += ["| name | summary |", "|---|---|"]
+        yield from (f"Also exported here: {', '.join(links)}.", "")
+    if pages:
+        yield from ("| name | summary |", "|---|---|")
         for name in names:
-            summary = _first_sentence(_documentation(name, module))
-            lines += [f"| {{py:obj}}`{name} <{package}.{name}>` | {summary} |"]
-        lines += [""]
-    return "\n".join([*lines, *(_format_entry(package, name, module) for name in names)])
+            yield f"| {{py:obj}}`{name} <{package}.{name}>` | {_first_sentence(_documentation(name, module))} |"
+        entries = [f"{_title(package, each, part)} <{page}>" for page, (each, part) in pages.items()]
+        yield from ("", "```{toctree}", ":hidden:", *entries, "```", "")
+    yield from (_format_entry(package, name, module) for name in own)
+
+
+def _title(package: str, name: str, names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else _shorten(name, package)
+
+
+def _format_module(package: str, name: str, names: list[str], module: Any) -> Iterator[str]:
+    yield from (f"# {_title(package, name, names)}", "", inspect.getdoc(importlib.import_module(name)) or "", "")
+    yield from (f"Import from {{doc}}`{package} </reference/{package}>`.", "")
+    yield from (_format_entry(package, each, module) for each in names)
+
+
+def _format_command(name: str) -> Iterator[str]:
+    command = cli.get_command(None, name)
+    module = importlib.import_module(command.callback.__module__)
+    attribute = next(attribute for attribute, value in vars(module).items() if value is command)
+    yield from ("```{eval-rst}", f".. click:: {module.__name__}:{attribute}", f"   :prog: rlds2reverb {name}")
+    yield from ("   :nested: full", "```")
 
 
 def _format_entry(package: str, name: str, module: Any) -> str:

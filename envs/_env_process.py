@@ -46,7 +46,7 @@ class WorkerProcess:
       seeds: the seeds of its environments; None if they have none.
       num_failures: how often it was lost without completing 100 requests in between.
       is_busy: whether a request was made whose completion was not waited for.
-      is_lost: whether there is no process that is connected.
+      is_lost: whether the process has to be started again; unset by the caller when its environments are ready.
     """
 
     #: Its rows of the shared arrays.
@@ -145,7 +145,6 @@ class WorkerProcess:
         self._requests, self._replies, self._commands, self._failures, self._stepping, *sleeps = rows
         self._sleeps, self._caller_sleeps = sleeps
         self._number, self._sleeps[0] = int(self._replies[0]), 0
-        self.is_lost = False
 
     def release(self) -> None:
         """Drops the shared arrays of a worker that is not started again."""

@@ -41,7 +41,8 @@ def create(constructor: Callable[[], Environment], index: int) -> Environment:
     env = constructor()
     if not isinstance(env, Environment) or env.batched:
         kind = "a batched environment" if isinstance(env, Environment) else f"a {type(env).__name__}"
-        raise TypeError(f"constructors[{index}] must return an Environment that is not batched, got {kind}")
+        advice = "; wrap it in GymnasiumEnvironment" if hasattr(env, "action_space") else ""
+        raise TypeError(f"constructors[{index}] must return an Environment that is not batched, got {kind}{advice}")
     return env
 
 

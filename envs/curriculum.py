@@ -175,15 +175,9 @@ class Curriculum(Wrapper):
         return self._convert(self.env.advance({TASK_ID: tasks.copy(), ACTION: action}))
 
     def _convert(self, time_step: TimeStep) -> TimeStep:
-        is_first, is_last, has_failed, tasks = map(
-            np.atleast_1d,
-            (
-                time_step.step_type == FIRST,
-                time_step.step_type == LAST,
-                time_step.has_failed,
-                time_step.env_info[TASK_ID],
-            ),
-        )
+        columns = (time_step.step_type, time_step.has_failed, time_step.env_info[TASK_ID])
+        step_types, has_failed, tasks = map(np.atleast_1d, columns)
+        is_first, is_last = step_types == FIRST, step_types == LAST
         rewards = np.asarray(time_step.reward, np.float64).reshape(len(is_first), -1).sum(axis=1)
         self._returns = np.where(is_first, 0, self._returns + rewards)
         self._lengths = np.where(is_first, 0, self._lengths + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import threading
 from typing import Any, ClassVar
 
 import numpy as np
@@ -155,6 +156,24 @@ class Environment(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LockedEnvironment(Environment):
+    """An environment that makes the calls of several threads one after the other, so that each gets its own answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+
+    def reset(self) -> TimeStep:
+        """Starts new episodes."""
+        with self._lock:
+            return super().reset()
+
+    def advance(self, action: Nest) -> TimeStep:
+        """Executes an action that needs no check."""
+        with self._lock:
+            return super().advance(action)
 
 
 def require_environment(env: Any, name: str) -> Environment:

@@ -14,7 +14,7 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
 from .batched_environment import make_env_ids, make_prev_action
-from .environment import Environment
+from .environment import LockedEnvironment
 from .spaces import make_spec
 from .specs import BoundedArraySpec, make_zeros, read_reward
 from .time_steps import FIRST, LAST, MID, TimeStep
@@ -23,7 +23,7 @@ _MAX_INT32 = 2**31 - 1
 _LAST, _FIRST = int(LAST), int(FIRST)
 
 
-class EnvPoolEnvironment(Environment):
+class EnvPoolEnvironment(LockedEnvironment):
     """A batch of B environments of EnvPool, with the ends of episodes of all other environments.
 
     EnvPool itself resets an environment in the step after the end of its episode, and ignores the action. It does not

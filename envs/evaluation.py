@@ -197,23 +197,16 @@ class Evaluator:
         rewards: list[np.ndarray] = []
         for time_step in rollout:
             rewards.append(np.where(rollout.is_transition, time_step.reward, 0.0))
+            _require_finite(rewards[-1], rollout)
             rollout.is_used = time_step.step_type != LAST
             if not rollout.is_used.any():
                 break
         if rollout.is_used.any():
             return None
         returns, lengths, is_terminal = rollout.returns, rollout.lengths, time_step.discount == 0
-        if not np.isfinite(returns).all():
-            episode = int(np.argmin(np.isfinite(returns)))
-            raise ValueError(f"the reward must be finite, got the return {returns[episode]} (episode {episode})")
         num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
         if num_cut_off:
-            warnings.warn(
-                f"{self.name} has no time limit, and {num_cut_off} of {self.num_episodes} episodes were truncated "
-                f"after {self.max_episode_steps:,} steps; set max_episode_steps (in training, eval_max_episode_steps)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(self._describe_cut_off(num_cut_off), RuntimeWarning, stacklevel=3)
         discounted = None
         if self.discount is not None:
             discounted = _compute_discounted_return(
@@ -221,6 +214,12 @@ class Evaluator:
             )
         return Evaluation(
             returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off
+        )
+
+    def _describe_cut_off(self, number: int) -> str:
+        return (
+            f"{self.name} has no time limit, and {number} of {self.num_episodes} episodes were truncated after "
+            f"{self.max_episode_steps:,} steps; set max_episode_steps (in training, eval_max_episode_steps)"
         )
 
     def _start_thread(self) -> DeadlineThread:
@@ -289,6 +288,13 @@ class _SingleEpisode(Wrapper):
             yield
         except (SpecMismatchError, ValueError) as error:
             raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
+
+
+def _require_finite(rewards: np.ndarray, rollout: Rollout) -> None:
+    if not np.isfinite(rewards).all():
+        episode = int(np.argmin(np.isfinite(rewards)))
+        place = f"episode {episode}, step {rollout.lengths[episode] - 1}"
+        raise ValueError(f"the reward must be finite, got {rewards[episode]} ({place}); fix the environment")
 
 
 def _compute_discounted_return(

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest, describe, map_structure
 
 from .environment import Environment, Wrapper, require_single
-from .specs import BoundedArraySpec, cast, copy_arrays, make_zeros
+from .specs import BoundedArraySpec, cast, make_zeros
 from .time_steps import LAST, TimeStep, keep_untransformed
 
 OBSERVATION, ACHIEVED_GOAL, DESIRED_GOAL = "observation", "achieved_goal", "desired_goal"

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .environment import Environment
 from .spaces import make_converter, make_spec
-from .specs import cast, copy_arrays, make_zeros, read_reward, sample_action
+from .specs import cast, make_zeros, read_reward, sample_action
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -217,6 +218,8 @@ class GymnasiumEnvironment(Environment):
                     f"info_fields contains {name!r}, but the environment's info has {known or 'no fields'}"
                 )
             found[name] = ArraySpec(np.shape(values[-1]), _find_dtype(values[-1]))
+            if found[name].dtype.kind not in "fiubUS":
+                raise ValueError(f"info_fields contains {name!r}, whose values must be arrays, got {values[-1]!r}")
         return found
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:

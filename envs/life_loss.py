@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlds2reverb.ownership import copy_arrays
+
 from .environment import Environment, Wrapper, require_single
-from .specs import copy_arrays, make_zeros
+from .specs import make_zeros
 from .time_steps import FIRST, LAST, TimeStep
 
 _ONE, _ZERO = np.float32(1), np.float32(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 import traceback
 import warnings
@@ -21,7 +20,7 @@ from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProces
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, create_memory
 from .batched_environment import make_env_ids, make_prev_action, require_same_specs
-from .environment import Environment, require_constructor
+from .environment import Environment, LockedEnvironment, require_constructor
 from .specs import make_zeros
 from .time_steps import FIRST, LAST, MID, TimeStep
 
@@ -34,7 +33,7 @@ _MAX_FAILURES = 3
 _Failure = tuple[int, str]
 
 
-class ParallelEnvironment(Environment):
+class ParallelEnvironment(LockedEnvironment):
     """Environments that are stepped in several processes with shared memory, as one batch.
 
     The calling process is one of them: while workers step their environments, it steps its own share. An environment
@@ -123,7 +122,6 @@ class ParallelEnvironment(Environment):
         self._is_closed = self._is_running = False
         #: Which episodes have ended, and how often an environment has failed without a real step in between.
         self._ended, self._num_failures = np.ones(num_envs, bool), np.zeros(num_rows, np.int64)
-        self._lock = threading.RLock()  # Two threads that call would get each other's time steps.
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
         self._channel: Any = None
@@ -148,6 +146,7 @@ class ParallelEnvironment(Environment):
             self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
             for worker in self._workers:
                 worker.connect(self._channel, self._layout, self._timeout_secs)
+                worker.is_lost = False
         except BaseException:
             self.close()
             raise
@@ -237,16 +236,6 @@ class ParallelEnvironment(Environment):
             worker.release()
         self._channel = None  # The memory is freed with the last array in it.
         os.close(self._memory)
-
-    def reset(self) -> TimeStep:
-        """Starts new episodes in all environments."""
-        with self._lock:
-            return super().reset()
-
-    def advance(self, action: Nest) -> TimeStep:
-        """Executes a batch of actions that need no check; environments whose episodes have ended are reset."""
-        with self._lock:
-            return super().advance(action)
 
     def _reset(self) -> TimeStep:
         return self._run(RESET, None)
@@ -383,6 +372,7 @@ class ParallelEnvironment(Environment):
                 worker.connect(self._channel, self._layout, self._timeout_secs)
                 self._channel.num_episodes[worker.first : worker.end] += is_new  # The episodes that failed to start.
                 worker.call("replace", None, worker.seeds, is_new.tolist(), timeout_secs=self._timeout_secs)
+                worker.is_lost = False
                 return
             except (EnvironmentFailedError, LostProcessError) as error:
                 reason = str(error)

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.saved_policies import cast_array
 from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
 from .spaces import make_space
-from .specs import copy_arrays, require_within, sample_action
+from .specs import require_within, sample_action
 from .time_steps import TimeStep
 
 RANDOM = "random"
@@ -70,9 +72,9 @@ class PolicyActions:
         columns = dict(leaves(time_step.observation))
         observations = []
         for path, dtype in self._dtypes.items():
-            cast, changed = _cast(columns[path], dtype)
-            if changed is not None and (changed & is_used).any():
-                place = locate(_find_first(changed & is_used))
+            cast, changed = cast_array(columns[path], dtype)
+            if changed is not None and (wrong := _any_element(changed) & is_used).any():
+                place = locate(_find_first(wrong))
                 raise ValueError(
                     f"{path_name(path, 'observation')} is not representable in the policy's {dtype} ({place}); "
                     "train on data with the environment's dtype"
@@ -151,20 +153,6 @@ class PolicyActor:
     def _require_actions(self, actions: Nest) -> Nest:
         leading = (self._batch_size,)
         return require_within(actions, self._spec, name="action", advice="see action_spec()", leading=leading)
-
-
-def _cast(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns values `[N, ...]` in a different dtype, and which rows changed, bool `[N]`, or None if none could.
-
-    Floats are rounded; other values must not change.
-    """
-    if values.dtype == dtype:
-        return values, None
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(dtype)
-        if values.dtype.kind == dtype.kind == "f":
-            return cast, _any_element(np.isfinite(cast) != np.isfinite(values))
-        return cast, _any_element(cast.astype(values.dtype) != values)
 
 
 def _any_element(flags: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number, require_timeout
 from rlds2reverb.episodes import Episode
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.sources import Source
 
 from . import suite_gym
@@ -25,7 +26,6 @@ from .policy_actions import RANDOM, PolicyActor
 from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
-from .specs import copy_arrays
 from .time_steps import FIRST, LAST, TimeStep
 
 
@@ -105,14 +105,14 @@ def record_episodes(
         for time_step in rollout:
             for episode in recorder.add(time_step, rollout):
                 if progress is not None:
-                    progress(replace(episode, steps=copy_arrays(episode.steps)))
+                    progress(copy_arrays(episode))
             if recorder.is_done:
                 break
         action_space, observation_space = make_space(batch.action_spec()), make_space(batch.observation_spec())
     return Source(
         made.name,
         "memory",
-        lambda: iter(recorder.episodes),
+        functools.partial(iter, recorder.episodes),  # Unlike the recorder, it can be sent to other processes.
         num_episodes=len(recorder.episodes),
         num_rows=sum(episode.num_steps for episode in recorder.episodes),
         warnings=act.make_warnings(),

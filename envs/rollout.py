@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from rlds2reverb import fields
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError
 from .batched_environment import stack
 from .environment import Environment
-from .specs import copy_arrays, read_reward
+from .specs import read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Name of the step field with `TimeStep.env_info`.
@@ -63,7 +65,7 @@ class Rollout:
         self._env, self._act, self._name, self._place = env, act, name, place
         self._call, self._should_stop, self._survives_failures = call, should_stop, survives_failures
         size = env.batch_size or 1
-        self._reward_shape = (size, *env.reward_spec().shape)
+        self._reward_shape: Any = (size, *env.reward_spec().shape)
         self._episodes = np.full(size, -1)
         self.is_used, self.is_transition = np.ones(size, bool), np.zeros(size, bool)
         self.lengths, self.returns = np.zeros(size, np.int64), np.zeros(self._reward_shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 #: Up to this size, lists of integers are compared faster than arrays.
 _MAX_LISTED = 64
@@ -114,11 +114,6 @@ def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: 
     if isinstance(spec, BoundedArraySpec) and array.size and not spec.contains(array):
         _raise_out_of_bounds(array, spec, name, advice, leading)
     return array.astype(spec.dtype)
-
-
-def copy_arrays(nest: Nest) -> Nest:
-    """Returns a copy of a nest of arrays."""
-    return nest.copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf.copy(), nest)
 
 
 def cast(value: Any, dtype: np.dtype) -> np.ndarray:

@@ -9,7 +9,7 @@ from rlds2reverb._arguments import require_timeout
 from rlds2reverb.specs import ArraySpec, Nest
 
 from ._deadline_thread import DeadlineThread
-from .environment import Environment, require_constructor
+from .environment import Environment, require_constructor, require_environment
 from .time_steps import TimeStep
 
 
@@ -44,8 +44,7 @@ class ThreadEnvironment(Environment):
         self._thread = DeadlineThread("the environment", timeout_secs)
         try:
             self._env = self._thread.call(constructor)
-            if not isinstance(self._env, Environment):
-                raise TypeError(f"constructor must return an Environment, got a {type(self._env).__name__}")
+            require_environment(self._env, "ThreadEnvironment")
             super().__init__(auto_reset=self._thread.call(lambda: self._env.auto_reset))
             self._batch_size = self._thread.call(lambda: self._env.batch_size)
             self._spec: TimeStep = self._thread.call(self._env.time_step_spec)

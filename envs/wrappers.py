@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .environment import Environment, Wrapper, require_single
-from .specs import BoundedArraySpec, copy_arrays, make_zeros
+from .specs import BoundedArraySpec, make_zeros
 from .time_steps import LAST, SCALAR_REWARD, TimeStep, keep_untransformed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._sealed_files import MANIFEST, SealedFolders, load_json, read_manifest
+from rlds2reverb._sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 
 _LOG = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Checkpoints:
         self._num_kept, self._trackables, self._replay = keep_checkpoints, dict(trackables), replay
         self._state = tf.train.Checkpoint(**trackables)
         self._folders = SealedFolders(Path(root))
-        self._is_best_forgotten = False
+        self._best: int | None = None
 
     def save(self, step: int, manifest: Mapping[str, Any], *, is_best: bool = False) -> Checkpoint:
         """Writes a checkpoint, and deletes those that are no longer kept, including those of later iterations.
@@ -127,7 +127,7 @@ class Checkpoints:
                 raise CheckpointError(
                     f"the checkpoint at iteration {step} was not written: {variable.name} is not finite"
                 )
-        best = step if is_best else self._best_step(step)
+        best = step if is_best else self._best
         content = {**manifest, "step": step, "best": best}
 
         def fill(folder: Path) -> Mapping[str, Any]:
@@ -137,7 +137,7 @@ class Checkpoints:
             return content
 
         path = self._folders.write(step, fill)
-        self._is_best_forgotten = False
+        self._best = best
         steps = self._folders.numbers()
         kept = {*[earlier for earlier in steps if earlier <= step][-self._num_kept :], best}
         self._folders.delete({*steps} - kept)
@@ -152,8 +152,10 @@ class Checkpoints:
         return _verify(Path(path)) if path is not None else _open_newest(self._folders.root)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Restores the trackables from a checkpoint; raises as `Checkpoint.read`."""
+        """Restores the trackables from a checkpoint, and which one was the best then; raises as `Checkpoint.read`."""
         checkpoint.read(self._trackables)
+        is_own = checkpoint.path.resolve().parent == self._folders.root.resolve()
+        self._best = checkpoint.manifest.get("best") if is_own else None
 
     @contextmanager
     def restore_temporarily(self, checkpoint: Checkpoint) -> Iterator[None]:
@@ -163,7 +165,7 @@ class Checkpoints:
             current.mkdir(exist_ok=True)
             self._state.write(str(current / _PREFIX))
         try:
-            self.restore(checkpoint)
+            checkpoint.read(self._trackables)
             yield
         finally:
             self._state.read(str(current / _PREFIX))
@@ -171,28 +173,15 @@ class Checkpoints:
 
     def best(self) -> Checkpoint | None:
         """Returns the best checkpoint; None if there is none, or if it is damaged, which is logged."""
-        step = self._best_step()
         try:
-            return None if step is None else _verify(self._folders.path(step))
+            return None if self._best is None else _verify(self._folders.path(self._best))
         except CheckpointError as error:
             _LOG.warning("the best checkpoint is lost: %s", error)
             return None
 
     def forget_best(self) -> None:
         """Treats the best checkpoint like any other, because later evaluations are not comparable to its own."""
-        self._is_best_forgotten = True
-
-    def _best_step(self, up_to: int | None = None) -> int | None:
-        """Returns the step of the best checkpoint, as the newest readable manifest (up to step `up_to`) names it."""
-        if self._is_best_forgotten:
-            return None
-        for step in reversed(self._folders.numbers()):
-            if up_to is not None and step > up_to:
-                continue
-            with suppress(CorruptFileError):
-                best: int | None = (load_json(self._folders.path(step) / MANIFEST) or {}).get("best")
-                return best
-        return None
+        self._best = None
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

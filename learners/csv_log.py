@@ -6,7 +6,7 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,26 @@ class CsvLog:
         kept = [row for row in rows if int(row[0]) <= step]
         if len(kept) < len(rows):
             self._replace(kept)
+
+    def compute_column(self, name: str, source: str, compute: Callable[[float], float | None]) -> bool:
+        """Replaces a column by what a function returns for the values of another one; returns whether that changes it.
+
+        Args:
+          name: name of the column.
+          source: name of the other column.
+          compute: function from a number to a number, or to None for an empty cell.
+        """
+        _, rows = _parse(self._path)
+        if name not in self._columns or source not in self._columns:
+            return False
+        target, origin = self._columns.index(name), self._columns.index(source)
+        changed = [
+            [*row[:target], _format(name, compute(float(row[origin] or "nan"))), *row[target + 1 :]] for row in rows
+        ]
+        if changed == rows:
+            return False
+        self._replace(changed)
+        return True
 
     def _replace(self, rows: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> None:
         """Writes the file again, with other columns if they are given."""

@@ -29,6 +29,8 @@ _GREY = "#666666"
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 _NUM_LAST = 5
+#: Settings that are too long for a label, though runs may differ in them.
+_NOT_LABELLED = ("path", "observations", "actions", "action bounds", "environment_spec", "code")
 _METRICS = ("auto", "return", "score")
 
 
@@ -191,7 +193,7 @@ def draw_run(run: Run) -> Figure:
         raise ValueError(f"{run.path} has logged nothing yet; there is nothing to draw")
     figure = _make_figure((7.2, 4.2))
     axes = figure.add_subplot()
-    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0))
+    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0, run.progress["loss"]))
     axes.set_xlabel("training steps")
     axes.set_ylabel("loss")
     _style_axes(axes)
@@ -224,10 +226,9 @@ def save_png(figure: Figure, path: str | Path) -> None:
 def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     """Draws curves with bands of one standard deviation, and lines for the data's behaviour and for online phases."""
     for number, curve in enumerate(curves):
-        style = _get_line_style(number)
+        style = _get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        marker = "o" if len(curve.steps) == 1 else None
-        axes.plot(curve.steps, curve.mean, marker=marker, label=f"{curve.label}{suffix}", **style)
+        axes.plot(curve.steps, curve.mean, label=f"{curve.label}{suffix}", **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
@@ -251,7 +252,7 @@ def draw_data_waits(axes: Axes, curves: Sequence[Curve]) -> None:
     upper_limit = 10.0
     for number, curve in enumerate(curves):
         steps, shares = data_wait_shares(curve.runs)
-        axes.plot(steps, 100 * shares, **_get_line_style(number))
+        axes.plot(steps, 100 * shares, **_get_line_style(number, shares))
         upper_limit = max(upper_limit, 110 * shares.max(initial=0))
     axes.set_ylim(0, upper_limit)
     axes.set_ylabel("% of the time")
@@ -260,9 +261,14 @@ def draw_data_waits(axes: Axes, curves: Sequence[Curve]) -> None:
     _style_axes(axes)
 
 
-def _get_line_style(number: int) -> dict[str, Any]:
+def _get_line_style(number: int, values: np.ndarray) -> dict[str, Any]:
+    """Returns the style of a line, with a mark if it has a single point, which would otherwise be invisible."""
     dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    return {"color": _COLOURS[number % len(_COLOURS)], "linestyle": dashes}
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "linestyle": dashes,
+        "marker": "o" if np.isfinite(values).sum() == 1 else None,
+    }
 
 
 def draw_priorities(axes: Axes, run: Run, *, label: str) -> None:
@@ -375,7 +381,10 @@ def _get_group_settings(run: Run) -> dict[str, Any]:
     """Returns the settings that the runs of one curve share; a run without configuration forms its own group."""
     if not run.identity:
         return {"path": str(run.path)}
-    return {name: value for name, value in run.identity.items() if name != "seed"}
+    spec = run.identity.get("environment_spec") or {}
+    arguments = {"max_episode_steps": spec.get("max_episode_steps"), **(spec.get("kwargs") or {})}
+    settings = {name: value for name, value in run.identity.items() if name != "seed"}
+    return {**settings, **{f"environment {name}": value for name, value in arguments.items()}}
 
 
 def _make_labels(runs: Sequence[Run]) -> list[str]:
@@ -399,7 +408,7 @@ def _describe_setting(run: Run, name: str, value: Any) -> str:
     """Returns a setting for a label: the name of the data, and nothing for specs and for options that are not set."""
     if name == "data":
         return Path(str((run.config.get("data") or {}).get("source", value))).name
-    if value in (None, False) or name in ("path", "observations", "actions", "action bounds"):
+    if value in (None, False) or name in _NOT_LABELLED:
         return ""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{name.removeprefix('hyperparameter ')} {shown}"

@@ -21,11 +21,12 @@ from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, requi
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
 from .hooks import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
+from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
-from .run_identity import RunIdentity
+from .run_identity import RunIdentity, require_same
 from .run_log import RunLog
 from .train_loop import CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
@@ -109,8 +110,8 @@ class Learner:
           rank: index of this process among those that train together, each with a different run_dir; hooks save and
             log on rank 0 only.
           identity: plain values that identify the run, such as the agent's name and the data's fingerprint; checkpoints
-            with different ones are rejected. The agent's class is always included. If `environment` differs and the
-            checkpoint is accepted nevertheless, its best evaluation is forgotten.
+            with different ones are rejected. The agent's class is always included. If one whose name begins with
+            `environment` or `eval_` differs and the checkpoint is accepted nevertheless, its evaluations are removed.
           addable: names in `identity` that a run may get later, such as the options of a further phase; checkpoints
             without them are accepted.
           keep_checkpoints: number of latest checkpoints to keep, at least 1; the best one is kept as well.
@@ -135,6 +136,7 @@ class Learner:
         feed = _make_matching_feed(dataset, priorities, agent)
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
+        self._hyperparameters = HyperparameterVariables(agent)
         self._steps_per_call, self._replay = steps_per_call, replay
         self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
         self.learn_info: dict[str, float] = {}
@@ -221,6 +223,11 @@ class Learner:
     def latest(self) -> dict[str, float]:
         """The latest value of every logged number, by name."""
         return self._log.latest
+
+    @property
+    def recorded_at(self) -> dict[str, int]:
+        """The number of completed iterations at which each value of `latest` was recorded, by name."""
+        return self._log.recorded_at
 
     @property
     def monitor(self) -> Monitor:
@@ -421,7 +428,7 @@ class Learner:
         self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
         if self._priorities is not None and has_priorities:
             self._priorities.submit(**self.priority_info)
-        self._log.add(result, secs, has_priorities=has_priorities)
+        self._log.add(self.step, result, secs, has_priorities=has_priorities)
         with self._inside_iteration():
             self.call_hook("after_iter")
 
@@ -497,6 +504,7 @@ class Learner:
         manifest = {
             "identity": self._identity.values,
             "specs": describe_specs(self.agent),
+            "hyperparameters": self._hyperparameters.digests(),
             "hooks": self._hooks.state_dict(),
             "log": self._log.state_dict(),
         }
@@ -506,6 +514,8 @@ class Learner:
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
         """Resumes from a checkpoint, and returns whether there is one.
+
+        Weights, optimisers and counters continue; hyperparameters are those of this learner's agent.
 
         Args:
           path: directory of a checkpoint; None for the latest valid one in `run_dir`.
@@ -518,13 +528,15 @@ class Learner:
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
+        changes = self._identity.compare(checkpoint.manifest.get("identity", {}))
         if not allow_config_mismatch:
-            self._identity.require_same(checkpoint)
+            require_same(f"{checkpoint.path} belongs to a different run", changes.values())
         if self._replay is not None:
             self._loop.release_feed()
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
+        self._hyperparameters.set_again(checkpoint.manifest.get("hyperparameters", {}))
         self._loop.step = checkpoint.step
         self._hooks.load_state_dict(checkpoint.manifest.get("hooks", {}))
         self._log.load_state_dict(checkpoint.manifest.get("log", {}), checkpoint.step)
@@ -533,7 +545,7 @@ class Learner:
         self._saved_at = checkpoint.step if is_own else None
         if not is_own:
             self._log.evaluations.forget_best()
-        if "environment" in self._identity.compare(checkpoint):
+        if any(name.startswith(("environment", "eval_")) for name in changes):
             self._log.forget_evaluations()
             self._checkpoints.forget_best()
         return True
@@ -558,10 +570,15 @@ class Learner:
     def export_policy(self, path: str | Path) -> Path:
         """Writes the greedy policy as a SavedModel that loads without this package, and returns its path.
 
+        It includes the agent's estimates of values, if it has `estimate_values`; see `SavedPolicy.values`.
+
         Args:
           path: directory of the SavedModel; replaced if it exists.
         """
-        return export_policy(self.agent.policy, path, train_step=self.agent.train_step_counter)
+        estimate_values = getattr(self.agent, "estimate_values", None)
+        return export_policy(
+            self.agent.policy, path, train_step=self.agent.train_step_counter, estimate_values=estimate_values
+        )
 
     def export_best_policy(self, path: str | Path) -> Path | None:
         """Writes the policy of the best evaluation, and returns its path, or None without evaluations.

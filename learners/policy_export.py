@@ -5,26 +5,36 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 from tf_agents.policies import tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
+from tf_agents.specs import tensor_spec
 
 from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb.saved_policies import VALUES
 
 _PREVIOUS = "previous"
 
 
-def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: tf.Variable | None = None) -> Path:
+def export_policy(
+    policy: tf_policy.TFPolicy,
+    path: str | Path,
+    *,
+    train_step: tf.Variable | None = None,
+    estimate_values: Callable[[Any, Any], dict[str, tf.Tensor]] | None = None,
+) -> Path:
     """Writes a policy as a SavedModel that loads without this package, and returns its path.
 
     Args:
       policy: the policy, for batches of any size.
       path: directory of the SavedModel; replaced if it exists.
       train_step: number of train steps, saved with the policy.
+      estimate_values: function to save with the policy, see `OfflineAgent.estimate_values`; None for none.
 
     Raises:
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
@@ -35,12 +45,23 @@ def export_policy(policy: tf_policy.TFPolicy, path: str | Path, *, train_step: t
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(previous, ignore_errors=True)
     with full_disk_as_error(path), _hide_warnings():
-        PolicySaver(policy, batch_size=None, train_step=train_step).save(str(partial))
+        saver = PolicySaver(policy, batch_size=None, train_step=train_step)
+        if estimate_values is not None:
+            _add_values(saver, policy, estimate_values)
+        saver.save(str(partial))
     if path.exists():
         path.rename(previous)
     partial.rename(path)
     shutil.rmtree(previous, ignore_errors=True)
     return path
+
+
+def _add_values(saver: PolicySaver, policy: tf_policy.TFPolicy, estimate_values: Callable[[Any, Any], Any]) -> None:
+    """Adds a function of a pair of batches, observations and actions; nothing if it returns no estimates."""
+    specs = tensor_spec.add_outer_dim((policy.time_step_spec.observation, policy.action_spec))
+    function = tf.function(lambda pair: estimate_values(*pair), autograph=False)
+    if function.get_concrete_function(specs).structured_outputs:
+        saver.register_concrete_function(VALUES, function)
 
 
 def restore_policy(path: Path) -> None:

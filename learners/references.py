@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import dis
 import functools
 import importlib
 import inspect
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import xxhash
+
 from rlds2reverb._text import suggest
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, Path, np.dtype)
 
 
 def is_reference(value: Any) -> bool:
@@ -77,6 +86,67 @@ def describe_reference(value: Any) -> str:
 def is_importable(reference: str) -> bool:
     """Returns whether a different process can import what a reference refers to, as far as its text tells."""
     return is_reference(reference) and "<" not in reference and not reference.startswith("__main__:")
+
+
+def fingerprint_code(function: Any) -> str:
+    """Returns a hash of what a function does, which distinguishes functions of one name.
+
+    It depends on the bytecode, and thus on the minor version of Python, and on the constants, defaults, and values of
+    enclosing and global variables that the bytecode uses: numbers, strings, arrays, dataclasses, containers of these,
+    and functions of the same module. Other objects count by their class, and classes, modules and functions of other
+    modules by their name, so that changes inside of them are not noticed.
+    """
+    return xxhash.xxh3_64_hexdigest(repr(_describe_content(function, _find_module(function), set())).encode())
+
+
+def _find_module(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
+
+
+def _describe_content(value: Any, module: str, seen: set[int]) -> Any:
+    """Returns a value whose `repr` depends on the content of `value`, as far as that can be compared."""
+    describe = functools.partial(_describe_content, module=module, seen=seen)
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [describe(each) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return "set", sorted(repr(describe(each)) for each in value)
+    if isinstance(value, Mapping):
+        return [(repr(key), describe(each)) for key, each in value.items()]
+    if isinstance(value, functools.partial):
+        return describe([value.func, value.args, value.keywords])
+    if isinstance(value, types.MethodType):
+        return describe([value.__func__, value.__self__])
+    if isinstance(value, types.CodeType):
+        return value.co_code, value.co_names, value.co_varnames, value.co_freevars, describe(value.co_consts)
+    if isinstance(value, types.FunctionType) and value.__module__ == module and id(value) not in seen:
+        seen.add(id(value))
+        parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(_read_variables(value))]
+        return describe(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return describe_reference(type(value)), [
+            describe(getattr(value, each.name)) for each in dataclasses.fields(value)
+        ]
+    return describe_reference(value)
+
+
+def _read_variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields the enclosing and global variables that a function reads, by name."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != types.CellType():
+            yield name, cell.cell_contents
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "LOAD_GLOBAL" and instruction.argval in function.__globals__:
+                yield instruction.argval, function.__globals__[instruction.argval]
 
 
 def _parse(argument: str, reference: str) -> tuple[str, str, tuple[list[Any], dict[str, Any]] | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._sealed_files import replace_text
+from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP, CsvLog
 from .event_files import cut_events_after
@@ -109,11 +111,35 @@ class RunDirectory:
           TypeError: If a value cannot be represented in JSON.
         """
         content = {name: _to_json_value(value, name) for name, value in document.items()}
+        if "reference_returns" in content:
+            self._compute_scores(content["reference_returns"])
         replace_text(self.path / CONFIG_FILE, json.dumps({**content, "versions": _get_versions()}, indent=1) + "\n")
         if repeat is None:
             (self.path / REPEAT_FILE).unlink(missing_ok=True)
         else:
             replace_text(self.path / REPEAT_FILE, repeat + "\n")
+
+    def set_reference_returns(self, references: tuple[float, float] | None, *, option: Any) -> None:
+        """Changes the reference returns in `config.json`, and with them the scores of all evaluations.
+
+        Args:
+          references: returns of a random policy and an expert; None for no scores.
+          option: the option of the run that they come from, as a JSON value.
+        """
+        self._compute_scores(references)
+        document = json.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        document["reference_returns"] = references
+        document.get("configuration", {})["reference_returns"] = option
+        replace_text(self.path / CONFIG_FILE, json.dumps(document, indent=1) + "\n")
+
+    def _compute_scores(self, references: tuple[float, float] | None) -> None:
+        """Computes the scores of earlier evaluations, so that all of them have one scale."""
+
+        def compute(mean: float) -> float | None:
+            return None if references is None else d4rl_score(mean, references)
+
+        if self._evaluations.compute_column("score", "mean", compute):
+            cut_events_after(self.path / "train", lambda tag: -1 if tag == f"{_EVALUATION}score" else sys.maxsize)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a row to `progress.csv`, and the same values to the TensorBoard log.

@@ -1,14 +1,15 @@
-"""The settings that identify a run, which distinguish the checkpoints of different runs."""
+"""The settings that identify a run: the one comparison of two runs, which distinguishes their checkpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rlds2reverb.errors import CheckpointError
 
-from .checkpoints import Checkpoint
+#: Names that older versions did not save.
+_NEW_NAMES = ("environment_spec", "code")
 
 
 class RunIdentity:
@@ -23,7 +24,7 @@ class RunIdentity:
 
         Args:
           values: the values by name.
-          addable: names of values that a run may get later: those that a checkpoint does not have are no difference.
+          addable: see `differences`.
         """
         self._addable = frozenset(addable)
         try:
@@ -31,20 +32,42 @@ class RunIdentity:
         except (TypeError, ValueError) as error:
             raise TypeError(f"identity must contain only numbers, strings, lists, dicts and None ({error})") from error
 
-    def compare(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns the names of the values that differ from those of a checkpoint."""
-        saved = checkpoint.manifest.get("identity", {})
-        names = [name for name in {**saved, **self.values} if name in saved or name not in self._addable]
-        return [name for name in names if saved.get(name) != self.values.get(name)]
+    def compare(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the `differences` from saved values."""
+        return differences(saved, self.values, self._addable)
 
-    def require_same(self, checkpoint: Checkpoint) -> None:
-        """Raises `CheckpointError` if a value differs from that of a checkpoint; the message lists all differences."""
-        saved = checkpoint.manifest.get("identity", {})
-        differences = [
-            f"{name} was {saved.get(name)}, is now {self.values.get(name)}" for name in self.compare(checkpoint)
-        ]
-        if differences:
-            raise CheckpointError(
-                f"{checkpoint.path} belongs to a different run: {'; '.join(differences)}; use a different run_dir, or "
-                "continue with allow_config_mismatch=True"
-            )
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], addable: Collection[str] = ()) -> dict[str, str]:
+    """Returns a text about each value that differs between the identities of two runs, by its name.
+
+    Args:
+      saved: values of the saved run.
+      now: values of this run.
+      addable: names of values that a run may get later: if `saved` does not have them, they do not differ.
+    """
+    texts = {name: _compare(name, saved.get(name), now.get(name)) for name in {**saved, **now}}
+    may_be_missing = {*_NEW_NAMES, *addable}
+    return {name: text for name, text in texts.items() if text and (name in saved or name not in may_be_missing)}
+
+
+def require_same(claim: str, texts: Iterable[str]) -> None:
+    """Raises `CheckpointError` if there are texts about differences, after a claim such as 'runs/a is of another run'.
+
+    Args:
+      claim: beginning of the message.
+      texts: values of `differences`.
+    """
+    if listed := "; ".join(texts):
+        raise CheckpointError(
+            f"{claim}: {listed}; use a different run_dir, or continue with allow_config_mismatch=True"
+        )
+
+
+def _compare(name: str, before: Any, after: Any) -> str:
+    """Returns a text about the difference of two values, or of the values in two dicts; '' if there is none."""
+    if json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
+        return ""
+    if isinstance(before, dict) and isinstance(after, dict):
+        nested = (_compare(f"{name}.{key}", before.get(key), after.get(key)) for key in {**before, **after})
+        return "; ".join(filter(None, nested))
+    return f"{name} was {before}, is now {after}"

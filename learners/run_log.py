@@ -25,6 +25,7 @@ class RunLog:
 
     Attributes:
       latest: latest value of every logged number, by name.
+      recorded_at: number of completed iterations at which each of these values was recorded.
       buffer: numbers to log next.
       monitor: training speed over the last calls of the graph.
       evaluations: the last and the best evaluation.
@@ -39,15 +40,16 @@ class RunLog:
         """
         self._run, self._on_log = run, on_log or _log_line
         self.latest: dict[str, float] = {}
+        self.recorded_at: dict[str, int] = {}
         self.buffer, self.monitor, self.evaluations = LogBuffer(), Monitor(), EvaluationRecord()
         #: Steps of the last entry and the last evaluation of an earlier run to keep; None once later ones are removed.
         self._kept_steps: tuple[int, int] | None = (-1, -1)
 
-    def add(self, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
+    def add(self, step: int, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
         """Adds the results of a call that took `secs`, or None if its duration is not representative."""
         per_item = (result.td_errors, getattr(result.info, "weight", None)) if has_priorities else ()
         self.buffer.add(result.metrics, result.num_iterations, *per_item)
-        self.latest.update(result.metrics)
+        self._record(step, result.metrics)
         if secs is not None:
             self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
 
@@ -55,7 +57,7 @@ class RunLog:
         """Writes an entry with the numbers in the buffer and the training speed, and empties the buffer."""
         self._remove_lost_entries()
         numbers = {**self.buffer.means, **self.monitor.rates(), **self.monitor.take_secs()}
-        self.latest.update(numbers)
+        self._record(step, numbers)
         self._run.log(step, numbers)
         if self.buffer.priority_counts is not None:
             self._run.log_priorities(step, self.buffer.priority_counts)
@@ -73,30 +75,41 @@ class RunLog:
             value = getattr(evaluation, key, None)
             if value is not None:
                 numbers[f"evaluation/{key}"] = float(value)
-        self.latest.update(numbers)
+        self._record(step, numbers)
         if hasattr(evaluation, "returns"):
             self._run.log_evaluation(step, evaluation)
         self._on_log(step, numbers)
         self.evaluations.add(step, mean)
 
     def forget_evaluations(self) -> None:
-        """Forgets all evaluations, because they are not comparable to later ones."""
+        """Forgets all evaluations, and removes them from the log, because they are not comparable to later ones."""
         self.evaluations.load_state_dict({})
+        if self._kept_steps is not None:
+            self._kept_steps = (self._kept_steps[0], -1)
+            self._remove_lost_entries()
         self.latest = {key: value for key, value in self.latest.items() if not key.startswith("evaluation/")}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
         latest = {key: value for key, value in self.latest.items() if np.isfinite(value)}
-        return {"latest": latest, **{name: part.state_dict() for name, part in self._parts().items()}}
+        return {
+            "latest": latest,
+            "recorded_at": self.recorded_at,
+            **{name: part.state_dict() for name, part in self._parts().items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Restores a state that `state_dict` returned after `step` iterations."""
-        self.latest = dict(state.get("latest", {}))
+        self.latest, self.recorded_at = dict(state.get("latest", {})), dict(state.get("recorded_at", {}))
         for name, part in self._parts().items():
             part.load_state_dict(state.get(name, {}))
         # An entry of this very step was written after the checkpoint if its numbers are still in the buffer.
         is_evaluated = self.evaluations.evaluated_at == step
         self._kept_steps = (step - bool(self.buffer.means), step - (not is_evaluated))
+
+    def _record(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.latest.update(numbers)
+        self.recorded_at.update(dict.fromkeys(numbers, step))
 
     def _parts(self) -> dict[str, Any]:
         return {"buffer": self.buffer, "monitor": self.monitor, "evaluations": self.evaluations}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy
+from rlds2reverb.specs import Nest
 
 from .csv_log import STEP, read_csv_log
 from .run_directory import (
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 #: Files of which a run directory contains at least one.
 _RUN_FILES = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
-#: Folders of the exported policies in a run directory.
-POLICY_FOLDER, BEST_POLICY_FOLDER = "policy", "best_policy"
+#: Folder of the policy of the best evaluation in a run directory.
+BEST_POLICY_FOLDER = "best_policy"
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Run:
     Attributes:
       path: path of the directory.
       config: content of `config.json`: `configuration` (every option), `hyperparameters`, `identity`, `data`,
-        `environment`, `reference_returns` and `versions`; empty if it was never written.
+        `environment`, `environment_spec`, `reference_returns` and `versions`; empty if it was never written.
       progress: columns of `progress.csv`, float64 [N] by name, with increasing `step`.
       evaluations: columns of `evaluations.csv`: `step`, `mean`, `std`, `score`, `num_episodes`, `return_0` and so on.
       priorities: int64 [N, len(PRIORITY_BINS)], number of priorities in each bin.
@@ -86,6 +88,12 @@ class Run:
         return None if value is None else float(value)
 
     @property
+    def num_updates(self) -> int:
+        """The number of completed updates: that of the newest checkpoint, or of the last log entry if it is higher."""
+        saved = (int(path.name) for path in (self.path / "checkpoints").glob("*") if path.name.isdigit())
+        return max([0, *map(int, self.progress.get(STEP, ())[-1:]), *saved])
+
+    @property
     def last_return(self) -> float | None:
         """The mean return of the last evaluation, or None without evaluations."""
         means = self.evaluations.get("mean", np.zeros(0))
@@ -98,8 +106,8 @@ class Run:
         return float(means.max()) if len(means) else None
 
     @cached_property
-    def policy(self) -> Any:
-        """The last policy, as a TF-Agents policy; see `load_policy`.
+    def policy(self) -> SavedPolicy:
+        """The last policy; see `load_policy`.
 
         Raises:
           ValueError: If the run has not exported a policy yet.
@@ -107,16 +115,32 @@ class Run:
         return self._load_policy(POLICY_FOLDER)
 
     @cached_property
-    def best_policy(self) -> Any:
-        """The policy of the best evaluation, as a TF-Agents policy.
+    def best_policy(self) -> SavedPolicy:
+        """The policy of the best evaluation, with the same methods.
 
         Raises:
           ValueError: If the run has not exported one, because it was not evaluated or has not ended yet.
         """
         return self._load_policy(BEST_POLICY_FOLDER)
 
-    def _load_policy(self, folder: str) -> Any:
-        from rlds2reverb.policies import load_policy
+    def predict(self, observations: Nest) -> Nest:
+        """Returns the last policy's actions for one observation or a batch of them, in the environment's units.
+
+            action = run.predict(observation)  # or run.best_policy.predict(observation)
+
+        The same as `run.policy.predict`; see `SavedPolicy.predict`.
+        """
+        return self.policy.predict(observations)
+
+    def values(self, observations: Nest, actions: Nest) -> dict[str, np.ndarray]:
+        """Returns what the agent's critics estimate after the last update: 'q', and 'v' if the agent has it.
+
+        The same as `run.policy.values`; see `SavedPolicy.values`.
+        """
+        return self.policy.values(observations, actions)
+
+    def _load_policy(self, folder: str) -> SavedPolicy:
+        from rlds2reverb.saved_policies import load_policy
 
         if not (self.path / folder / "saved_model.pb").is_file():
             raise ValueError(f"{self.path} has no {folder}/; it is written when a run ends or is stopped")
@@ -140,8 +164,8 @@ class Run:
 
     def __str__(self) -> str:
         words = [f"{self.configuration.get('algo', 'run')} in {self.path}"]
-        if steps := len(self.progress.get(STEP, ())):
-            words.append(f"{int(self.progress[STEP][steps - 1]):,} updates")
+        if self.num_updates:
+            words.append(f"{self.num_updates:,} updates")
         if self.best_return is not None:
             words.append(f"last return {self.last_return:,.1f}, best {self.best_return:,.1f}")
         return ": ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]
@@ -211,6 +235,7 @@ _CONFIG_ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("configuration", _is_object, "an object"),
     ("identity", _is_object, "an object"),
     ("environment", lambda value: isinstance(value, str), "a string"),
+    ("environment_spec", _is_object, "an object"),
     (
         "reference_returns",
         lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)),

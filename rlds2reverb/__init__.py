@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from rlds2reverb.items import EpisodeAdder, EpisodeBatchAdder, ItemBatch, Items
     from rlds2reverb.learners.algorithms import register_agent
     from rlds2reverb.learners.runs import Run, load_run
-    from rlds2reverb.policies import load_policy
     from rlds2reverb.priorities import ByReturn
     from rlds2reverb.rlds_to_reverb import (
         convert_rlds_to_trajectories,
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
         sample_dataset,
         to_experience,
     )
+    from rlds2reverb.saved_policies import SavedPolicy, load_policy
     from rlds2reverb.sources import Source, Summary, load, summarize
     from rlds2reverb.sources.transforms import apply_transforms
     from rlds2reverb.sources.writing import WriteReport, write_dataset
@@ -92,7 +92,6 @@ _EXPORTS = {
     "learners.algorithms": ("register_agent",),
     "learners.runs": ("Run", "load_run"),
     "items": ("EpisodeBatchAdder", "EpisodeAdder", "ItemBatch", "Items"),
-    "policies": ("load_policy",),
     "priorities": ("ByReturn",),
     "rlds_to_reverb": (
         "convert_rlds_to_trajectories",
@@ -109,6 +108,7 @@ _EXPORTS = {
         "sample_dataset",
         "to_experience",
     ),
+    "saved_policies": ("SavedPolicy", "load_policy"),
     "sources": ("Source", "Summary", "load", "summarize"),
     "sources.transforms": ("apply_transforms",),
     "sources.writing": ("WriteReport", "write_dataset"),
@@ -155,6 +155,7 @@ __all__ = [
     "Rlds2ReverbError",
     "Run",
     "SampleInfo",
+    "SavedPolicy",
     "Selector",
     "ServerRestartedError",
     "ServerUnavailableError",

@@ -50,6 +50,23 @@ def raise_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
+def exit_on_sigint() -> Iterator[None]:
+    """Ends the process at once with exit code 130 if SIGINT arrives during the context, unless it is handled otherwise.
+
+    For imports, in which native code turns `KeyboardInterrupt` into other errors.
+    """
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def end(number: int) -> None:
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h\n")  # Shows the cursor, which a status line hides.
+        os._exit(128 + number)
+
+    with _handle_signals((signal.SIGINT,) if is_default else (), end):
+        yield
+
+
+@contextmanager
 def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
     """Calls `stop` with the name of the first SIGINT or SIGTERM during the context; a second one ends the process.
 

@@ -57,8 +57,8 @@ class LeftOut:
         sentences = []
         if self.dropped_last_transition:
             sentences.append(
-                f"the last transitions of {self.dropped_last_transition:,} truncated episodes are left out because their "
-                "next observations are unknown; provide next_observations, or one more observation than actions"
+                f"the last transitions of {self.dropped_last_transition:,} truncated episodes are left out because "
+                "their next observations are unknown; provide next_observations, or one more observation than actions"
             )
         if self.discontinuities:
             sentences.append(
@@ -68,9 +68,9 @@ class LeftOut:
             )
         if self.boundary_values:
             sentences.append(
-                f"{self.boundary_values:,} episodes, first episode {self.first_boundary_values}, have a reward or action "
-                "other than zeros in their last step; no transition begins there, so it is neither used nor counted in "
-                "returns"
+                f"{self.boundary_values:,} episodes, first episode {self.first_boundary_values}, have a reward or "
+                "action other than zeros in their last step; no transition begins there, so it is neither used nor "
+                "counted in returns"
             )
         return tuple(sentences)
 

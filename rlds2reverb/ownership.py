@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-Value = TypeVar("Value")
 
-
-def copy_arrays(value: Value) -> Value:
+def copy_arrays(value: Any) -> Any:
     """Returns a value with copies of its arrays: an array, a nest, or a dataclass of these such as an `Episode`."""
-    return _copy(value)  # type: ignore[no-any-return]
-
-
-def _copy(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {name: _copy(part) for name, part in value.items()}
+        return {name: copy_arrays(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [_copy(part) for part in value]
+        parts = [copy_arrays(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _copy(getattr(value, field.name)) for field in fields(value)})
+        return replace(value, **{field.name: copy_arrays(getattr(value, field.name)) for field in fields(value)})
     return value
 
 
@@ -37,7 +31,8 @@ def is_user_code(function: Any) -> bool:
 
 def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function of the user that is called with copies and whose results are copied; others unchanged."""
-    return _Isolated(function) if is_user_code(function) else function
+    isolated: Callable[..., Any] = _Isolated(function)
+    return isolated if is_user_code(function) else function
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ SLOW_BLOCKS = {
     "start.md-1",
     "training.md-2",
     "training.md-3",
+    "training.md-4",
 }
 
 

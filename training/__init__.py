@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import Option, TrainingConfig
     from .data import TrainingData, open_data
-    from .environment import Environment, resolve_environment
+    from .environment import Environment, resolve_environment, restore_environment
     from .experiments import Experiment, load_experiment, run_plan, sweep
     from .plans import PlannedRun, plan_seeds, plan_sweep
     from .presets import preset_names
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "config": ("Option", "TrainingConfig"),
     "data": ("TrainingData", "open_data"),
-    "environment": ("Environment", "resolve_environment"),
+    "environment": ("Environment", "resolve_environment", "restore_environment"),
     "experiments": ("Experiment", "load_experiment", "run_plan", "sweep"),
     "plans": ("PlannedRun", "plan_seeds", "plan_sweep"),
     "presets": ("preset_names",),
@@ -51,6 +51,7 @@ __all__ = [
     "report_source",
     "report_tables",
     "resolve_environment",
+    "restore_environment",
     "run_plan",
     "sweep",
     "train",

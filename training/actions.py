@@ -145,11 +145,22 @@ def make_action_spec(
         raise SpecMismatchError(f"clip_actions requires the bounds of the actions, which are unknown{_BOUNDS_ADVICE}")
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_complete=is_complete)
-    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, low, high, name="action")
+    bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
+    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, *bounds, name="action")
     if action_space is not None and reason == origin:
         return spec, None
     advice = _BOUNDS_ADVICE if space is None and config.env is not None else ""
     return spec, f"the action bounds are {describe_bounds(spec)}, {reason}{advice}"
+
+
+def _round_inwards(bound: Any, dtype: np.dtype, inwards: float) -> Any:
+    """Returns a bound in a dtype, such that an action at it is also within the environment's wider dtype."""
+    if not np.issubdtype(dtype, np.floating):
+        return bound
+    exact, rounded = np.asarray(bound, np.float64), np.asarray(bound, dtype)
+    is_outside = np.sign(rounded.astype(np.float64) - exact) == -np.sign(inwards)
+    with np.errstate(all="ignore"):  # A bound of 0 has a denormal neighbour.
+        return np.where(is_outside, np.nextafter(rounded, dtype.type(inwards)), rounded)
 
 
 def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_complete: bool) -> tuple[Any, Any, str]:

@@ -88,7 +88,7 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
     if config.sampler == "uniform":
         return Batches(open_feed(size), open_feed)
     lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
-    writer = stack.enter_context(PriorityWriter(server, table, on_server_lost=lost))
+    writer = stack.enter_context(PriorityWriter(server, table, new_items_first=True, on_server_lost=lost))
     samples = sample_dataset(server, table, size, beta=1.0, prefetch=PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.steps))
     stack.callback(feed.close)

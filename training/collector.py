@@ -155,6 +155,10 @@ class Collector:
             elif row.has_failed:
                 track.has_failed = track.is_ended = True
             else:
+                if not np.isfinite(row.reward):
+                    raise ValueError(
+                        f"the reward must be finite, got {row.reward} ({self._locate(index)}); fix the environment"
+                    )
                 track.add(row)
                 self.num_collected += 1
                 if track.is_ended:

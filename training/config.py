@@ -9,16 +9,18 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
-from rlds2reverb.learners.references import describe_reference, is_reference
+from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward, require_action_bounds
 
+from .environment_spec import describe_env
 from .trackers import TENSORBOARD, require_trackers
 
 if TYPE_CHECKING:
@@ -234,6 +236,15 @@ class TrainingConfig:
     eval_episodes: int = _option(
         "Number of episodes per evaluation; their seeds are 0, 1, ...", "Evaluation", default=10, minimum=1
     )
+    eval_max_episode_steps: int | None = _option(
+        "Number of steps after which episodes of evaluations end, for an environment without a time limit of its own.",
+        "Evaluation",
+        default=None,
+        minimum=1,
+        metavar="STEPS",
+        default_text="the environment's own limit",
+        identifies=True,
+    )
     reference_returns: str | tuple[float, float] | None = _option(
         "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, 'd4rl' for D4RL's "
         'own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
@@ -421,9 +432,12 @@ class TrainingConfig:
     def as_dict(self) -> dict[str, Any]:
         """Returns all options as JSON values.
 
-        Environments, hooks and networks that are objects are replaced by their names, such as 'my_module:MyHook'.
+        Hooks and networks that are objects are replaced by their names, such as 'my_module:MyHook', and environments by
+        their descriptions; see `describe_env`.
         """
         values = {option: getattr(self, option) for option in declared_options()}
+        if self.env is not None and not isinstance(self.env, str):
+            values["env"] = describe_env(self.env)
         values["hyperparameters"] = _describe_callables(values["hyperparameters"])
         values["hooks"] = [
             hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
@@ -487,11 +501,12 @@ class TrainingConfig:
         names = [name for name, each in options if each.identifies and each.group == _ONLINE]
         return [*names, "steps"] if self.online_steps else []
 
-    def settings(self, environment: str | None) -> dict[str, Any]:
+    def settings(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the part of `identity` that is known before the data are read, as JSON values.
 
         Args:
           environment: name of the evaluation environment; None without evaluation.
+          spec: its description; see `describe_env`.
         """
         options = declared_options().items()
         names = [name for name, each in options if each.identifies and (self.online_steps or each.group != _ONLINE)]
@@ -502,12 +517,19 @@ class TrainingConfig:
             for name, value in _describe_callables(self.resolved_hyperparameters).items()
             if name not in derived and (name in self.hyperparameters or not name.startswith("observation_"))
         }
-        values = {**{name: getattr(self, name) for name in names}, **hyperparameters, "environment": environment}
+        values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
+        values |= {"environment": environment, "environment_spec": spec}
+        parts = {**self.resolved_hyperparameters, "algo": get_algorithm(self.algo).factory}
+        functions = {name: part for name, part in parts.items() if isinstance(part, (FunctionType, partial))}
+        if functions:
+            values["code"] = {name: fingerprint_code(function) for name, function in functions.items()}
         if self.online_steps:  # Otherwise the updates on the dataset may still continue.
             values["steps"] = self.steps
         return dict(json.loads(json.dumps(values, default=_describe)))
 
-    def identity(self, data: TrainingData, environment: str | None) -> dict[str, Any]:
+    def identity(
+        self, data: TrainingData, environment: str | None, spec: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Returns what distinguishes this run from others, as JSON values.
 
         A checkpoint belongs to a run if the identities are equal, and the runs of one learning curve differ only in
@@ -516,8 +538,9 @@ class TrainingConfig:
         Args:
           data: the data of the run.
           environment: name of the evaluation environment; None without evaluation.
+          spec: its description; see `describe_env`.
         """
-        return {**self.settings(environment), **data.identity()}
+        return {**self.settings(environment, spec), **data.identity()}
 
 
 def declared_options() -> dict[str, Option]:
@@ -562,7 +585,7 @@ _OTHER_VALUES = {
     "track": "names or objects",
     "hyperparameters": "dict",
     "drop_fields": "paths",
-    "env": "id, environment or function",
+    "env": "id, environment, description or function",
     "reference_returns": "two numbers or text",
     "action_bounds": "two numbers",
 }

@@ -33,6 +33,7 @@ from .dataset import (
     Contents,
     Progress,
     cast_spec,
+    compute_fingerprint,
     convert_batches,
     find_best,
     fit_reward,
@@ -52,6 +53,9 @@ from .tables import (
     sample_items,
     split_source,
 )
+
+#: Fingerprint of a run without data.
+_NO_DATA = "none"
 
 
 class Moments(NamedTuple):
@@ -145,6 +149,19 @@ def open_source(source: Any) -> Any:
       FileNotFoundError, SourceError, TypeError: As `rlds2reverb.load`.
     """
     return source if is_table(source) else load(source)
+
+
+def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
+    """Returns the `TrainingData.fingerprint` of a source; None for the tables of servers, whose content may change."""
+    if source is None:
+        return _NO_DATA
+    if not is_table(source):
+        return compute_fingerprint(load(source), config)
+    location = split_source(source)[0]
+    if not isinstance(location, (str, Path)) or not is_table_directory(location):
+        return None
+    with open_data(source, config) as data:
+        return data.fingerprint
 
 
 def open_data(
@@ -279,7 +296,7 @@ def describe_environment(name: str, observation_spec: Nest, action_space: Any, c
         name=name,
         time_step_spec=time_step_spec,
         action_spec=action_spec,
-        fingerprint="none",
+        fingerprint=_NO_DATA,
         adder=make_adder(config, time_step_spec, action_spec),
         returns=None,
         num_episodes=None,

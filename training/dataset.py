@@ -91,10 +91,8 @@ def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, 
       SourceError: If the dataset has no rewards or no transitions, or cannot be read.
       ValueError: If a field to drop does not exist.
     """
-    transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
-    transforms += [CutAtTerminal()] if config.cut_at_terminal else []
     reader: _Reader | None = None
-    for batch in batch_episodes(_report(apply_transforms(source, transforms)[0], progress)):
+    for batch in _read_batches(source, config, progress):
         if reader is None:
             require_trainable(make_step_spec(batch.steps), config, action_space)
             reader = _Reader(make_step_spec(batch.steps))
@@ -102,6 +100,24 @@ def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, 
     if reader is None or not reader.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
     return reader.finish(source.name)
+
+
+def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
+    """Returns the fingerprint of a dataset, as `read_contents` does; raises as `Source`."""
+    fingerprint = Fingerprint()
+    for batch in _read_batches(source, config, lambda stage, episode: None):
+        fingerprint.add_batch(_cast_floats(batch))
+    return fingerprint.hexdigest()
+
+
+def _read_batches(source: Source, config: TrainingConfig, progress: Progress) -> Iterator[EpisodeBatch]:
+    transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
+    transforms += [CutAtTerminal()] if config.cut_at_terminal else []
+    return batch_episodes(_report(apply_transforms(source, transforms)[0], progress))
+
+
+def _cast_floats(batch: EpisodeBatch) -> EpisodeBatch:
+    return EpisodeBatch.from_columns(CastFloats().cast(batch.steps), batch.num_steps)
 
 
 def _report(episodes: Source, progress: Progress) -> Iterator[Episode]:
@@ -151,7 +167,7 @@ class _Reader:
         raw.require_valid(self.step_spec)
         self.left_out.count_left_out(raw)
         self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
-        batch = EpisodeBatch.from_columns(CastFloats().cast(raw.steps), raw.num_steps)
+        batch = _cast_floats(raw)
         self.fingerprint.add_batch(batch)
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
@@ -179,7 +195,7 @@ class _Reader:
 
 
 def _describe_unused(step_spec: Nest) -> list[str]:
-    names = [repr(name) for name in step_spec if name not in fields.STEP_FIELDS]
+    names = [repr(name) for name in sorted(step_spec) if name not in fields.STEP_FIELDS]
     if not names:
         return []
     return [f"the step fields {', '.join(names)} are left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]

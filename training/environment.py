@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
+from rlds2reverb.learners.runs import Run
 
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.locations import server_address
@@ -17,6 +19,7 @@ from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
 from rlds2reverb.sources import Source
 
 from .config import AUTO, D4RL, NO_ENVIRONMENT, TrainingConfig
+from .environment_spec import describe_env, restore_env
 
 #: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
@@ -48,6 +51,38 @@ class Environment:
     make_env: Any
     note: str | None = None
 
+    @cached_property
+    def spec(self) -> dict[str, Any] | None:
+        """The description of the environment as JSON values, which identifies it; see `describe_env`."""
+        return None if self.make_env is None else describe_env(self.make_env)
+
+
+def environment_key(environment: Environment | None) -> tuple[str | None, dict[str, Any] | None]:
+    """Returns the name and the description of an environment; None for both if there is none."""
+    has_none = environment is None or environment.make_env is None
+    return (None, None) if has_none else (environment.name, environment.spec)  # type: ignore[union-attr]
+
+
+def restore_environment(run: Run) -> Environment | None:
+    """Returns the environment in which a run was evaluated, with its arguments, time limit and wrappers.
+
+    Returns:
+      The environment; None if the run was not evaluated. For runs that older versions wrote, it is found by its name.
+
+    Raises:
+      ValueError: If it was created by a function that cannot be imported, or has changed.
+    """
+    name, spec = run.environment, run.config.get("environment_spec")
+    if name is None:
+        return None
+    environment = Environment(name, name)
+    try:
+        if spec is None or environment.spec == spec:
+            return environment
+    except (ImportError, ValueError):  # It is not registered here.
+        pass
+    return Environment(name, restore_env(spec))
+
 
 def resolve_environment(env: Any, source: Any) -> Environment | None:
     """Returns the environment of the evaluations.
@@ -55,8 +90,9 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
     Args:
       env: None or 'none' for no evaluation; the id of a Gymnasium environment; 'my_module:MyEnv-v0' to import a module
         first; a `gymnasium.Env` with a `spec`, from which new ones are made; a `gymnasium.EnvSpec`; a function that
-        returns a new environment in each call; or 'auto' for the environment that a Minari dataset names, or else that
-        of a word in the dataset's name, such as Hopper-v5 for hopper_medium-v2.hdf5.
+        returns a new environment in each call; a description of one of these, see `describe_env`; or 'auto' for the
+        environment that a Minari dataset names, or else that of a word in the dataset's name, such as Hopper-v5 for
+        hopper_medium-v2.hdf5.
       source: the dataset, opened with `open_source` or not. With 'auto', nothing that it names is imported: only
         environments that are already registered are used.
 
@@ -64,14 +100,14 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
       The environment; None if `env` is None. With 'auto' there is always a note, and no `make_env` if none was found.
 
     Raises:
-      ValueError: If an environment has no `spec`.
+      ValueError: If an environment has no `spec`, or a description names something that cannot be imported.
       TypeError: If `env` is none of these.
       ImportError: If `env` is an object, and Gymnasium is not installed.
     """
     if env is None or (isinstance(env, str) and env == NO_ENVIRONMENT):
         return None
     if not (isinstance(env, str) and env == AUTO):
-        return Environment(*name_environment(env))
+        return Environment(*name_environment(restore_env(env) if isinstance(env, Mapping) else env))
     if isinstance(source, Source) and source.env_spec is not None:
         return _find_own(source.env_spec)
     words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
@@ -168,6 +204,7 @@ def evaluator_arguments(config: TrainingConfig, environment: Environment) -> dic
     return {
         "make_env": environment.make_env,
         "num_episodes": config.eval_episodes,
+        "max_episode_steps": config.eval_max_episode_steps,
         "reference_returns": resolve_reference_returns(config.reference_returns, environment.name),
         # The evaluations are then comparable to the agent's Q-values.
         "discount": config.gamma if "discount" in config.resolved_hyperparameters else None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.run_directory import REPEAT_FILE
+from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 
 from rlds2reverb._arguments import require_count
@@ -22,8 +22,10 @@ from rlds2reverb._sealed_files import replace_text
 from rlds2reverb._text import format_columns
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 
+from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes
 from .plans import PlannedRun, plan_sweep, require_continuation
+from .progress import raise_if_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +162,7 @@ class Experiment:
         runs = [self.runs[name] for name in begun]
         row: dict[str, Any] = {"data": data, "variant": variant, "planned": len(names)}
         row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun)
-        row["updates"] = min((int(run.progress[STEP][-1]) for run in runs), default=0)
+        row["updates"] = min((run.num_updates for run in runs), default=0)
         row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
         if not evaluated:
             return Row(**row)
@@ -228,12 +230,20 @@ def sweep(
       progress: whether to show progress on stderr; notes and warnings are always shown.
 
     Returns:
-      The runs and their results. If the call was interrupted, the experiment is incomplete.
+      The runs and their results. If SIGTERM ended the call, or a notebook cell was interrupted, they are incomplete.
 
     Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
       Exception: See `plan_sweep` and `run_plan`.
     """
-    return run_plan(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
+    return run_or_raise(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
+
+
+def run_or_raise(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement) -> Experiment:
+    """Does the same as `run_plan`, but raises `KeyboardInterrupt` if SIGINT ended it, except in a notebook."""
+    experiment = run_plan(plan, run_dir, place=place)
+    raise_if_interrupted(experiment.stop_reason, f"{run_dir} is saved; the same call continues it")
+    return experiment
 
 
 def run_plan(
@@ -250,7 +260,7 @@ def run_plan(
       repeat: command that repeats the call, for `repeat.txt`; None for no such file.
 
     Returns:
-      The runs and their results. If the call was interrupted, the experiment is incomplete.
+      The runs and their results. If `stop_reason` names a signal, the experiment is incomplete.
 
     Raises:
       CheckpointError: If the directory contains a different plan, or a single run.
@@ -269,6 +279,10 @@ def run_plan(
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
         saved = {name: each for name, each in (_read_plan(root) or {}).items() if _is_run(root / name)}
         require_continuation(saved, plan, root)
+        begun = [run for run in plan if run.name in saved]
+        _require_same_runs(begun, root)
+        for run in begun:
+            _set_reference_returns(root / run.name, run.config)
         status = {name: each for name, each in _read_status(root).items() if name in planned}
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
         _require_valid(waiting)
@@ -280,7 +294,6 @@ def run_plan(
             status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
             _write_json(root / STATUS_FILE, status)
 
-        waiting = [replace(run, fingerprint=_find_fingerprint(run, plan, root)) for run in waiting]
         stop_reason = place(waiting, root, report) if waiting else ""
         experiment = replace(load_experiment(root), stop_reason=stop_reason)
         _write_results(experiment)
@@ -315,14 +328,40 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
         open_source(source)
 
 
-def _find_fingerprint(run: PlannedRun, plan: Sequence[PlannedRun], root: Path) -> str | None:
-    """Returns the fingerprint of the data that another seed has been trained on; None if none has a checkpoint."""
-    for other in plan:
-        is_seed = (other.data, other.variant) == (run.data, run.variant) and other.name != run.name
-        if is_seed and _is_run(root / other.name) and any((root / other.name / "checkpoints").glob("*")):
-            fingerprint: str | None = (read_run_config(root / other.name).get("data") or {}).get("fingerprint")
-            return fingerprint
-    return None
+def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
+    """Raises `CheckpointError` if runs that have begun are on other data, in another environment, or have more updates.
+
+    Data in memory, and files whose path has not changed, may have another content, and so may an environment of the
+    same name: each dataset is read once.
+    """
+    from .data import find_fingerprint, open_source
+    from .environment import environment_key, resolve_environment
+    from .training import require_same_run
+
+    fingerprints: dict[Any, str | None] = {}
+    for run in runs:
+        if not any((root / run.name / "checkpoints").glob("*")):
+            continue
+        source = None if run.source is None else open_source(run.source)
+        name = str(run.source) if isinstance(run.source, (str, Path)) else id(run.source)
+        key = (name, run.config.drop_fields, run.config.cut_at_terminal)
+        if key not in fingerprints:
+            fingerprints[key] = find_fingerprint(source, run.config)
+        environment = environment_key(resolve_environment(run.config.env, source))
+        require_same_run(root / run.name, run.config, environment, fingerprints[key])
+
+
+def _set_reference_returns(run_dir: Path, config: TrainingConfig) -> None:
+    """Changes the reference returns of a run, and so the scores of its evaluations, to those of this call."""
+    from .environment import resolve_reference_returns
+
+    document = read_run_config(run_dir)
+    if not document.get("environment"):
+        return
+    references = resolve_reference_returns(config.reference_returns, document["environment"])
+    if references != load_run(run_dir).reference_returns:
+        with RunDirectory(run_dir) as directory:
+            directory.set_reference_returns(references, option=config.as_dict()["reference_returns"])
 
 
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:

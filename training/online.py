@@ -51,13 +51,14 @@ class OnlinePhase:
         )
         size = config.batch_size or 1  # A configuration always has one.
         num_online = size if batches is None else max(round(size * config.online_ratio), 1)
-        capacity = min(config.replay_size, config.online_steps + config.num_envs)
         item_spec = self._convert.item_spec(data.time_step_spec.observation, data.action_spec)
         self._items: CollectedItems | CollectedTable
         if config.online_replay == "memory":
+            # Memory for more items than can be collected is not allocated; a continued run may collect more.
+            capacity = min(config.replay_size, config.online_steps + config.num_envs)
             self._items = CollectedItems(item_spec, capacity, num_online, seed=config.seed)
         else:
-            self._items = CollectedTable(item_spec, capacity, num_online, squeeze=self._convert.squeeze)
+            self._items = CollectedTable(item_spec, config.replay_size, num_online, squeeze=self._convert.squeeze)
         self.feed: Feed = self._items
         if batches is not None and num_online < size:
             try:

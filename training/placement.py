@@ -136,16 +136,15 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
     with contextlib.suppress(OSError):
         report.unlink()
     try:
-        with Training(
-            run.source, run.config, run_dir, progress=progress, expected_fingerprint=run.fingerprint
-        ) as training:
+        with Training(run.source, run.config, run_dir, progress=progress) as training:
             learner = training.learner
             training.run()
             if learner.is_stopped_by_signal:
                 return Outcome("stopped", learner.step, learner.stop_reason)
             return Outcome("complete", learner.step)
     except (KeyboardInterrupt, Terminated) as stop:
-        return Outcome("stopped", 0, "SIGTERM" if isinstance(stop, Terminated) else "SIGINT")
+        step = learner.step if learner else 0
+        return Outcome("stopped", step, "SIGTERM" if isinstance(stop, Terminated) else "SIGINT")
     except Exception as error:
         with contextlib.suppress(OSError):
             run_dir.mkdir(parents=True, exist_ok=True)

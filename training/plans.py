@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.envs._env_process import serialise_registered_specs
+from rlds2reverb.envs.suite_gym import register_specs
 from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.run_identity import differences, require_same
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._text import suggest
-from rlds2reverb.errors import CheckpointError
 from rlds2reverb.sources import load
 
 from .config import TrainingConfig, declared_options
+from .environment_spec import name_env
 
 #: Names in a sweep that are no options of `TrainingConfig`.
 _DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
@@ -40,8 +43,6 @@ class PlannedRun:
       data: name of the data in tables and figures.
       variant: name of the algorithm and of the options that the plan varies, such as 'iql, gamma=0.9'. Runs with the
         same data and variant differ only in their seeds.
-      fingerprint: fingerprint that the data must have, because other seeds of the same data and variant were trained on
-        data with it; None for any.
     """
 
     name: str
@@ -49,7 +50,14 @@ class PlannedRun:
     config: TrainingConfig = field(repr=False)
     data: str
     variant: str
-    fingerprint: str | None = field(default=None, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state for other processes, which do not know the environments that this one has registered."""
+        return {**vars(self), "registered": serialise_registered_specs()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register_specs(state.pop("registered"))
+        vars(self).update(state)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns a description as JSON values; data in memory are described by their name."""
@@ -169,30 +177,26 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
       plan: the runs of this call.
       root: path of the directory, for the message.
     """
-    planned = {run.name: run.as_dict() for run in plan}
-    differences = []
+    planned = {run.name: _find_settings(run.as_dict()) for run in plan}
+    texts = []
     for name, before in saved.items():
         if name not in planned:
-            differences.append(f"{name} is missing")
+            texts.append(f"{name} is missing")
             continue
-        differences += [f"{name}: {text}" for text in _list_differences(before, planned[name])]
-    if any(not run.config.allow_config_mismatch for run in plan) and differences:
-        more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise CheckpointError(
-            f"{root} contains a different plan: {differences[0]}{more}; use a different run_dir, or continue with "
-            "allow_config_mismatch=True"
-        )
+        now = planned[name]
+        known = {option: value for option, value in _find_settings(before).items() if option in now}
+        texts += [f"{name}: {text}" for text in differences(known, now, now.keys()).values()]
+    if any(not run.config.allow_config_mismatch for run in plan) and texts:
+        more = f" (and {len(texts) - 1} more differences)" if len(texts) > 1 else ""
+        require_same(f"{root} contains a different plan", [texts[0] + more])
 
 
-def _list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a text for each difference between the descriptions of two runs that are not the same run."""
-    if before["source"] != now["source"]:
-        yield f"the data were {before['source']}, are now {now['source']}"
+def _find_settings(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a run's description in which the runs of one plan may not differ from earlier ones."""
     names = [name for name, option in declared_options().items() if option.identifies]
-    for name in (*names, "env", "hyperparameters"):
-        old, new = before["configuration"].get(name), now["configuration"][name]
-        if name in before["configuration"] and old != new:
-            yield f"{name} was {old}, is now {new}"
+    configuration = description["configuration"]
+    settings = {name: configuration[name] for name in (*names, "env", "hyperparameters") if name in configuration}
+    return {"source": description["source"], **settings}
 
 
 def _describe_source(source: Any) -> str:
@@ -275,7 +279,11 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
     """Returns a name such as 'iql, gamma=0.9'."""
     name = variant or _format_value(algo)
-    words = [f"{path[-1]}={_format_value(value)}" for path, value in swept.items() if path != ("algo",)]
+    words = [
+        f"{path[-1]}={name_env(value) if path == ('env',) else _format_value(value)}"
+        for path, value in swept.items()
+        if path != ("algo",)
+    ]
     if variant and ("algo",) in swept:
         words.insert(0, _format_value(algo))
     return ", ".join([name, *words])

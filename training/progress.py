@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ class Progress:
         """
         self._total, self._quiet, self._translate = num_iterations, quiet, translate
         self._console = make_console(soft_wrap=True)
-        self._line: _LiveLine = _NotebookLine() if _in_notebook() else _TerminalLine()
+        self._line: _LiveLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""
 
     def note(self, sentence: str) -> None:
@@ -142,7 +143,16 @@ class _NotebookLine:
 _LiveLine = _TerminalLine | _NotebookLine
 
 
-def _in_notebook() -> bool:
+def raise_if_interrupted(stop_reason: str, message: str) -> None:
+    """Raises `KeyboardInterrupt` with a message if SIGINT was the reason, so that it ends a script as usual.
+
+    In an IPython kernel it returns, because interrupting the cell is how to stop a run there.
+    """
+    if stop_reason == signal.SIGINT.name and not in_notebook():
+        raise KeyboardInterrupt(message)
+
+
+def in_notebook() -> bool:
     """Returns whether the code runs in an IPython kernel, such as that of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

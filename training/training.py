@@ -15,22 +15,26 @@ from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
+from rlds2reverb.learners.hooks.hook import Position
 from rlds2reverb.learners.references import describe_reference, is_importable
+from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.evaluations import Evaluation
+from rlds2reverb.scores import d4rl_score
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, open_evaluated_data, open_source
-from .environment import Environment, make_evaluator, resolve_environment
-from .experiments import Experiment, choose_placement, is_experiment, run_plan
+from .environment import Environment, environment_key, make_evaluator, resolve_environment
+from .environment_spec import describe_env, restore_env
+from .experiments import Experiment, choose_placement, is_experiment, run_or_raise
 from .online import OnlinePhase
 from .plans import plan_seeds
-from .progress import Progress
+from .progress import Progress, raise_if_interrupted
 from .trackers import TENSORBOARD, RunTrackers
 
 
@@ -60,7 +64,6 @@ class Training:
         *,
         progress: Progress | None = None,
         repeat: str | None = None,
-        expected_fingerprint: str | None = None,
     ):
         """Prepares the run.
 
@@ -72,10 +75,9 @@ class Training:
           run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
           progress: prints notes and progress; None prints nothing.
           repeat: command for `repeat.txt`; None for a Python command, if the source is a path or a name.
-          expected_fingerprint: fingerprint that the data must have; None for any.
 
         Raises:
-          CheckpointError: If the directory contains a different run, or the data have a different fingerprint, and the
+          CheckpointError: If the directory contains a different run, or one that has made more updates, and the
             configuration does not allow that; or if the directory contains several runs.
           ResourceInUseError: If another process trains in the directory.
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
@@ -103,9 +105,8 @@ class Training:
                     f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
                     f"{self.evaluator.max_episode_steps:,} steps, or after eval_max_episode_steps"
                 )
-            self._require_same_settings()
+            require_same_run(self.run_dir, config, self._evaluated_in)
             self.data = stack.enter_context(self._open_data(source))
-            self._require_fingerprint(expected_fingerprint)
             self.agent = make_agent(
                 config.algo,
                 self.data.time_step_spec,
@@ -124,7 +125,7 @@ class Training:
                         replay=self._online or (None if batches is None else batches.replay),
                         hooks=[*self._make_hooks(), *own_hooks],
                         jit_compile=config.jit_compile,
-                        identity=config.identity(self.data, self.environment_name),
+                        identity=config.identity(self.data, *self._evaluated_in),
                         addable=config.online_settings(),
                         keep_checkpoints=config.keep_checkpoints,
                         on_log=self._log,
@@ -158,6 +159,11 @@ class Training:
         return None if self.evaluator is None else self.evaluator.name
 
     @property
+    def _evaluated_in(self) -> tuple[str | None, dict[str, Any] | None]:
+        """The name and the description of the evaluation environment, or None for both."""
+        return (None, None) if self.evaluator is None else environment_key(self.environment)
+
+    @property
     def collected_at(self) -> str | None:
         """The address of the server with the table 'collected' of an online phase; None if there is none."""
         return None if self._online is None else self._online.address
@@ -167,10 +173,12 @@ class Training:
 
         The updates on the dataset come first, then the online phase, if there is one.
 
-        SIGTERM and SIGINT, and so an interrupted notebook cell, save a checkpoint and end the run early;
-        `learner.stop_reason` then names the signal. Running the same training again continues it.
+        SIGTERM and SIGINT save a checkpoint and end the run early; `learner.stop_reason` then names the signal. Running
+        the same training again continues it.
 
         Raises:
+          KeyboardInterrupt: After saving, if SIGINT (Ctrl-C) ended the run, except in a notebook, where the interrupted
+            cell continues with the incomplete run.
           TrainingDivergedError: If the loss or a weight is not finite.
           ServerUnavailableError: If a server with the data is lost.
           StorageFullError: If the disk is full; the same training continues once there is space.
@@ -185,6 +193,7 @@ class Training:
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
         self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
+        raise_if_interrupted(self.learner.stop_reason, f"{run}; the same training continues it")
         return run
 
     def _write_results(self) -> Run:
@@ -217,20 +226,6 @@ class Training:
             self._progress.note(f"the collected items are in the table 'collected' of {online.address}")
         return online
 
-    def _require_same_settings(self) -> None:
-        """Raises `CheckpointError` before the data are read if the directory contains a run with other settings."""
-        settings = self.config.settings(self.environment_name)
-        if self.config.env == AUTO:  # The data may turn out not to match the environment.
-            settings.pop("environment")
-        require_same_run(self.run_dir, self.config, settings)
-
-    def _require_fingerprint(self, expected: str | None) -> None:
-        if expected is not None and self.data.fingerprint != expected and not self.config.allow_config_mismatch:
-            raise CheckpointError(
-                f"the other seeds were trained on different data than {self.data.name}; use a different run_dir, or "
-                "continue with allow_config_mismatch=True"
-            )
-
     def _open_data(self, source: Any) -> TrainingData:
         """Returns the data; without evaluation if the environment of the dataset's name does not match them."""
         with self._progress.activity("reading the data"):
@@ -261,7 +256,8 @@ class Training:
         ]
         if self.evaluator is not None:
             # The one before the run makes up for an evaluation that a signal has stopped.
-            for position in ("before_run", "after_iter", "after_run"):
+            positions: tuple[Position, ...] = ("before_run", "after_iter", "after_run")
+            for position in positions:
                 hooks.append(EvaluateHook(self._evaluate, position=position, every=config.eval_every))
         if self._online is not None:
             hooks.append(self._online.make_hook())
@@ -293,7 +289,14 @@ class Training:
 
     def _write_config(self, repeat: str | None) -> None:
         references = self.evaluator.reference_returns if self.evaluator else None
-        document = describe_run(self.config, self.data, self.environment_name, references)
+        saved, latest = read_run_config(self.run_dir).get("reference_returns"), self.learner.latest
+        if saved and references and tuple(saved) != references and {*self.config.track} - {TENSORBOARD}:
+            self._progress.note("trackers keep the scores that were logged with the earlier reference_returns")
+        if (mean := latest.get("evaluation/mean_return")) is not None and references is not None:
+            latest["evaluation/score"] = d4rl_score(mean, references)
+        elif references is None:
+            latest.pop("evaluation/score", None)
+        document = describe_run(self.config, self.data, self._evaluated_in, references)
         self.learner.run.write_config(document, repeat=repeat)
 
 
@@ -305,28 +308,43 @@ def require_single_run(run_dir: Path) -> None:
         )
 
 
-def require_same_run(run_dir: Path, config: TrainingConfig, settings: Mapping[str, Any]) -> None:
-    """Raises `CheckpointError` if a directory contains checkpoints of a run with other settings.
+def require_same_run(
+    run_dir: Path,
+    config: TrainingConfig,
+    environment: tuple[str | None, dict[str, Any] | None],
+    fingerprint: str | None = None,
+) -> None:
+    """Raises `CheckpointError` if a directory contains checkpoints of a different run, or of more updates.
 
     Args:
       run_dir: the directory, which need not exist.
-      config: the options of the run, which may allow that.
-      settings: the settings, or the whole identity, of the run.
+      config: the options of the run, which may allow a different run.
+      environment: see `environment_key`.
+      fingerprint: fingerprint of the data; None if it is not known yet.
     """
-    saved = read_run_config(run_dir).get("identity") if run_dir.is_dir() else None
-    if not saved or config.allow_config_mismatch or not any(run_dir.glob("checkpoints/*")):
-        return
-    differences = [f"{name} was {saved.get(name)}, is now {value}" for name, value in settings.items()
-                   if name in saved and saved[name] != value]  # fmt: skip
-    if differences:
+    steps = [int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdigit()]
+    document = read_run_config(run_dir) if steps else {}
+    saved = document.get("identity") or {}
+    if saved and not config.allow_config_mismatch:
+        now = config.settings(*environment) | ({} if fingerprint is None else {"data": fingerprint})
+        is_same_request = (document.get("configuration") or {}).get("env") == config.as_dict()["env"]
+        if saved.get("environment") is None and is_same_request:
+            # Then the data did not match the environment, or a package was missing.
+            now = {name: value for name, value in now.items() if not name.startswith("environment")}
+        known = {name: saved[name] for name in now if name in saved}
+        require_same(f"{run_dir} contains a different run", differences(known, now, now.keys()).values())
+    if saved and max(steps) > config.num_updates:
         raise CheckpointError(
-            f"{run_dir} contains a different run: {'; '.join(differences)}; use a different run_dir, or continue with "
-            "allow_config_mismatch=True"
+            f"steps must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
+            f"{config.num_updates:,}; set more steps, or use a different run_dir"
         )
 
 
 def describe_run(
-    config: TrainingConfig, data: TrainingData, environment: str | None, reference_returns: tuple[float, float] | None
+    config: TrainingConfig,
+    data: TrainingData,
+    environment: tuple[str | None, dict[str, Any] | None],
+    reference_returns: tuple[float, float] | None,
 ) -> dict[str, Any]:
     """Returns the content of `config.json` of a run; see `Run.config`."""
     hyperparameters = {
@@ -338,14 +356,15 @@ def describe_run(
     return {
         "configuration": config.as_dict(),
         "hyperparameters": hyperparameters,
-        "identity": config.identity(data, environment),
+        "identity": config.identity(data, *environment),
         "data": {
             "source": data.name,
             "fingerprint": data.fingerprint,
             "behaviour_return": data.behaviour_return,
             "reward_transform": None if data.reward_transform is None else dataclasses.asdict(data.reward_transform),
         },
-        "environment": environment,
+        "environment": environment[0],
+        "environment_spec": environment[1],
         "reference_returns": reference_returns,
     }
 
@@ -422,9 +441,11 @@ def train(
 
     Returns:
       The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
-      `load_experiment(run_dir)` loads again. If the call was interrupted, they are incomplete.
+      `load_experiment(run_dir)` loads again. If SIGTERM ended the call, or a notebook cell was interrupted, they are
+      incomplete.
 
     Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
       ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
       TrainingDivergedError: If the loss or a weight is not finite.
       Exception: See `Training`.
@@ -434,7 +455,7 @@ def train(
     if seeds is not None:
         if "seed" in options:
             raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
-        return run_plan(plan_seeds(source, config, seeds), run_dir, place=place)
+        return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=place)
     if jobs > 1:
         raise ValueError("jobs requires seeds, because a single run is trained in one process")
     config = config.for_source(source)
@@ -448,7 +469,11 @@ def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str |
     references = [get_algorithm(config.algo).agent] if ":" in config.algo else []
     references += [values["hyperparameters"][name] for name, each in config.hyperparameters.items() if callable(each)]
     are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
-    if not isinstance(source, (str, Path, type(None))) or values["env"] != config.env or not are_named:
+    if not isinstance(source, (str, Path, type(None))) or not are_named:
+        return None
+    try:
+        values["env"] = _make_portable(values["env"])
+    except (ImportError, ValueError):
         return None
     options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
     arguments = ", ".join([repr(source and str(source)), repr(config.algo), repr(str(run_dir)), *options])
@@ -456,3 +481,17 @@ def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str |
     if '"' not in code:  # Double quotes need no escapes within the shell's single quotes.
         code = code.replace("'", '"')
     return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+
+
+def _make_portable(env: Any) -> Any:
+    """Returns the option `env` for other processes, in which the id of an environment may not be registered.
+
+    Raises:
+      ValueError: If it cannot be made in other processes, because a function of the script creates it, for example.
+    """
+    if isinstance(env, str) and env != AUTO and ":" not in env:
+        described = describe_env(env)
+        env = env if str(described["entry_point"]).startswith("gymnasium.") else described
+    if isinstance(env, Mapping):
+        restore_env(env)
+    return env

@@ -91,6 +91,12 @@ class DQNAgent(OfflineAgent):
         actor = EpsilonGreedyActor(self._critic, epsilon=exploration_epsilon)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
+    def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
+        """Returns 'q', Q(s, a), and 'v', the maximum of Q(s, .), float32 [B]; see `OfflineAgent.estimate_values`."""
+        values = self._critic(self._observations(observation))
+        q = tf.gather(values, self._unit_action(action), batch_dims=1)
+        return {"q": q, "v": tf.reduce_max(values, axis=-1)}
+
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as tape:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_agents.agents import data_converter, tf_agent
 from tf_agents.trajectories import time_step, trajectory
 
+from .networks import critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
@@ -52,6 +53,10 @@ class OfflineAgent(tf_agent.TFAgent):
     Networks are fully connected, with convolutions in front for images, unless the user brings others; see
     `make_network`.
     """
+
+    #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
+    _critic: Any = None
+    _value: Any = None
 
     def __init__(
         self,
@@ -105,6 +110,21 @@ class OfflineAgent(tf_agent.TFAgent):
     def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Updates all networks, and returns the loss, float32 [], and metrics, including `td_error` float32 [B]."""
         raise NotImplementedError
+
+    def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
+        """Returns what the critics estimate, float32 [B] by name; empty for agents without critics.
+
+        'q' is Q(s, a), the smallest one of the critics; 'v' is V(s), if the agent learns it.
+
+        Args:
+          observation: nest of observations [B, ...] in the environment's units.
+          action: actions [B, ...] in the environment's units.
+        """
+        if self._critic is None:
+            return {}
+        inputs = self._observations(observation)
+        q = tf.reduce_min(critic_values(self._critic, inputs, self._unit_action(action)), axis=0)
+        return {"q": q} | ({} if self._value is None else {"v": critic_values(self._value, inputs)})
 
     def batch(self, experience: Any, weights: Any = None) -> Batch:
         """Converts experience to the networks' units.

@@ -214,8 +214,8 @@ class EarlyStopHook(LearnerHook):
           priority: see `Hook`.
           metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
           position: see `LearnerHook`.
-          every: number of iterations between two checks.
-          patience: number of consecutive checks without improvement before the run is stopped, at least 1.
+          every: number of iterations between two checks; a value that was already checked does not count again.
+          patience: number of consecutive values without improvement before the run is stopped, at least 1.
           min_delta: minimum change that counts as an improvement, at least 0.
           higher_is_better: whether an improvement is an increase.
           ext_args: any of these options, as in DI-engine's configurations.
@@ -235,11 +235,14 @@ class EarlyStopHook(LearnerHook):
         self.metric, self.patience, self._min_delta = options["metric"], options["patience"], options["min_delta"]
         self._sign = 1 if options["higher_is_better"] else -1
         self._best, self._num_without_gain = -math.inf, 0
+        self._checked_at: int | None = None
 
     def __call__(self, learner: HookedLearner) -> None:
         """Checks the metric, and stops the run when patience runs out."""
-        if self.metric not in learner.latest:
+        recorded_at = learner.recorded_at.get(self.metric)
+        if self.metric not in learner.latest or (recorded_at is not None and recorded_at == self._checked_at):
             return
+        self._checked_at = recorded_at
         value = self._sign * learner.latest[self.metric]
         if value > self._best + self._min_delta:  # False for NaN.
             self._best, self._num_without_gain = value, 0
@@ -250,11 +253,12 @@ class EarlyStopHook(LearnerHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Implements `LearnerHook.state_dict`."""
-        return {"best": self._best, "num_without_gain": self._num_without_gain}
+        return {"best": self._best, "num_without_gain": self._num_without_gain, "checked_at": self._checked_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Implements `LearnerHook.load_state_dict`."""
         self._best, self._num_without_gain = state["best"], state["num_without_gain"]
+        self._checked_at = state.get("checked_at")
 
 
 class TriggerHook(LearnerHook):

@@ -61,6 +61,10 @@ class HookedLearner(Protocol):
         """The latest value of every logged number, by name."""
 
     @property
+    def recorded_at(self) -> dict[str, int]:
+        """The number of completed iterations at which each value of `latest` was recorded, by name."""
+
+    @property
     def monitor(self) -> Any:
         """The training speed over the last calls."""
 

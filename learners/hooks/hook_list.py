@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..references import describe_reference
 from .hook import LearnerHook, Phase
+
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def merge_hooks(first: Iterable[LearnerHook], second: Iterable[LearnerHook]) -> list[LearnerHook]:
@@ -19,6 +22,7 @@ class HookList:
     def __init__(self, hooks: Iterable[LearnerHook] = ()):
         """Registers hooks; raises as `register`."""
         self._hooks: list[LearnerHook] = []
+        self._settings: dict[int, dict[str, Any]] = {}
         for hook in hooks:
             self.register(hook)
 
@@ -36,6 +40,7 @@ class HookList:
                 "position=...) in its __init__"
             )
         self._hooks = merge_hooks(self._hooks, [hook])
+        self._settings[id(hook)] = _find_settings(hook)
 
     def due(self, position: str, step: int, phase: Phase) -> Iterator[LearnerHook]:
         """Yields the hooks of a position and phase that are due after `step` completed iterations."""
@@ -64,19 +69,42 @@ class HookList:
                 limit = min(limit, due)
         return limit
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each hook; hooks with the same name are numbered."""
-        return {name: hook.state_dict() for name, hook in self._number().items()}
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Returns the state of each hook that has one, with the settings by which the hook is found again."""
+        states = [(hook, hook.state_dict()) for hook in self._hooks]
+        return [{**self._settings[id(hook)], "state": state} for hook, state in states if state]
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restores the states that `state_dict` returned, of those hooks that it contains."""
-        for name, hook in self._number().items():
-            if states.get(name):
-                hook.load_state_dict(states[name])
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+        """Restores the states that `state_dict` returned, of those hooks that it contains.
 
-    def _number(self) -> dict[str, LearnerHook]:
-        named: dict[str, LearnerHook] = {}
+        The order of the hooks may be different. Of hooks with the same class and name, each gets the state of the one
+        whose settings are most similar.
+        """
+        saved = list(_read_older(states) if isinstance(states, Mapping) else states)
+        pairs: list[tuple[int, int, int, LearnerHook]] = []
         for hook in self._hooks:
-            num_same_name = sum(other.name == hook.name for other in named.values())
-            named[f"{hook.name} {num_same_name + 1}"] = hook
-        return named
+            settings = self._settings[id(hook)]
+            for number, entry in enumerate(saved):
+                if entry["name"] == settings["name"] and entry["class"] in (None, settings["class"]):
+                    num_equal = len(entry["values"].items() & settings["values"].items())
+                    pairs.append((-num_equal, len(pairs), number, hook))
+        used: set[int] = set()
+        restored: set[LearnerHook] = set()
+        for _, _, number, hook in sorted(pairs):
+            if number not in used and hook not in restored:
+                used.add(number)
+                restored.add(hook)
+                hook.load_state_dict(saved[number]["state"])
+
+
+def _find_settings(hook: LearnerHook) -> dict[str, Any]:
+    """Returns what distinguishes a hook from others: its class, its name, and its attributes that are plain values."""
+    values = {name: repr(value) for name, value in vars(hook).items() if isinstance(value, _PLAIN)}
+    return {"class": describe_reference(type(hook)), "name": hook.name, "values": values}
+
+
+def _read_older(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the states of a checkpoint of an older version, by name and number such as 'count 1'."""
+    for name, state in states.items():
+        if state:
+            yield {"class": None, "name": name.rpartition(" ")[0], "values": {}, "state": state}

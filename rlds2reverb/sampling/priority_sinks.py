@@ -19,7 +19,8 @@ class PrioritySink(Protocol):
         priority = |delta| + eps
 
     Schaul et al. (2016), section 3.3: the errors are raw and unweighted, and the sampler applies the exponent. The sink
-    has the constant. `PriorityWriter`, `MixedPriorities`, `ReplayBuffer` and `BufferManager` are priority sinks.
+    has the constant, and may scale priorities as `PriorityWriter` does. `PriorityWriter`, `MixedPriorities`,
+    `ReplayBuffer` and `BufferManager` are priority sinks.
     """
 
     def update(self, info: Any, td_errors: Any) -> Any:

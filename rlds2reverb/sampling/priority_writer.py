@@ -26,6 +26,7 @@ class PriorityWriter:
         table: str,
         *,
         eps: float = 1e-2,
+        new_items_first: bool = False,
         timeout_secs: float = 30.0,
         on_server_lost: Callable[[str, str], None] | None = None,
     ):
@@ -35,6 +36,8 @@ class PriorityWriter:
           servers: the servers passed to `sample_dataset`, in the same order.
           table: the name of the table.
           eps: constant that `update` adds to every TD error so that each item can be sampled; in [1e-12, 1].
+          new_items_first: whether `update` writes no priority above that of new items, usually 1; otherwise items that
+            were never sampled will hardly be once others have much larger TD errors.
           timeout_secs: maximum time to wait for a server to accept priorities, and for a single server that is gone to
             return.
           on_server_lost: function called as `on_server_lost(address, reason)` when a server does not accept priorities
@@ -53,6 +56,7 @@ class PriorityWriter:
         require_number("eps", eps, 1e-12, 1)
         self._connections = [ServerConnection(client.server_address) for client in connect_all(servers)]
         self._table, self._eps, self._timeout_secs = table, eps, timeout_secs
+        self._new_items_first, self._highest, self._highest_sampled = new_items_first, 0.0, 0.0
         self._on_server_lost = on_server_lost
 
     def __enter__(self) -> PriorityWriter:
@@ -67,8 +71,24 @@ class PriorityWriter:
             connection.close()
 
     def update(self, info: Any, td_errors: Any) -> None:
-        """Writes `|td_errors| + eps` as priorities; see `PrioritySink.update` and `write`."""
-        self.write(info, np.abs(to_float64(td_errors)) + self._eps)
+        """Writes `|td_errors| + eps` as priorities; see `PrioritySink.update` and `write`.
+
+        With `new_items_first`, priorities are scaled once they exceed those of new items, such that the highest up to
+        now becomes that of new items:
+
+            priority = p * min(1, max p_new / max p),  p = |td_error| + eps
+
+        New items then have the highest priority up to now (Schaul et al. 2016, algorithm 1, line 6), whichever process
+        inserts them. Their priority is taken to be the highest of the items sampled up to now, which updates cannot
+        raise. A priority that was written with a larger scale is too high until its item is sampled again.
+        """
+        priorities = np.abs(to_float64(td_errors)) + self._eps
+        if self._new_items_first and len(priorities):
+            require_priorities(priorities, lambda item: f"item {item} of the batch")
+            self._highest = max(self._highest, float(priorities.max()))
+            self._highest_sampled = max(self._highest_sampled, float(np.max(info.priority)))
+            priorities *= min(1.0, (self._highest_sampled or self._highest) / self._highest)
+        self.write(info, priorities)
 
     def write(self, info: Any, priorities: Any) -> None:
         """Writes the priorities of a batch. Ignores items that have left the table; for duplicates the last value wins.

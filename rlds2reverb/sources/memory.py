@@ -60,13 +60,13 @@ def from_episodes(
     if independent_rows:
         logs = copy_arrays(list(episodes))
         return Source(name, "memory", lambda: _read_rows(logs))
-    listed = ListedEpisodes(list(_read_episodes(name, episodes)))
+    listed = _ListedEpisodes(list(_read_episodes(name, episodes)))
     num_rows = sum(episode.num_steps for episode in listed.episodes)
     return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
 
 
 @dataclass(frozen=True)
-class ListedEpisodes:
+class _ListedEpisodes:
     """Episodes in a list, which is never modified: readers get copies; implements `EpisodeRanges`."""
 
     episodes: Sequence[Episode]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
-from rlds2reverb.learners import load_run
+from rlds2reverb.learners import Learner, load_run
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.sources import load
@@ -151,6 +151,31 @@ def test_iql_beats_the_behaviour_policies_and_behaviour_cloning(data, tmp_path, 
         assert code == 0
     assert returns["iql"] > trained.behaviour_return > returns["bc"]
     assert returns["iql"] > -450
+
+
+@pytest.mark.drill("F5")
+def test_ctrl_c_saves_and_exits_with_75(hopper, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Learner, "show_log", lambda learner: signal.raise_signal(signal.SIGINT))
+    code, out, _ = call(capsys, "--algo", "bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 90, *SMALL)
+    assert code == 75 and "updates         20\n" in out and "SIGINT; run the same command to continue" in out
+
+
+@pytest.mark.parametrize("module", ["click", "rlds2reverb.cli.train"])
+def test_ctrl_c_during_an_import_ends_the_command_without_a_traceback(module):
+    code = f"""
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell in the background ignores it.
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["train", "--help"]
+from rlds2reverb.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.slow

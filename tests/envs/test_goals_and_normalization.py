@@ -144,6 +144,12 @@ def test_observations_are_normalised_with_the_moments_of_the_dataset():
         ObservationNormalizer.from_source(suite_gym.load("Pendulum-v1"), load([short]))
 
 
+def test_statistics_keep_their_precision():
+    spec = BoundedArraySpec((1,), np.dtype(np.float32), -np.inf, np.inf)
+    env = ObservationNormalizer(Replay(spec, [np.array([3e5 + 1], np.float32)] * 2), [3e5 + 0.013], [0.1])
+    assert env.reset().observation.tolist() == [np.float32((1 - 0.013) / 0.1)]
+
+
 def test_integers_and_other_fields_are_not_normalised():
     env = GymnasiumEnvironment(Nested())
     statistics = [

@@ -9,7 +9,16 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
-from rlds2reverb.envs import BoundedArraySpec, GymnasiumEnvironment, ParallelEnvironment, suite_gym
+from rlds2reverb.envs import (
+    BatchedEnvironment,
+    BoundedArraySpec,
+    GymnasiumEnvironment,
+    ParallelEnvironment,
+    TimeLimit,
+    create_environment,
+    suite_gym,
+    to_py_environment,
+)
 from rlds2reverb.envs.spaces import make_converter, make_space, make_spec
 
 from rlds2reverb import SpecMismatchError
@@ -161,6 +170,7 @@ def test_values_that_do_not_match_the_space_raise():
         (np.array([0, np.nan], np.float32), ValueError, r"observation must be finite, got \[ 0\. nan\]; fix the env"),
         (np.zeros(3, np.float32), SpecMismatchError, r"observation is float32 \[3\], but its space is float32 \[2\]"),
         ("text", SpecMismatchError, "the observation does not match its space"),
+        ([0.5, "text"], SpecMismatchError, "the observation does not match its space"),
     ]:
         with pytest.raises(error, match=message):
             GymnasiumEnvironment(Fixed(observation=observation)).reset()
@@ -238,3 +248,219 @@ def test_unknown_names_raise_with_the_nearest_one():
 def test_missing_fields_of_info_raise():
     with pytest.raises(ValueError, match=r"info_fields contains 'lives', but the environment's info has \['count'\]"):
         GymnasiumEnvironment(Counting(3), info_fields=["lives"])
+    with pytest.raises(ValueError, match="info_fields contains 'value', whose values must be arrays, got None"):
+        GymnasiumEnvironment(Telling([None]), info_fields=["value"])
+
+
+@pytest.mark.parametrize("value", [np.array([300, 0]), [300, 0], [1.5, 0], np.array([1.0, 0])])
+def test_values_that_an_integer_space_cannot_represent_raise(value):
+    space = spaces.Box(-128, 127, (2,), np.int8)
+    with pytest.raises(
+        SpecMismatchError, match=r"the observation does not match its space .*(not representable|is not)"
+    ):
+        GymnasiumEnvironment(Fixed(space, observation=value)).reset()
+    observation = GymnasiumEnvironment(Fixed(space, observation=np.array([-128, 127]))).reset().observation
+    assert observation.dtype == np.int8 and observation.tolist() == [-128, 127]
+
+
+@pytest.mark.parametrize("reward", [2, 2.0, True, np.float32(2), np.array(2.0), np.array([2.0]), [2.0], [[2.0]]])
+def test_reward_of_one_element_is_a_number_everywhere(reward):
+    def make():
+        return GymnasiumEnvironment(Fixed(result=(np.zeros(2, np.float32), reward, False, False, {})))
+
+    for env in (make(), to_py_environment(make())):
+        env.reset()
+        assert (
+            env.step(np.int64(0)).reward == float(np.ravel(reward)[0]) and np.shape(env.step(np.int64(0)).reward) == ()
+        )
+    for batch in (BatchedEnvironment([make(), make()]), ParallelEnvironment([make, make], num_workers=0)):
+        with batch:
+            batch.reset()
+            step = batch.step(np.zeros(2, int))
+            assert step.reward.tolist() == [float(np.ravel(reward)[0])] * 2 and step.reward.dtype == np.float32
+
+
+@pytest.mark.parametrize("reward", [None, "2", [1.0, 2.0], np.zeros(0), 2j])
+def test_other_rewards_raise_with_the_name_of_the_environment(reward):
+    env = GymnasiumEnvironment(Fixed(result=(np.zeros(2, np.float32), reward, False, False, {})))
+    env.reset()
+    with pytest.raises(SpecMismatchError, match="the reward of Fixed must be a number, got"):
+        env.step(0)
+
+
+class OwnRewards(GymnasiumEnvironment):
+    """An `Environment` whose rewards have a shape of their own."""
+
+    def __init__(self, shape):
+        super().__init__(Counting(9))
+        self.shape = shape
+
+    def _step(self, action):
+        return super()._step(action)._replace(reward=np.full(self.shape, 3, np.float32))
+
+
+def test_rewards_of_custom_environments_are_numbers_as_well():
+    for make in (
+        BatchedEnvironment,
+        lambda envs: ParallelEnvironment([lambda: envs[0], lambda: envs[1]], num_workers=0),
+    ):
+        with make([OwnRewards((1,)), OwnRewards(())]) as env:
+            env.reset()
+            assert env.step(np.zeros(2, int)).reward.tolist() == [3, 3]
+    env = to_py_environment(OwnRewards((1,)))
+    env.reset()
+    assert env.step(np.int64(0)).reward.shape == ()
+    env = BatchedEnvironment([OwnRewards(()), OwnRewards((2,))])
+    env.reset()
+    with pytest.raises(SpecMismatchError, match="the reward of environment 1 must be a number"):
+        env.step(np.zeros(2, int))
+
+
+def test_actions_stay_in_boxes_of_any_float_dtype():
+    for dtype in (np.float16, np.float32, np.float64):
+        low, high = np.array([[-0.1, 0.3], [0.1, 0.7]], dtype)
+        inner = Fixed(action_space=spaces.Box(low, high, (2,), dtype))
+        env = GymnasiumEnvironment(inner)
+        env.reset()
+        for bound in (env.action_spec().minimum, env.action_spec().maximum):
+            env.step(bound)
+            assert inner.action_space.contains(inner.actions[-1])
+
+
+class Telling(Counting):
+    """Returns the next of some values in its `info`."""
+
+    def __init__(self, values):
+        super().__init__(100)
+        self.values = values
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return np.full(2, self.np_random.uniform(), np.float32) + 0 * observation, {"value": self.values[0]}
+
+    def step(self, action):
+        observation, *rest, _ = super().step(action)
+        return observation, *rest, {"value": self.values[min(self.num_steps, len(self.values) - 1)]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0, 0, 1.5], [False, False, 7], [1.5, 1.5, 2**24 + 1], ["go", "go", "stopping"], [[1, 2], [1, 2], [3, 4]]],
+)
+def test_later_values_of_info_are_not_truncated(values):
+    env = GymnasiumEnvironment(Telling(values), info_fields=["value"])
+    steps = [env.reset(), env.step(0), env.step(0)]
+    for step, value in zip(steps, values, strict=True):
+        np.testing.assert_array_equal(step.env_info["value"], value)
+        assert step.env_info["value"].dtype == env.env_info_spec()["value"].dtype
+
+
+@pytest.mark.parametrize("later", [np.array([0, 1.5]), np.array([0, 300]), np.zeros(3, np.int8), ["a", "b"], "x" * 65])
+def test_values_of_info_that_do_not_fit_raise(later):
+    first = "x" if isinstance(later, str) else np.zeros(2, np.int8)
+    env = GymnasiumEnvironment(Telling([first, first, later]), info_fields=["value"])
+    env.reset()
+    env.step(0)
+    with pytest.raises(SpecMismatchError, match=r"info\['value'\] of Telling must be .*; pass info_fields as a dict"):
+        env.step(0)
+
+
+def test_selected_info_does_not_change_the_episodes():
+    def observe(inner, **options):
+        return GymnasiumEnvironment(inner, **options).reset().observation[0]
+
+    assert len({observe(Telling([0]), info_fields=["value"]) for _ in range(3)}) == 3
+    envs = [Telling([0]) for _ in range(2)]
+    for env in envs:
+        env.reset(seed=3)
+    assert observe(envs[0], info_fields=["value"]) == observe(envs[1])
+
+
+class NoSeed(Counting):
+    def reset(self):
+        return super().reset()
+
+
+class NoSeedAndNoInfo(NoSeed):
+    def reset(self):
+        return super().reset()[0]
+
+
+class OldSeed(NoSeed):
+    def seed(self, seed):
+        self.seeds = [seed]
+
+
+def test_environments_without_seeds_can_be_used():
+    for kind in (NoSeed, NoSeedAndNoInfo):
+        env = GymnasiumEnvironment(kind())
+        with pytest.raises(NotImplementedError, match=f"{kind.__name__} cannot be seeded; add the argument seed"):
+            env.seed(1)
+        assert [int(env.step(0).step_type) for _ in range(3)] == [0, 1, 1]
+    env = GymnasiumEnvironment(OldSeed())
+    env.seed(4)
+    assert env.reset().step_type == 0 and env.gym.seeds == [4]
+    for num_workers in (0, 1):
+        constructors = [lambda: GymnasiumEnvironment(NoSeed())]
+        with (
+            ParallelEnvironment(constructors, num_workers=num_workers, caller_steps=not num_workers) as env,
+            pytest.raises(NotImplementedError, match="NoSeed cannot be seeded"),
+        ):
+            env.seed(1)
+
+
+def test_errors_in_reset_are_those_of_the_environment():
+    class Broken(Counting):
+        def reset(self, *, seed=None, options=None):
+            return None + 1
+
+    env = GymnasiumEnvironment(Broken())
+    env.seed(1)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        env.reset()
+
+
+def test_unsupported_parts_of_observations_are_left_out_with_a_warning():
+    text = spaces.Text(9)
+    space = spaces.Dict({"mission": text, "robot": spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "name": text})})
+    inner = Fixed(space, observation={"mission": "go", "robot": {"arm": np.zeros(2, np.float32), "name": "a"}})
+    with pytest.warns(UserWarning, match=r"observations of Fixed is left out: .*\['robot'\]\['name'\].*\['mission'\]"):
+        env = GymnasiumEnvironment(inner)
+    assert list(env.observation_spec()) == ["robot"] and env.reset().observation["robot"]["arm"].tolist() == [0, 0]
+    for observation_space, action_space in (
+        (spaces.Dict({"mission": text}), spaces.Discrete(2)),
+        (spaces.Tuple([spaces.Discrete(2), text]), spaces.Discrete(2)),
+        (spaces.Discrete(2), spaces.Dict({"a": spaces.Discrete(2), "b": text})),
+    ):
+        with pytest.raises(TypeError, match="must be one of the supported kinds, got Text"):
+            GymnasiumEnvironment(Fixed(observation_space, action_space=action_space))
+
+
+def test_environments_of_another_kind_raise_with_what_to_do():
+    gym, env = Counting(), GymnasiumEnvironment(Counting())
+    wrapped = gymnasium.wrappers.TimeLimit(gym, 5)
+    for function, message in [
+        (lambda: TimeLimit(wrapped, 5), "TimeLimit requires an Environment, got a TimeLimit; wrap it in GymnasiumEnv"),
+        (lambda: BatchedEnvironment([wrapped]), "BatchedEnvironment requires an Environment, got a TimeLimit; wrap it"),
+        (lambda: to_py_environment(wrapped), "to_py_environment requires an Environment, got a TimeLimit; wrap it"),
+        (lambda: BatchedEnvironment([lambda: env]), "BatchedEnvironment requires an Environment, got a function"),
+        (lambda: GymnasiumEnvironment(env), r"env must be a gymnasium\.Env, got a GymnasiumEnvironment"),
+        (
+            lambda: ParallelEnvironment([env]),
+            r"constructors\[0\] must be a function .*, got a GymnasiumEnvironment; pass",
+        ),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            function()
+
+
+def test_environments_that_are_registered_here_are_known_to_workers():
+    class Registered(Counting):
+        pass
+
+    gymnasium.register("Registered-v0", entry_point=Registered, max_episode_steps=2)
+    try:
+        with create_environment("Registered-v0", 2, parallel_options={"caller_steps": False}) as env:
+            assert [env.step(np.zeros(2, int)).step_type.tolist() for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    finally:
+        del gymnasium.registry["Registered-v0"]

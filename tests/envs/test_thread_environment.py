@@ -71,8 +71,10 @@ def test_errors_are_raised_in_the_caller():
     before = set(threading.enumerate())
     with pytest.raises(ZeroDivisionError):
         ThreadEnvironment(lambda: 1 / 0)
-    with pytest.raises(TypeError, match="constructor must return an Environment, got a int"):
+    with pytest.raises(TypeError, match="ThreadEnvironment requires an Environment, got a int"):
         ThreadEnvironment(lambda: 5)
+    with pytest.raises(TypeError, match="constructor must be a function that creates an environment, got a Counting"):
+        ThreadEnvironment(Counting())
     with pytest.raises(ValueError, match="timeout_secs must be above 0"):
         ThreadEnvironment(Affine, timeout_secs=0)
     assert not set(threading.enumerate()) - before

@@ -69,6 +69,19 @@ def test_last_checkpoints_and_the_best_are_kept(tmp_path, value):
         Checkpoints(tmp_path, {}, keep_checkpoints=0)
 
 
+def test_best_checkpoint_of_an_abandoned_branch_is_forgotten(tmp_path, value):
+    store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=5)
+    for step, is_best in ((1, True), (2, False), (3, True), (4, False)):
+        store.save(step, {}, is_best=is_best)
+    store = Checkpoints(tmp_path, {"value": value}, keep_checkpoints=2)
+    store.restore(store.open(tmp_path / "0000000002"))
+    assert store.best().step == 1
+    store.save(3, {})  # This one was not the best, unlike the one that it replaces.
+    assert steps_in(tmp_path) == [1, 2, 3] and store.best().step == 1
+    store.save(4, {}, is_best=True)
+    assert steps_in(tmp_path) == [3, 4] and store.best().step == 4
+
+
 @pytest.mark.parametrize("name", ["state.index", "state.data-00000-of-00001", "manifest.json"])
 @pytest.mark.drill("F8")
 def test_open_skips_a_damaged_checkpoint_with_a_warning(tmp_path, value, caplog, name):

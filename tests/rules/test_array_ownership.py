@@ -30,7 +30,9 @@ from rlds2reverb.envs import (
     to_py_environment,
     transition,
 )
-from rlds2reverb.envs.specs import copy_arrays, sample_action
+from rlds2reverb.envs.specs import sample_action
+
+from rlds2reverb.ownership import copy_arrays
 
 
 def overwrite(nest):

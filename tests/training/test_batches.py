@@ -76,7 +76,7 @@ def test_weights_of_prioritized_batches_follow_the_step(prioritized):
         relative = sampled.probability.min() / sampled.probability
         smallest = (sampled.weight / relative**beta).max()  # The batch need not contain the least probable item.
         np.testing.assert_allclose(sampled.weight, smallest * relative**beta, rtol=1e-5)
-    assert len(set(sampled.priority.tolist())) > 1
+    assert len(set(sampled.priority.tolist())) > 1 and sampled.priority.max() == 1  # That of items never sampled.
 
 
 def test_server_of_the_run_stops_with_the_batches():

@@ -81,7 +81,7 @@ def test_the_run_determines_discount_schedule_and_seed():
 def test_as_dict_and_from_dict_are_inverse():
     config = TrainingConfig("cql", drop_fields=("observation/a",), reference_returns=(0, 1), top_percent=10)
     assert TrainingConfig.from_dict(config.as_dict()) == config.replace(reference_returns=[0, 1])
-    assert TrainingConfig("bc", env=len).as_dict()["env"] == "len"
+    assert TrainingConfig("bc", env=len).as_dict()["env"]["$function"] == "builtins:len"
     with pytest.raises(ValueError, match="only options of TrainingConfig, got .*'stepz'"):
         TrainingConfig.from_dict({"algo": "bc", "stepz": 3})
     with pytest.raises(ValueError, match="must contain 'algo'"):

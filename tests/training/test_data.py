@@ -274,6 +274,13 @@ def test_bounds_of_the_environment_have_no_note():
     assert got.notes == () and got.action_spec.minimum.tolist() == [-2]
 
 
+def test_bounds_that_float32_does_not_represent_are_rounded_inwards():
+    space = Box(np.array([-0.1, -0.3, 0]), np.array([0.1, 0.3, 1]), dtype=np.float64)
+    got = open_data([make_log(np.zeros((2, 3), np.float32))], IQL, action_space=space).action_spec
+    assert got.dtype == np.float32 and (space.contains(got.minimum), space.contains(got.maximum)) == (True, True)
+    np.testing.assert_allclose([got.minimum, got.maximum], [space.low, space.high], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("start", "bounds"), [(0, (0, 2)), (1, (1, 3)), (-1, (-1, 1))])
 def test_bounds_of_discrete_actions_include_the_start_of_the_space(start, bounds):
     log = make_log(np.arange(2) + start)

@@ -9,6 +9,7 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import reverb
 import tensorflow as tf
 from counting import Counting
 from rlds2reverb.adders import NStep
@@ -35,6 +36,7 @@ from rlds2reverb import (
     sample_dataset,
     train,
 )
+from rlds2reverb._server.clients import table_infos
 
 #: Options of a phase that takes a second.
 SMALL = {
@@ -100,6 +102,16 @@ def test_collected_items_are_those_of_whole_episodes(collected):
     lengths = after - first
     powers = 0.5 ** (lengths - 1)
     np.testing.assert_allclose(items["discount"], powers * np.where(ends & terminates, 0, 1))
+
+
+def test_run_with_a_table_of_collected_items_is_extended(tmp_path):
+    for online_steps in (15, 30):
+        config = TrainingConfig(
+            "dqn", env=partial(Counting, 5), online_steps=online_steps, online_replay="reverb", **SMALL
+        )
+        with Training(None, config, tmp_path) as training:
+            training.run()
+            assert table_infos(reverb.Client(training.collected_at))["collected"].current_size == online_steps
 
 
 @pytest.mark.parametrize("terminates", [True, False])

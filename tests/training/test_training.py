@@ -8,13 +8,15 @@ import sys
 from itertools import islice
 
 import gin
+import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training import Progress
+from rlds2reverb.training import Progress, progress
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import (
@@ -27,6 +29,7 @@ from rlds2reverb import (
     TrainingConfig,
     ingest,
     load,
+    load_policy,
     load_run,
     packed_signature,
     train,
@@ -70,6 +73,7 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert run.behaviour_return == pytest.approx(978.3, abs=0.1) and run.progress["step"].tolist() == [20, 40]
     action = run.policy.action(time_step.restart(np.zeros((3, 11), np.float32), 3)).action
     assert action.shape == (3, 3) and np.isfinite(action).all()
+    assert run.values(np.zeros((3, 11)), action)["q"].shape == (3,)
     assert run.plot(tmp_path / "a.png")._repr_png_().startswith(b"\x89PNG") and (tmp_path / "a.png").is_file()
     assert "the action bounds are [-1, 1]" in capsys.readouterr().err
 
@@ -78,6 +82,22 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert run.progress["step"].tolist() == load_run(tmp_path / "run").progress["step"].tolist() == [20, 40, 60]
     config = TrainingConfig.from_dict(run.configuration)
     assert (config.algo, config.steps, config.batch_size, config.normalize_observations) == ("td3_bc", 60, 8, True)
+
+
+def test_predict_acts_as_the_evaluator_does(data, tmp_path):
+    run = train(data / "d4rl/pendulum_mixed-v2.hdf5", "bc", tmp_path, steps=2, **SMALL)
+    env, total = gymnasium.make("Pendulum-v1"), 0.0
+    observation, _ = env.reset(seed=4)
+    for _ in range(30):
+        action = run.predict(observation)
+        assert env.action_space.contains(action)
+        observation, reward, *_ = env.step(action)
+        total += reward
+    evaluation = evaluate("Pendulum-v1", run.policy, seeds=[4], max_episode_steps=30)
+    assert evaluation.returns[0] == pytest.approx(total, rel=1e-4)
+    np.testing.assert_array_equal(load_policy(tmp_path).predict(observation), run.predict(observation))
+    with pytest.raises(ValueError, match="has no best_policy/; it is written when a run ends"):
+        _ = run.best_policy
 
 
 def test_a_run_leaves_nothing_behind_in_the_process(source, tmp_path, monkeypatch):
@@ -131,21 +151,43 @@ def test_invalid_episodes_are_rejected(few, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+class Signal(LearnerHook):
+    """A hook that sends a signal to this process after every 30 updates."""
+
+    def __init__(self, number=signal.SIGINT):
+        super().__init__("signal", position="after_iter", every=30)
+        self.number = number
+
+    def __call__(self, learner):
+        signal.raise_signal(self.number)
+
+
 @pytest.mark.drill("F5")
-def test_an_interrupted_run_is_saved_and_continues(source, tmp_path):
-    class Interrupt(LearnerHook):
-        def __init__(self):
-            super().__init__("interrupt", position="after_iter", every=10)
+def test_an_interrupted_script_ends_and_the_run_is_saved_and_continues(source, tmp_path):
+    message = (
+        f"bc in {tmp_path}: 30 updates; the same training continues it"  # The last log entry is that of update 20.
+    )
+    with pytest.raises(KeyboardInterrupt, match=f"^{message}$"):
+        train(source, "bc", tmp_path, steps=90, hooks=[Signal()], **SMALL)
+    run = load_run(tmp_path)
+    assert run.num_updates == 30 and run.progress["step"].tolist() == [20] and run.policy is not None
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{30:010d}"]
+    assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"].tolist() == [20, 40, 60]
 
-        def __call__(self, learner):
-            signal.raise_signal(signal.SIGINT)
 
-    with Training(source, TrainingConfig("bc", **get_options(steps=60)), tmp_path) as training:
-        training.learner.register_hook(Interrupt())
-        run = training.run()
-        assert training.learner.stop_reason == "SIGINT" and training.learner.step == 10
-    assert run.policy is not None and [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"{10:010d}"]
-    assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"][-1] == 60
+def test_an_interrupted_notebook_cell_and_a_terminated_process_get_the_incomplete_run(source, tmp_path, monkeypatch):
+    run = train(source, "bc", tmp_path / "terminated", steps=60, hooks=[Signal(signal.SIGTERM)], **SMALL)
+    assert run.num_updates == 30
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    run = train(source, "bc", tmp_path / "interrupted", steps=60, hooks=[Signal()], **SMALL)
+    assert run.num_updates == 30
+
+
+def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match="is saved; the same call continues it"):
+        train(source, "bc", tmp_path, steps=60, seeds=2, hooks=[Signal()], **SMALL)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["runs"] == {"seed_0": {"state": "stopped", "step": 30, "reason": "SIGINT"}}
 
 
 def test_parts_of_a_training_are_exposed(source, few, tmp_path):

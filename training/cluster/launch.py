@@ -20,7 +20,7 @@ from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.errors import ServerUnavailableError
 
 from ..config import TrainingConfig
-from ..progress import Progress
+from ..progress import Progress, raise_if_interrupted
 from ..training import require_same_run, require_single_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import RayCaller
@@ -91,7 +91,9 @@ class ClusterTraining:
             self._progress.note(note)
         for warning in self._parts.warnings:
             self._progress.warn(warning)
-        require_same_run(self.run_dir, self.config, self._parts.document["identity"])
+        document = self._parts.document
+        key = document["environment"], document["environment_spec"]
+        require_same_run(self.run_dir, self.config, key, document["data"]["fingerprint"])
         with RunDirectory(self.run_dir) as run:
             run.write_config(self._parts.document, repeat=repeat)
         with ExitStack() as stack:
@@ -118,6 +120,7 @@ class ClusterTraining:
         SIGTERM and SIGINT make all processes save what they have, and end the run early.
 
         Raises:
+          KeyboardInterrupt: After saving, if SIGINT (Ctrl-C) ended the run; not in a notebook.
           RuntimeError: If a process fails repeatedly, or the cluster has too few resources.
           TrainingDivergedError, CheckpointError: As `Training`.
         """
@@ -135,6 +138,7 @@ class ClusterTraining:
             run.plot(self.run_dir / "curve.png")
         if signals:
             self._progress.note(f"stopped by {signals[0]} after {task['step']:,} updates; run it again to continue")
+            raise_if_interrupted(signals[0], f"{self.run_dir} is saved; the same training continues it")
         return run
 
     # --- State

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.envs.suite_gym import find_spec
 from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.tasks import make_task
 
@@ -19,7 +20,13 @@ from ..batches import PRIORITY_EXPONENT
 from ..collected_pieces import PieceConverter, choose_adder
 from ..config import TrainingConfig
 from ..data import TrainingData, open_evaluated_data, open_source
-from ..environment import Environment, evaluator_arguments, make_evaluator, resolve_environment
+from ..environment import (
+    Environment,
+    environment_key,
+    evaluator_arguments,
+    make_evaluator,
+    resolve_environment,
+)
 from ..trackers import TENSORBOARD
 from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
@@ -85,13 +92,16 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     evaluator = make_evaluator(config, environment, warnings.append)
     data, evaluator = open_evaluated_data(source, config, evaluator, warnings.append, as_episodes=True)
     with data:
-        name = None if evaluator is None else evaluator.name
+        key = environment_key(None if evaluator is None else environment)
+        if environment is not None and isinstance(environment.make_env, str):
+            # The other processes may not have registered it.
+            environment = replace(environment, make_env=find_spec(environment.make_env))
         arguments = None if evaluator is None or environment is None else evaluator_arguments(config, environment)
         convert = PieceConverter(choose_adder(data), data.reward_transform)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
         return Preparation(
-            task=_make_task(config, data, name, run_dir),
-            document=describe_run(config, data, name, None if evaluator is None else evaluator.reference_returns),
+            task=_make_task(config, data, key, run_dir),
+            document=describe_run(config, data, key, None if evaluator is None else evaluator.reference_returns),
             environment=None if evaluator is None else environment,
             evaluator=arguments,
             convert=convert,
@@ -118,7 +128,10 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
 
 
 def _make_task(
-    config: TrainingConfig, data: TrainingData, environment: str | None, run_dir: str | Path
+    config: TrainingConfig,
+    data: TrainingData,
+    environment: tuple[str | None, dict[str, Any] | None],
+    run_dir: str | Path,
 ) -> dict[str, Any]:
     hyperparameters = {name: _describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(
@@ -135,7 +148,7 @@ def _make_task(
         keep_checkpoints=config.keep_checkpoints,
         jit_compile=config.jit_compile,
         hooks=config.as_dict()["hooks"],
-        identity=config.identity(data, environment),
+        identity=config.identity(data, *environment),
         allow_config_mismatch=config.allow_config_mismatch,
     )
 

@@ -165,7 +165,9 @@ class ReverbCommLearner(BaseCommLearner):
         if self._tables.is_prioritized:
             servers = list(self._tables.offline_servers or self._shards.values())
             lost = _log_server_lost if len(servers) > 1 else None
-            self._writer = PriorityWriter(servers, self._tables.offline_table, on_server_lost=lost)
+            self._writer = PriorityWriter(
+                servers, self._tables.offline_table, new_items_first=True, on_server_lost=lost
+            )
         return self._writer
 
     # --- Training

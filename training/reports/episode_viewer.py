@@ -11,15 +11,16 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.specs import Nest, leaves
+from rlds2reverb.specs import Nest, leaves, path_name
 
-from .page import escape_label
+from .page import escape_label, show_controls
 from .source_statistics import EMPTY, SourceStatistics, is_image, name_column
 
 #: Maximum number of episodes, of values in all of them, of steps in each, and of curves per group.
 _MAX_EPISODES, _MAX_VALUES, _MAX_STEPS, _MAX_CURVES = 12, 240_000, 2000, 32
 _MAX_INVALID = 4
-#: Limits of the images: number in an episode, and size of all in bytes.
+_MAX_CHARS = 300
+#: Limits of the images: number in an episode and of a camera, and size of all in bytes.
 _MAX_FRAMES, _MAX_IMAGE_BYTES = 80, 1_200_000
 _MAX_EDGE, _MIN_SHOWN_EDGE = 160, 160
 
@@ -79,7 +80,7 @@ def make_viewer_episodes(
 
 
 def make_viewer_episode(episode: Episode, description: str, *, num_episodes: int = 1) -> dict[str, Any]:
-    """Returns an episode as JSON values: curves by group, and images if it has some.
+    """Returns an episode as JSON values: curves by group, and the images and texts of all fields that have some.
 
     Args:
       episode: the episode, with at least one step.
@@ -103,7 +104,8 @@ def make_viewer_episode(episode: Episode, description: str, *, num_episodes: int
         "length": max(num_steps - 1, 0),
         "steps": steps,
         "groups": [group for group in _make_groups([curves for curves, _ in groups], steps, num_steps) if group],
-        "frames": _make_frames(episode.steps[fields.OBSERVATION], num_steps, num_episodes),
+        "frames": _make_frames(episode, num_steps, num_episodes),
+        "texts": _make_texts(episode, steps),
     }
 
 
@@ -152,19 +154,39 @@ def _make_trace(name: str, column: np.ndarray, steps: np.ndarray, num_steps: int
     return {"name": escape_label(name), "y": values}
 
 
-def _make_frames(observations: Nest, num_steps: int, num_episodes: int) -> dict[str, Any] | None:
-    """Returns the images of the first field that has some, as JPEG files; None without images."""
-    columns = [column for _, column in leaves(observations) if is_image(_RowSpec(column))]
-    if not columns:
-        return None
-    limit = _MAX_IMAGE_BYTES // num_episodes
-    steps = np.unique(np.linspace(0, num_steps - 1, min(_MAX_FRAMES, num_steps)).astype(int))
-    first = _encode_image(columns[0][0])
-    steps = steps[:: -(-len(first) * len(steps) // limit) or 1]
-    images = [_encode_image(columns[0][step]) for step in steps]
-    height, width = _as_channels_last(columns[0][0]).shape[:2]
-    scale = max(1, _MIN_SHOWN_EDGE // max(height, width))
-    return {"steps": steps, "images": images, "width": min(width, _MAX_EDGE) * scale}
+def _make_frames(episode: Episode, num_steps: int, num_episodes: int) -> list[dict[str, Any]]:
+    """Returns the images of each field that has some, as JPEG files."""
+    cameras = [(path, column) for path, column in episode.columns if is_image(_RowSpec(column))]
+    frames = []
+    for path, column in cameras:
+        limit = _MAX_IMAGE_BYTES // (num_episodes * len(cameras))
+        steps = np.unique(np.linspace(0, num_steps - 1, min(_MAX_FRAMES, num_steps)).astype(int))
+        steps = steps[:: -(-len(_encode_image(column[0])) * len(steps) // limit) or 1]
+        height, width = _as_channels_last(column[0]).shape[:2]
+        shown_width = min(width, _MAX_EDGE) * max(1, _MIN_SHOWN_EDGE // max(height, width))
+        images = [_encode_image(column[step]) for step in steps]
+        frames.append({"name": _name_field(path), "steps": steps, "images": images, "width": shown_width})
+    return frames
+
+
+def _make_texts(episode: Episode, steps: np.ndarray) -> list[dict[str, Any]]:
+    """Returns the texts of each field of strings: one for each of the steps, or a single one if all are equal."""
+    texts = []
+    for path, column in episode.columns:
+        if column.dtype.kind in "OSU":
+            rows = [_format_text(value) for value in column[steps]]
+            texts.append({"name": _name_field(path), "values": rows[:1] if len(set(rows)) == 1 else rows})
+    return texts
+
+
+def _format_text(value: Any) -> str:
+    parts = [part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in np.ravel(value)]
+    text = show_controls(", ".join(parts))
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"
+
+
+def _name_field(path: tuple[Any, ...]) -> str:
+    return show_controls(path_name(path[1:], path[0]))
 
 
 def _as_channels_last(image: np.ndarray) -> np.ndarray:

@@ -144,7 +144,8 @@ class Page:
         """
         self._open_grid()
         name = f"figure-{len(self._figures) + 1}"
-        self._figures.append({"id": name, "data": list(data), "layout": {"height": height, **layout}})
+        traces = [_mark_single_point(trace) for trace in data]
+        self._figures.append({"id": name, "data": traces, "layout": {"height": height, **layout}})
         self._parts.append(
             f"<figure{' class=wide' if is_wide else ''}><h3>{escape(heading)}</h3>"
             f'<div class="plot" id="{name}" role="img" aria-label="{escape(heading)}" style="height: {height}px"></div>'
@@ -202,6 +203,13 @@ class Page:
             self._is_in_grid = False
 
 
+def _mark_single_point(trace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a trace whose only point is visible: a line needs two."""
+    is_line = trace.get("mode") == "lines" and "fill" not in trace
+    is_single = is_line and np.isfinite(np.asarray(trace["y"], np.float64)).sum() == 1
+    return {**trace, "mode": "lines+markers"} if is_single else trace
+
+
 _DOCUMENT = """<!doctype html>
 <html lang="en">
 <head>
@@ -239,22 +247,24 @@ _VIEWER = """<div class="panel" id="NAME">
 <input type="range" min="0" value="0" step="1" data-part="time" aria-label="step of the episode">
 </div>
 <output data-part="readout"></output>
-<img class="frame" data-part="frame" alt="" hidden>
+<dl data-part="texts"></dl>
+<div class="controls" data-part="frames"></div>
 <div class="plot" data-part="plot"></div>
 </div>"""
 
 
 def escape(text: str) -> str:
     """Returns a text for HTML, with control characters made visible."""
-    return html.escape(_show_controls(text), quote=True)
+    return html.escape(show_controls(text), quote=True)
 
 
 def escape_label(text: str) -> str:
     """Returns a text for labels in figures, in which Plotly interprets some tags."""
-    return html.escape(_show_controls(text), quote=False)
+    return html.escape(show_controls(text), quote=False)
 
 
-def _show_controls(text: str) -> str:
+def show_controls(text: str) -> str:
+    """Returns a text with control characters made visible."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

@@ -13,15 +13,18 @@ from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, lea
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 
+from ..environment import restore_environment
 from ..experiments import list_runs
 from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar, make_log_axis
 from .page import Page, Report, escape_label, require_plotly
 
 Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
+#: Kind of the finding that Q-values match the achieved returns.
+AGREES = "good"
 _MAX_POINTS, _MAX_HISTOGRAMS, _MAX_GROUPS = 500, 120, 12
-#: Maximum difference between Q-values and achieved returns, as a multiple of the largest of the achieved returns; and
-#: maximum Q-values, as a multiple of the largest returns of data and policy, beyond which they have diverged.
-_MAX_DIFFERENCE = _MAX_EXCESS = 3.0
+#: Maximum ratio of Q-values and achieved returns of the same magnitude, in both directions; and of Q-values to the
+#: largest returns of data and policy, beyond which they have diverged.
+_MAX_RATIO = 3.0
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SPAN = 12.0
 #: Maximum number of films, and the seed of their episodes; evaluations during training use seeds from 0.
@@ -108,12 +111,13 @@ def _add_summary(page: Page, runs: Sequence[Run]) -> None:
 
 
 def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]]) -> None:
-    findings = [
+    compared = [
         (found[0], f"{label}{_name_seed(run, group)}: {found[1]}")
         for label, group in groups.items()
         for run in group
-        if (found := find_divergence(run)) is not None
+        if (found := compare_q_values(run)) is not None
     ]
+    findings = [found for found in compared if found[0] != AGREES]
     findings += [
         ("problem", f"{run.path} stopped with an error; see {run.path / 'exception.txt'}")
         for run in runs
@@ -126,36 +130,45 @@ def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]])
     if findings:
         page.add_findings(findings)
     else:
-        page.add_text("The Q-values are of the magnitude of the achieved returns, and no run stopped with an error.")
+        where = "" if len(compared) == len(runs) else f" in {len(compared)} of {len(runs)} runs, which logged both"
+        agreement = f" The Q-values are of the magnitude of the achieved discounted returns{where}."
+        page.add_text("No run stopped with an error." + (agreement if compared else ""))
 
 
 def _name_seed(run: Run, group: Sequence[Run]) -> str:
     return f", seed {run.identity.get('seed', '?')}" if len(group) > 1 else ""
 
 
-def find_divergence(run: Run) -> tuple[str, str] | None:
-    """Returns a kind of finding and a sentence if the Q-values of a run do not match the returns it achieved, or None.
+def compare_q_values(run: Run) -> tuple[str, str] | None:
+    """Compares the last Q-values of a run with the discounted returns that its policy achieves in evaluations.
 
-    They have diverged (a 'problem') if the last ones are larger than any return of the data or the policy can explain,
-    and are a 'warning' if they are only far from the discounted returns of the policy. Q-values of scaled rewards are
-    divided by the scale; runs that shift rewards are not checked.
+    Q-values of scaled rewards are divided by the scale.
+
+    Returns:
+      A kind of finding and a sentence. The Q-values have diverged (a 'problem') if they are larger than any return of
+      the data or the policy can explain; they are a 'warning' if they are more than three times the achieved returns or
+      of the other sign, a 'note' if they are less than a third of them, as at the start of training, and otherwise
+      'good'. None if the run has logged no Q-values or no discounted returns, or if it shifts rewards.
     """
     scale = _get_reward_scale(run)
-    if scale is None:
-        return None
     steps, values = _get_logged(run, Q_MEAN)
     _, achieved = _get_achieved(run)
-    if not len(values) or not len(achieved):
+    if scale is None or not len(values) or not len(achieved):
         return None
-    values = values / scale
-    compared = f"{values[-1]:,.4g} after {steps[-1]:,} updates, but the policy achieves {achieved[-1]:,.4g}"
+    value, last = values[-1] / scale, achieved[-1]
+    compared = f"{value:,.4g} after {steps[-1]:,} updates, but the policy achieves {last:,.4g}"
     advice = "use an algorithm that stays closer to the data, or data that cover more actions"
     largest = float(np.abs([*achieved, run.behaviour_return or 0.0]).max())
-    if abs(values[-1]) > _MAX_EXCESS * max(largest, 1e-9):
+    if abs(value) > _MAX_RATIO * max(largest, 1e-9):
         return "problem", f"the Q-values have diverged: {compared}; {advice}"
-    if abs(values[-1] - achieved[-1]) > _MAX_DIFFERENCE * max(float(np.abs(achieved).max()), 1e-9):
+    if abs(value) * _MAX_RATIO < abs(last):
+        advice = "a critic starts near 0, so train for longer"
+        return "note", f"the Q-values are not near the achieved discounted returns: {compared}; {advice}"
+    # Of returns that pass through 0, the largest ones count, because neither the ratio nor the sign says anything.
+    unit = float(np.abs(achieved).max()) / _MAX_RATIO
+    if abs(value) > _MAX_RATIO * max(abs(last), unit) or (value * last < 0 and abs(last) > unit):
         return "warning", f"the Q-values are far from the achieved discounted returns: {compared}; {advice}"
-    return None
+    return AGREES, "the Q-values are of the magnitude of the achieved discounted returns"
 
 
 def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -234,8 +247,8 @@ def _draw_learning_curves(curves: Sequence[Curve]) -> Figure:
 
 def _draw_behaviours(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     behaviours = sorted({curve.behaviour for curve in curves if curve.behaviour is not None})
-    first, last = min(curve.steps[0] for curve in curves), max(curve.steps[-1] for curve in curves)
-    line = {"type": "scatter", "mode": "lines", "x": [first, last], "line": {"color": "@muted", "dash": "dash"}}
+    last = max(curve.steps[-1] for curve in curves)
+    line = {"type": "scatter", "mode": "lines", "x": [0, last], "line": {"color": "@muted", "dash": "dash"}}
     return [
         {**line, "y": [value, value], "name": "the data's behaviour", "legendgroup": "data", "showlegend": not number}
         for number, value in enumerate(behaviours)
@@ -249,7 +262,7 @@ def _draw_logged(series: Sequence[tuple[str, Run, np.ndarray, np.ndarray]], y_ti
     data = []
     for label, run, steps, values in series:
         number = labels.index(label)
-        line = {"type": "scatter", "mode": "lines" if len(steps) > 1 else "markers", "x": steps, "y": values}
+        line = {"type": "scatter", "mode": "lines", "x": steps, "y": values}
         line |= {"name": escape_label(label), "legendgroup": label, "showlegend": label not in seen, "opacity": 0.85}
         line["line"] = {"color": f"@{number}", "width": 1.6, "dash": _DASHES[number // 6 % 4]}
         seed = escape_label(str(run.identity.get("seed", "?")))
@@ -382,12 +395,18 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
             name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
-            if name is None or run.environment is None:
-                missing = "environment" if name else "policy"
-                page.add_findings([("note", f"{label} has not been filmed, because {run.path} has no {missing}")])
+            environment, reason = None, f"{run.path} has no {'policy' if name is None else 'environment'}"
+            try:
+                environment = restore_environment(run)
+            except ValueError as error:  # A function created it.
+                reason = str(error)
+            if name is None or environment is None:
+                page.add_findings([("note", f"{label} has not been filmed, because {reason}")])
                 continue
             policy = run.best_policy if name == BEST_POLICY_FOLDER else run.policy
-            film = record_film(run.environment, policy, Path(folder) / "film.mp4", seed=_FILM_SEED)
+            limit = run.configuration.get("eval_max_episode_steps")
+            path = Path(folder) / "film.mp4"
+            film = record_film(environment.make_env, policy, path, seed=_FILM_SEED, max_episode_steps=limit)
             caption = f"The {_POLICIES[name]} policy of {run.path.name}; return {film.returns[0]:,.1f}."
             page.add_film(f"{label} in {run.environment}", film, caption=caption)
 

@@ -25,7 +25,7 @@ from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
 from rlds2reverb.rlds_to_reverb import convert_rlds_to_trajectories
 from rlds2reverb.sampling import SampleInfo, sample_dataset, to_experience
-from rlds2reverb.sampling.dataset import choose_num_chunks
+from rlds2reverb.sampling.dataset import _balance_servers, choose_num_chunks
 from rlds2reverb.sampling.importance import LinearSchedule
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
@@ -310,6 +310,38 @@ def test_chunks_divide_the_batch_and_cover_all_servers(batch_size, num_servers, 
 
 
 # --- tables without samples
+
+
+def keep_chunks(servers, tables, exponents):
+    """Returns which of the chunks of these servers are kept; a table is the priority and the number of its items."""
+
+    zeros = tf.zeros([1], tf.float64)
+
+    def make_chunk(server):
+        priority, count = (tf.gather(tf.constant(column, tf.float64), server) for column in zip(*tables, strict=True))
+        info = reverb.SampleInfo(*[zeros] * len(reverb.SampleInfo._fields))
+        return server, reverb.ReplaySample(
+            info._replace(probability=1 / count + zeros, priority=priority + zeros), zeros
+        )
+
+    chunks = tf.data.Dataset.from_tensor_slices(np.array(servers, np.int32)).map(make_chunk)
+    kept = _balance_servers(chunks, exponents).map(lambda server, chunk: server)
+    return next(iter(kept.batch(len(servers)))).numpy()
+
+
+@pytest.mark.parametrize(("exponents", "share"), [((0.5, 0.5), 0.5), ((1.0, 1.0), 0.8), ((2.0, 0.5), 64 / 65)])
+def test_shards_contribute_in_proportion_to_the_powers_of_their_priorities(exponents, share):
+    """The sums are 4 * 16^alpha and 16 * 1^alpha."""
+    kept = keep_chunks([0, 1] * 2000, [(16, 4), (1, 16)], exponents)
+    assert np.mean(kept[-1000:] == 0) == pytest.approx(share, abs=0.01)
+
+
+def test_remaining_server_contributes_alone_after_a_loss_until_the_other_is_back():
+    """Server 1 has a share of 0.1. After server 0 is lost, hardly any of its chunks are dropped any more."""
+    kept = keep_chunks([*[0, 1] * 500, *[1] * 2000, *[0, 1] * 1500], [(9, 1), (1, 1)], (1.0, 1.0))
+    num_before = 500 + round(500 / 9)
+    assert kept[num_before : num_before + 1900].mean() > 0.99
+    assert kept[-500:].mean() == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("min_size", [1, pytest.param(1000, marks=pytest.mark.slow)])

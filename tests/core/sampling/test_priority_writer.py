@@ -110,6 +110,49 @@ def test_dead_server_is_reported_and_the_other_is_updated():
     assert [address for address, _ in reports] == [lost_address]
 
 
+def make_recording_writer(**options):
+    """Returns a writer that sends nothing, and the list of the priorities that it would send."""
+    writer, written = PriorityWriter("localhost:1", "items", **options), []
+    writer.write = lambda info, priorities: written.append(np.asarray(priorities).tolist())
+    return writer, written
+
+
+def test_update_keeps_the_priority_of_new_items_the_highest():
+    writer, written = make_recording_writer(eps=0.5, new_items_first=True)
+    for td_errors, sampled in (
+        ([0.25], 1),
+        ([1.5, -3.5], [1, 0.75]),
+        ([0.5], 1),
+        ([7.5], 0.5),
+        ([3.5], [32]),
+        ([], []),
+    ):
+        writer.update(make_info([0], [0])._replace(priority=np.array(sampled)), td_errors)
+    assert written == [[0.75], [0.5, 1.0], [0.25], [1.0], [4.0], []]  # The last table has new items with 32.
+    with pytest.raises(ValueError, match="the priority of item 1 of the batch must be a finite number in"):
+        writer.update(make_info([0, 0], [0, 0]), [1.0, np.inf])
+    raw, written = make_recording_writer(eps=0.5)
+    raw.update(make_info([0], [0]), [7.5])
+    assert written == [[8.0]]
+
+
+def test_new_items_are_sampled_although_td_errors_exceed_their_priority():
+    """Of 400 items, uniform sampling leaves exp(-5) unseen in five passes; TD errors are near 1,000."""
+    generator, unseen = np.random.default_rng(0), {}
+    for new_items_first in (False, True):
+        table, uses = np.ones(400), np.zeros(400)
+        writer, _ = make_recording_writer(new_items_first=new_items_first)
+        for _ in range(50):
+            powers = table**0.6
+            keys = generator.choice(400, 40, p=powers / powers.sum())
+            uses[keys] += 1
+            writer.write = lambda info, priorities: table.__setitem__(info.key.astype(int), priorities)  # noqa: B023
+            info = make_info(keys, np.zeros(40))._replace(priority=table[keys])
+            writer.update(info, generator.normal(1000, 200, 40))
+        unseen[new_items_first] = int((uses == 0).sum())
+    assert unseen[False] > 200 and unseen[True] == 0
+
+
 def test_strings_and_other_objects_raise():
     writer = PriorityWriter("localhost:1", "items")
     for wrong in (["3"], [None], [[1], [2, 3]]):

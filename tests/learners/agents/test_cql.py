@@ -46,7 +46,7 @@ def act(actor, observation, noise):
     "overrides",
     [
         {},
-        {"lagrange_threshold": 2.0, "min_q_weight": 1.0, "deterministic_backup": False},
+        {"lagrange_threshold": 2.0, "min_q_weight": 3.0, "deterministic_backup": False},
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
         pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
@@ -133,6 +133,14 @@ def test_updates_match_the_reference(overrides):
     ]:
         np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
     np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
+
+
+def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold():
+    """The gap is 3 * 1.5 - 4 = 0.5, although the penalty itself is below the threshold."""
+    agent = make(lagrange_threshold=4.0, min_q_weight=3.0)
+    agent._update_penalty_weight(tf.constant([[1.0, 2.0], [1.0, 2.0]]))
+    assert agent._penalty_optimizer.moments[0][0].numpy() == pytest.approx(0.1 * -0.5)
+    assert agent._log_penalty_weight.numpy() == pytest.approx(3e-4)
 
 
 def test_learned_weight_of_the_penalty_is_bounded():

@@ -2,9 +2,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC
+from properties import mark_slow_except
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.algorithms import ALGORITHMS
+from rlds2reverb.learners.policy_export import export_policy
 from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
+
+from rlds2reverb import SpecMismatchError, load_policy
 
 STEPS = time_step.restart(tf.random.stateless_normal([5, OBSERVATION], [0, 1]), 5)
 
@@ -38,3 +44,68 @@ def test_collect_policy_adds_noise_within_the_bounds(name):
 def test_distribution_raises():
     with pytest.raises(NotImplementedError, match=r"do not support distribution\(\); use action\(\)"):
         make().policy.distribution(STEPS)
+
+
+DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int64, 3, 6, "action")
+
+
+def make_normalised(name):
+    spec = DISCRETE_SPEC if ALGORITHMS[name].actions == "discrete" else ACTION_SPEC
+    statistics = {"observation_mean": [1.0, 2, 3], "observation_std": [4.0, 5, 6]}
+    return make_agent(name, TIME_STEP_SPEC, spec, hidden_sizes=(4,), **statistics)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_estimates_are_those_of_the_critics(name):
+    agent, observations = make_normalised(name), STEPS.observation.numpy()
+    inputs = np.float32((observations - [1, 2, 3]) / [4, 5, 6])
+    if ALGORITHMS[name].actions == "discrete":
+        actions = np.array([3, 6, 4, 5, 3])
+    else:
+        actions = np.linspace([-2, 0], [2, 1], 5, dtype=np.float32)
+    values = agent.estimate_values(tf.constant(observations), tf.constant(actions))
+    if name in ("bc", "discrete_bc"):
+        expected = {}
+    elif actions.ndim == 1:
+        table = agent._critic(inputs).numpy()
+        expected = {"q": table[np.arange(5), actions - 3], "v": table.max(1)}
+    else:
+        unit = np.float32((actions - [0, 0.5]) / [2, 0.5])
+        expected = {"q": agent._critic(tf.concat([inputs, unit], 1)).numpy()[..., 0].min(0)}
+        expected |= {"v": agent._value(inputs).numpy()[:, 0]} if name == "iql" else {}
+    assert values.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(values[key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "dqn"], ALGORITHMS))
+def test_predictions_and_values_of_saved_policies_match_the_agent(name, tmp_path):
+    agent, observations = make_normalised(name), STEPS.observation.numpy()
+    policy = load_policy(export_policy(agent.policy, tmp_path / "policy", estimate_values=agent.estimate_values))
+    actions, expected = policy.predict(observations.astype(np.float64)), agent.policy.action(STEPS).action.numpy()
+    np.testing.assert_allclose(actions, expected, rtol=1e-5)
+    assert actions.dtype == expected.dtype and repr(policy.action_spec) == repr(agent.action_spec)
+    np.testing.assert_allclose(policy.predict(observations[2].tolist()), actions[2], rtol=1e-5)
+    expected = agent.estimate_values(STEPS.observation, tf.constant(actions))
+    if not expected:
+        with pytest.raises(ValueError, match="values requires a policy that was saved with its agent's critics"):
+            policy.values(observations, actions)
+        return
+    values, single = policy.values(observations, actions), policy.values(observations[1], actions[1])
+    assert values.keys() == expected.keys() == single.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(values[key], value, rtol=1e-4, atol=1e-6)
+        assert single[key].shape == () and single[key] == pytest.approx(values[key][1], rel=1e-4)
+
+
+def test_values_check_the_actions(tmp_path):
+    agent = make_agent("dqn", TIME_STEP_SPEC, DISCRETE_SPEC, hidden_sizes=(4,))
+    policy = load_policy(export_policy(agent.policy, tmp_path / "policy", estimate_values=agent.estimate_values))
+    action = policy.predict([0, 0, 0])
+    assert isinstance(action, np.int64) and 3 <= action <= 6
+    with pytest.raises(ValueError, match=r"action must be from 3 to 6, got 7 \(row 1\)"):
+        policy.values(np.zeros((2, 3)), [3, 7])
+    with pytest.raises(SpecMismatchError, match=r"action must be int64 \[\], or a batch of these, got float64 \[\]"):
+        policy.values(np.zeros(3), 3.0)
+    with pytest.raises(SpecMismatchError, match="observations and actions must be as many, got 2 rows and a single"):
+        policy.values(np.zeros((2, 3)), 3)

@@ -115,6 +115,23 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["td3_bc", "rebrac"])
+def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
+    agent = make(name)
+    layer_norm = name == "rebrac"
+    agent._critic.flat.assign_add(np.random.default_rng(3).normal(0, 0.5, agent._critic.flat.shape))
+    batch = agent.batch((to_trajectory if layer_norm else to_transition)(make_columns(64)))
+    action = agent._actor.mode(batch.observation).numpy().astype(float)
+    observation = batch.observation.numpy().astype(float)
+    q = reference.twin_values(to_float64(agent._critic.flat), CRITIC, observation, action, layer_norm)
+    q = np.minimum(*q) if layer_norm else q[0]
+    assert q.min() < 0 < q.max() and abs(q.mean()) < 0.95 * np.abs(q).mean()
+    errors = (action - batch.action.numpy()) ** 2
+    penalty = 0.1 * errors.sum(axis=1).mean() if layer_norm else errors.mean()
+    scale = (1.0 if layer_norm else 2.5) / np.abs(q).mean()
+    np.testing.assert_allclose(agent.actor_loss(batch), penalty - scale * q.mean(), rtol=1e-4)
+
+
 def test_rebrac_updates_match_the_reference():
     agent = make("rebrac", critic_penalty=0.5, **NOISE)
     actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)

@@ -1,6 +1,10 @@
 """Hooks from configurations in DI-engine's two formats, and the order of hooks."""
 
+import math
+import signal
+
 import pytest
+from rlds2reverb.learners import Learner
 from rlds2reverb.learners import hooks as hooks_package
 from rlds2reverb.learners.hooks import (
     HOOKS,
@@ -17,6 +21,7 @@ from rlds2reverb.learners.hooks import (
     merge_hooks,
     register_learner_hook,
 )
+from small_agents import MeanAgent, batches
 
 
 class Nothing(LearnerHook):
@@ -246,7 +251,7 @@ class Owner:
     """The attributes of a learner that these hooks use."""
 
     def __init__(self):
-        self.step, self.log_buffer, self.rank = 10, {"loss": 2.0}, 0
+        self.step, self.log_buffer, self.rank, self.recorded_at = 10, {"loss": 2.0}, 0, {}
 
 
 def test_log_reduce_hook_applies_its_function():
@@ -271,6 +276,53 @@ def test_early_stop_counts_nan_as_no_improvement():
         owner.latest = {"loss": value}
         hook(owner)
     assert stopped == [3.0]
+
+
+def test_early_stop_counts_each_evaluation_once_also_after_a_restart():
+    owner, stopped = Owner(), []
+    owner.latest, owner.stop = {"evaluation/mean_return": 1.0, "loss": 2.0}, stopped.append
+    states = [{"best": -math.inf, "num_without_gain": 0}]
+    for recorded_at in (100, 100, 100, 200, 200, 300, 300):
+        owner.recorded_at = {"evaluation/mean_return": recorded_at, "loss": 300}
+        hook = EarlyStopHook(every=10, patience=2)
+        hook.load_state_dict(states[-1])
+        hook(owner)
+        states.append(hook.state_dict())
+    assert [state["num_without_gain"] for state in states] == [0, 0, 0, 0, 1, 1, 2, 2] and len(stopped) == 1
+
+
+def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_path):
+    def stop(policy):
+        signal.raise_signal(signal.SIGINT)
+
+    def open_learner(evaluate):
+        hooks = [EvaluateHook(evaluate, every=4, position=each) for each in ("before_run", "after_iter")]
+        hooks = [LoadCkptHook(), *hooks, SaveCkptHook(position="after_run")]
+        return Learner(tmp_path, MeanAgent(), batches(), hooks=hooks)
+
+    for _ in range(2):
+        with open_learner(stop) as learner:
+            learner.start(8)
+            assert learner.step == 4 and learner.evaluated_at is None
+    steps = []
+    with open_learner(lambda policy: steps.append(learner.step) or 5.0) as learner:
+        learner.start(8)
+    assert steps == [4, 8]
+    with open_learner(stop) as learner:
+        learner.start(8)
+        assert not learner.is_stopped_by_signal and learner.best_return == 5.0
+
+
+def test_learner_records_when_each_number_was_logged(tmp_path):
+    with Learner(tmp_path, MeanAgent(), batches(), hooks=[LogShowHook(every=4)]) as learner:
+        learner.start(2)
+        learner.record_evaluation(5.0)
+        learner.start(6)
+        learner.save_checkpoint()
+        recorded_at = {name: learner.recorded_at[name] for name in ("evaluation/mean_return", "loss", "steps_per_sec")}
+    assert recorded_at == {"evaluation/mean_return": 2, "loss": 6, "steps_per_sec": 6}
+    with Learner(tmp_path, MeanAgent(), batches()) as learner:
+        assert learner.load_checkpoint() and recorded_at.items() <= learner.recorded_at.items()
 
 
 def test_trigger_hook_passes_the_number_of_iterations():

@@ -88,7 +88,7 @@ def test_figures_follow_a_change_of_the_theme(browser, pages):
 def test_viewer_changes_step_and_episode(browser, pages):
     browser.open(pages["source"])
     part = "document.querySelector('[data-part={}]')".format
-    readout, image = f"{part('readout')}.textContent", f"{part('frame')}.src"
+    readout, image = f"{part('readout')}.textContent", f"{part('frames')}.querySelector('img').src"
     cursor = f"{part('plot')}.layout.shapes[0].x0"
     assert browser.evaluate(readout).startswith("step 0 of 100, reward ")
     first_image = browser.evaluate(image)

@@ -1,13 +1,17 @@
 """Reports on training runs: curves, Q-values against achieved returns, throughput, and histograms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from report_pages import paint, read_figures, read_findings
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import load_run
 from rlds2reverb.training.reports import report_runs
-from rlds2reverb.training.reports.run_report import _Scale, find_divergence
+from rlds2reverb.training.reports.run_report import _Scale, compare_q_values
 from written_runs import STEPS, write_run
+
+from rlds2reverb import Evaluation
 
 
 def test_report_shows_curves_over_seeds_with_last_and_best(tmp_path):
@@ -39,17 +43,69 @@ def test_diverged_q_values_are_a_finding_and_change_the_axis(tmp_path):
     assert figure["layout"]["yaxis"]["ticktext"][0] == "-1e7" and "0" in figure["layout"]["yaxis"]["ticktext"]
 
 
-def test_q_values_far_from_the_returns_are_a_warning(tmp_path):
-    run = load_run(write_run(tmp_path / "a", q_values=(1.0, 2.0, 30.0), returns=(3.0, 3.0, 3.0)))
-    kind, sentence = find_divergence(run)  # 30 is less than 3 * 12, the data's return.
-    assert kind == "warning" and "30 after 3,000 updates, but the policy achieves 1.5" in sentence
-    assert find_divergence(load_run(write_run(tmp_path / "b"))) is None
+@pytest.mark.parametrize(
+    ("q_value", "achieved", "expected"),
+    [
+        (-450.0, -450.0, "good"),
+        (-160.0, -450.0, "good"),
+        (-1300.0, -450.0, "good"),
+        (-5.0, -450.0, "note"),
+        (5.0, -450.0, "note"),
+        (400.0, -450.0, "warning"),
+        (-5.0, 1.5, "warning"),
+        (30.0, 1.5, "warning"),
+        (-1500.0, -450.0, "problem"),
+        (0.0, 0.0, "good"),
+    ],
+)
+def test_q_values_are_compared_by_ratio_and_sign(tmp_path, q_value, achieved, expected):
+    data = {"behaviour_return": 12.0}
+    path = write_run(tmp_path, q_values=(1, 1, q_value), returns=(achieved,) * 3, discounted=1.0, data=data)
+    kind, sentence = compare_q_values(load_run(path))
+    assert kind == expected
+    if kind in ("note", "warning"):
+        assert f"{q_value:,.4g} after 3,000 updates, but the policy achieves {achieved:,.4g}" in sentence
+    assert ("of the magnitude of the achieved" in report_runs(path).html) == (kind == "good")
+
+
+@pytest.mark.parametrize(
+    ("q_value", "returns", "expected"),
+    [(30.0, (50, -40, 0), "good"), (30.0, (50, -40, -1), "good"), (-120.0, (-1200, -600, -150), "good")],
+)
+def test_returns_that_change_are_compared_with_the_last_and_the_largest_ones(tmp_path, q_value, returns, expected):
+    path = write_run(tmp_path, q_values=(1, 1, q_value), returns=returns, discounted=1.0)
+    assert compare_q_values(load_run(path))[0] == expected
+
+
+def test_report_says_nothing_on_q_values_of_runs_without_them(tmp_path):
+    with RunDirectory(tmp_path / "bc") as directory:
+        directory.log(10, {"loss": 2.0})
+        directory.log_evaluation(10, Evaluation(np.array([1.0]), np.array([7]), (0,), discounted_return=1.0))
+    assert compare_q_values(load_run(tmp_path / "bc")) is None
+    page = report_runs(load_run(tmp_path / "bc")).html
+    assert "No run stopped with an error." in page and "Q-values" not in page
+    page = report_runs([tmp_path / "bc", write_run(tmp_path / "iql")]).html
+    assert "of the achieved discounted returns in 1 of 2 runs, which logged both." in page
+
+
+def test_single_log_entries_are_visible(tmp_path):
+    with RunDirectory(tmp_path / "a") as directory:
+        directory.log(10, {"loss": 2.0, "q_mean": 1.0, "steps_per_sec": 5.0})
+        directory.write_config({"data": {"behaviour_return": 12.0}, "identity": {"algo": "iql", "seed": 0}})
+        directory.log_evaluation(10, Evaluation(np.array([1.0]), np.array([7]), (0,), discounted_return=1.0))
+    run = load_run(tmp_path / "a")
+    for heading, figure in read_figures(report_runs(run).html).items():
+        for trace in figure["data"]:
+            assert len(set(trace["x"])) > 1 or "markers" in trace["mode"] or "fill" in trace, heading
+    for each in (run, replace(run, evaluations={})):
+        (axes,) = each.plot().axes
+        assert axes.lines[0].get_marker() == "o"
 
 
 @pytest.mark.parametrize(
     ("transform", "q_value", "expected"),
     [
-        ({"scale": 100.0, "shift": 0.0}, 700.0, None),
+        ({"scale": 100.0, "shift": 0.0}, 700.0, "good"),
         ({"scale": 100.0, "shift": 0.0}, 7e5, "problem"),
         ({"scale": 0.01, "shift": 0.0}, 7.0, "problem"),
         ({"scale": 1.0, "shift": 1.0}, 7e5, None),
@@ -59,7 +115,7 @@ def test_q_values_far_from_the_returns_are_a_warning(tmp_path):
 def test_q_values_of_scaled_rewards_are_compared_in_units_of_returns(tmp_path, transform, q_value, expected):
     data = {"behaviour_return": 12.0, "reward_transform": transform}
     run = load_run(write_run(tmp_path, q_values=(1, 1, q_value), data=data, configuration={"reward": "scale:100"}))
-    found = find_divergence(run)
+    found = compare_q_values(run)
     assert (found and found[0]) == expected
 
 

@@ -1,5 +1,7 @@
 """Reports on datasets: the numbers in their figures, the findings, and the choice of episodes for the viewer."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
@@ -118,13 +120,25 @@ def test_principal_components_of_scaled_columns():
     assert find_principal_components(np.ones((5, 3)))[0].shape == (5, 0)
 
 
-def test_images_become_frames_and_long_episodes_are_thinned_out():
+def test_all_cameras_and_texts_are_shown_and_long_episodes_are_thinned_out():
     images = np.arange(5 * 6 * 8 * 3, dtype=np.uint8).reshape(5, 6, 8, 3)
-    (episode,) = load([make_log(1, 2, 3, 4, observations={"image": images})])
+    observations = {"image": images, "wrist": images[:, :4, :4, 0], "phase": np.array(list("aabbc"), object)}
+    texts = np.array([b"pick\x1b up"] * 5, object)
+    (episode,) = load([make_log(1, 2, 3, 4, observations=observations)])
+    episode = replace(episode, steps={**episode.steps, "language_instruction": texts})
     shown = make_viewer_episode(episode, "first")
     assert [group["title"] for group in shown["groups"]] == ["actions", "reward"]
-    assert shown["frames"]["steps"].tolist() == [0, 1, 2, 3, 4] and shown["frames"]["width"] == 160
-    assert all(image.startswith("data:image/jpeg;base64,") for image in shown["frames"]["images"])
+    names = [camera["name"] for camera in shown["frames"]]
+    assert names == ["observation['image']", "observation['wrist']"]
+    for camera in shown["frames"]:
+        assert camera["steps"].tolist() == [0, 1, 2, 3, 4] and camera["width"] == 160
+        assert len(camera["images"]) == 5
+        assert all(image.startswith("data:image/jpeg;base64,") for image in camera["images"])
+    assert shown["frames"][0]["images"][0] != shown["frames"][1]["images"][0]
+    assert shown["texts"] == [
+        {"name": "language_instruction", "values": ["pick\\x1b up"]},
+        {"name": "observation['phase']", "values": ["a", "a", "b", "b", "c"]},
+    ]
     (episode,) = load([make_log(*[1.0] * 5000)])
     shown = make_viewer_episode(episode, "first")
     assert len(shown["steps"]) == 1667 and "every third step is shown" in shown["facts"]

@@ -78,10 +78,16 @@
     return Math.abs(value) >= 1000 ? value.toLocaleString("en", {maximumFractionDigits: 0}) : String(+value.toPrecision(4));
   };
 
+  function make(tag, ...children) {
+    const element = document.createElement(tag);
+    element.append(...children);
+    return element;
+  }
+
   function makeViewer(root, spec) {
     const find = (name) => root.querySelector(`[data-part="${name}"]`);
-    const [select, slider, play, plot, readout, image] =
-      ["episode", "time", "play", "plot", "readout", "frame"].map(find);
+    const [select, slider, play, plot, readout, frames, texts] =
+      ["episode", "time", "play", "plot", "readout", "frames", "texts"].map(find);
     let episode = null, timer = null;
 
     spec.episodes.forEach((each, index) => select.add(new Option(each.label, index)));
@@ -98,7 +104,8 @@
         const top = 1 - row * (height + gap);
         layout[`yaxis${suffix}`] = {title: {text: group.title, standoff: 6}, domain: [Math.max(0, top - height), top]};
         group.traces.forEach((trace, index) => data.push({
-          type: "scatter", mode: "lines", x: episode.steps, y: trace.y, name: trace.name, yaxis: `y${suffix}`,
+          type: "scatter", x: episode.steps, y: trace.y, name: trace.name, yaxis: `y${suffix}`,
+          mode: trace.y.filter((value) => value !== null).length > 1 ? "lines" : "markers",
           line: {
             width: 1.4, color: `@${group.colour === undefined ? index : group.colour}`,
             dash: DASHES[Math.floor(index / 6) % 4], shape: group.stepped ? "hv" : "linear",
@@ -125,12 +132,15 @@
         ({name, y}) => `${name} ${format(y[index])}`);
       readout.textContent = [`step ${step} of ${episode.length}`, ...values].join(", ");
       Plotly.relayout(plot, {shapes: paint([cursor(step)])});
-      if (episode.frames) {
-        let frame = 0;
-        while (frame + 1 < episode.frames.steps.length && episode.frames.steps[frame + 1] <= step) frame += 1;
-        image.src = episode.frames.images[frame];
-        image.alt = `image of step ${episode.frames.steps[frame]}`;
-      }
+      episode.frames.forEach(({name, steps, images}, camera) => {
+        const frame = Math.max(0, steps.findLastIndex((each) => each <= step));
+        const image = frames.children[camera].firstChild;
+        image.src = images[frame];
+        image.alt = `${name} of step ${steps[frame]}`;
+      });
+      episode.texts.forEach(({values}, row) => {
+        texts.children[2 * row + 1].textContent = values[values.length > 1 ? index : 0];
+      });
     }
 
     function stop() {
@@ -145,8 +155,11 @@
       select.value = index;
       slider.max = episode.steps.length - 1;
       slider.value = 0;
-      image.hidden = !episode.frames;
-      if (episode.frames) image.width = episode.frames.width;
+      frames.replaceChildren(...episode.frames.map(({name, width}) => {
+        const image = Object.assign(make("img"), {className: "frame", width});
+        return make("div", image, make("div", name));
+      }));
+      texts.replaceChildren(...episode.texts.flatMap(({name}) => [make("dt", name), make("dd")]));
       find("facts").textContent = episode.facts;
       await redraw();
       move();

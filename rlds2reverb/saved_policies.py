@@ -1,0 +1,254 @@
+"""Policies that were saved to disk: loaded, and called with arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import Nest, describe, leaves, path_name
+
+#: Folder of the last policy in the directory of a training run, and name of the function that estimates values.
+POLICY_FOLDER, VALUES = "policy", "values"
+_SAVED_MODEL = "saved_model.pb"
+
+
+def load_policy(path: str | Path) -> SavedPolicy:
+    """Loads a policy that `train` or TF-Agents' `PolicySaver` wrote.
+
+        action = load_policy("runs/iql").predict(observation)
+
+    Args:
+      path: directory of a training run, for its last policy; or that of a SavedModel, such as runs/iql/best_policy.
+
+    Raises:
+      ValueError: If there is no SavedModel, or it does not contain a policy.
+    """
+    import tensorflow as tf
+    from tf_agents.policies.policy_saver import POLICY_SPECS_PBTXT
+    from tf_agents.specs import tensor_spec
+
+    folder = Path(path)
+    if not (folder / _SAVED_MODEL).is_file():
+        folder /= POLICY_FOLDER
+    if not (folder / _SAVED_MODEL).is_file():
+        raise ValueError(
+            f"{path} must be the SavedModel of a policy or a training run with one in {POLICY_FOLDER}/, but does not "
+            "contain a SavedModel; train writes policies when it ends or is stopped"
+        )
+    try:
+        model = tf.saved_model.load(str(folder))
+    except OSError as error:
+        raise ValueError(f"{folder} is not a valid SavedModel ({str(error).splitlines()[0]})") from error
+    if not (hasattr(model, "action") and (folder / POLICY_SPECS_PBTXT).is_file()):
+        raise ValueError(f"{folder} must contain a policy saved by PolicySaver, got a SavedModel without a policy")
+    return SavedPolicy(model, tensor_spec.from_pbtxt_file(str(folder / POLICY_SPECS_PBTXT)))
+
+
+class SavedPolicy:
+    """A policy loaded from disk, for `predict`, `Evaluator`, `record_episodes` and `record_film`.
+
+    Attributes:
+      time_step_spec: spec of TF-Agents' time steps, without the batch axis.
+      action_spec: spec of the actions, with their bounds.
+      batch_size: number of rows that the policy was saved for; None for any, as `train` saves it.
+    """
+
+    def __init__(self, model: Any, specs: Mapping[str, Any]):
+        """Takes what `load_policy` has read: the SavedModel, and the specs that `PolicySaver` stored next to it."""
+        from tf_agents.trajectories import TimeStep
+
+        trajectory, self._state_spec = specs["collect_data_spec"], specs["policy_state_spec"]
+        self._model, self.action_spec = model, trajectory.action
+        self.time_step_spec = TimeStep(
+            trajectory.step_type, trajectory.reward, trajectory.discount, trajectory.observation
+        )
+        inputs = model.action.concrete_functions[0].structured_input_signature[0]
+        self.batch_size: int | None = inputs[0].step_type.shape[0]
+
+    def predict(self, observations: Nest) -> Nest:
+        """Returns the actions for one observation or a batch of them.
+
+        Policies of the agents of rlds2reverb take the best or most likely action, so that equal observations give equal
+        actions. Agents of the user's own may sample.
+
+        Args:
+          observations: nest of arrays (or lists) like the observations of the environment, each with or without a
+            leading batch axis `[B]`. Floats are rounded to the policy's dtype, and other values must be representable
+            in it; entries of dicts that the policy does not use are ignored.
+
+        Returns:
+          Actions in the environment's units and within its bounds, with a batch axis if the observations have one;
+          discrete ones are integers.
+
+        Raises:
+          SpecMismatchError: If a field is missing, or has a different shape or kind; the message names it.
+          ValueError: If a value is not finite or not representable, or if the policy has a state.
+        """
+        import tensorflow as tf
+
+        if tf.nest.flatten(self._state_spec):
+            raise ValueError(
+                "predict requires a policy without a state; call action(time_step, state) in a loop, beginning with "
+                "get_initial_state, or pass the policy to evaluate or record_episodes"
+            )
+        batch, size = self._read(observations, self.time_step_spec.observation, "observation")
+        num = 1 if size is None else size
+        step_types, rewards, discounts = (
+            np.full((num, *spec.shape), value, spec.dtype.as_numpy_dtype)
+            for spec, value in zip(self.time_step_spec[:3], (0, 0, 1), strict=True)
+        )
+        actions = self.action(self.time_step_spec._replace(
+            step_type=step_types, reward=rewards, discount=discounts, observation=batch
+        )).action  # fmt: skip
+        return tf.nest.map_structure(lambda action, spec: _drop(_clip(action, spec), size), actions, self.action_spec)
+
+    def values(self, observations: Nest, actions: Nest) -> dict[str, np.ndarray]:
+        """Returns what the agent's critics estimate for one pair of observation and action, or for a batch of them.
+
+        The estimates are discounted sums of the rewards that the agent learned from, after `reward=`, from here on.
+
+        Args:
+          observations: see `predict`.
+          actions: actions in the environment's units, with a batch axis if the observations have one.
+
+        Returns:
+          float32 `[B]` by name, or numbers for a single pair: 'q' is Q(s, a), the smallest one of an agent's critics;
+          'v' is V(s), which only agents have that learn it (iql) or whose policy maximises Q (dqn and its variants).
+
+        Raises:
+          SpecMismatchError, ValueError: As `predict`; also if there are different numbers of both, if a discrete action
+            does not exist, or if the policy was saved without values, because its agent learns none.
+        """
+        estimate = getattr(self._model, VALUES, None)
+        if estimate is None:
+            raise ValueError(
+                "values requires a policy that was saved with its agent's critics: bc, discrete_bc and own agents "
+                "without estimate_values have none, and PolicySaver, the evaluator of a Ray cluster and earlier "
+                "versions of rlds2reverb do not save them; continue the run, or train an agent with critics"
+            )
+        observation, size = self._read(observations, self.time_step_spec.observation, "observation")
+        action, num_actions = self._read(actions, self.action_spec, "action")
+        if num_actions != size:
+            counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
+            raise SpecMismatchError(f"observations and actions must be as many, got {counts[0]} and {counts[1]}")
+        return {name: _drop(np.array(values), size) for name, values in estimate((observation, action)).items()}
+
+    def action(self, time_step: Any, policy_state: Any = ()) -> Any:
+        """Returns TF-Agents' `PolicyStep` for a batch of time steps.
+
+        Raises:
+          SpecMismatchError: If the time steps do not match `time_step_spec`.
+        """
+        try:
+            return self._model.action(time_step, policy_state)
+        except ValueError as error:
+            got = _list_fields(time_step.observation) if hasattr(time_step, "observation") else _summarize(time_step)
+            raise SpecMismatchError(
+                "action requires TF-Agents' time steps with a batch of observations "
+                f"{_list_fields(self.time_step_spec.observation)}, got {got}; use predict(observations) for arrays"
+            ) from error
+
+    def get_initial_state(self, batch_size: int | None = None) -> Any:
+        """Returns the policy state before the first step of a batch; `()` for policies without a state."""
+        return self._model.get_initial_state(*(() if self.batch_size is not None else (batch_size,)))
+
+    def get_train_step(self) -> int:
+        """Returns the number of updates after which the policy was saved; -1 if unknown."""
+        return int(self._model.get_train_step())
+
+    def _read(self, values: Nest, spec: Nest, name: str) -> tuple[Nest, int | None]:
+        """Returns a nest of arrays `[B, ...]` of the dtypes of a spec, and B; None if the values have no batch axis."""
+        import tensorflow as tf
+
+        arrays, sizes = [], {}
+        for path, leaf in leaves(spec):
+            place = path_name(path, name)
+            array = _get_array(values, path, place, leaf)
+            sizes[place] = None if array.ndim == leaf.shape.rank else len(array)
+            arrays.append(_convert(array if array.ndim > leaf.shape.rank else array[None], leaf, place))
+        if len(set(sizes.values())) > 1:
+            counts = ", ".join(f"{'none' if size is None else size} for {place}" for place, size in sizes.items())
+            raise SpecMismatchError(f"all fields must have a batch axis of the same size, or none, got {counts}")
+        size = next(iter(sizes.values()), None)
+        if self.batch_size not in (None, 1 if size is None else size):
+            raise SpecMismatchError(
+                f"the policy was saved for batches of {self.batch_size}, got {1 if size is None else size}; save it "
+                "with PolicySaver(policy, batch_size=None)"
+            )
+        return tf.nest.pack_sequence_as(spec, arrays), size
+
+
+def _get_array(values: Nest, path: Sequence[Any], place: str, spec: Any) -> np.ndarray:
+    """Returns a leaf of the user's nest as an array, after checking its shape and its kind of numbers."""
+    expected = f"{place} must be {describe(spec)}, or a batch of these"
+    for key in path:
+        try:
+            values = getattr(values, key) if hasattr(values, "_fields") else values[key]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            raise SpecMismatchError(f"{expected}, but is missing in {_summarize(values)}") from None
+    try:
+        array = np.asarray(values)
+    except ValueError:  # Lists of different lengths.
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise SpecMismatchError(f"{expected}, got {_summarize(values)}")
+    is_rounded = array.dtype.kind == "f" and not spec.dtype.is_floating
+    if is_rounded or array.shape not in (tuple(spec.shape), (len(array) if array.ndim else 0, *spec.shape)):
+        raise SpecMismatchError(f"{expected}, got {describe(array)}")
+    return array
+
+
+def _convert(array: np.ndarray, spec: Any, place: str) -> np.ndarray:
+    """Returns a batch in the dtype of a spec, after checking that its values are representable there."""
+    cast, changed = cast_array(array, np.dtype(spec.dtype.as_numpy_dtype))
+    low, high = (getattr(spec, name, None) for name in ("minimum", "maximum"))
+    if low is not None and spec.dtype.is_integer:
+        wrong, expected = (cast < low) | (cast > high), f"from {low} to {high}"
+    else:
+        wrong, expected = ~np.isfinite(cast), f"finite and representable as {spec.dtype.name}"
+    indices = np.argwhere(wrong if changed is None else wrong | changed)
+    if len(indices):
+        row, *inner = map(int, indices[0])
+        raise ValueError(f"{path_name(inner, place)} must be {expected}, got {array[(row, *inner)]} (row {row})")
+    return cast
+
+
+def cast_array(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns values in a different dtype, and which of them changed, bool like `values`, or None if none could.
+
+    Floats are rounded; other values must not change.
+    """
+    if values.dtype == dtype:
+        return values, None
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(dtype)
+        if values.dtype.kind == dtype.kind == "f":
+            return cast, np.isfinite(cast) != np.isfinite(values)
+        return cast, cast.astype(values.dtype) != values
+
+
+def _clip(action: Any, spec: Any) -> np.ndarray:
+    """Returns actions `[B, ...]` as an array, without the rounding errors that exceed their bounds."""
+    array = np.array(action)
+    return np.clip(array, spec.minimum, spec.maximum) if hasattr(spec, "minimum") else array
+
+
+def _drop(rows: np.ndarray, size: int | None) -> Any:
+    return rows[0] if size is None else rows
+
+
+def _list_fields(observation: Nest) -> str:
+    return ", ".join(f"{path_name(path, '')} {describe(leaf)}".strip() for path, leaf in leaves(observation))
+
+
+def _summarize(value: Any) -> str:
+    """Describes a user's value in a few words."""
+    if isinstance(value, Mapping):
+        return f"a dict with {', '.join(map(repr, value)) or 'no entries'}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return describe(value)
+    return f"a {type(value).__name__}"

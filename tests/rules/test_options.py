@@ -1,0 +1,244 @@
+"""The rule: an option has an effect or is an error; nothing that a user asks for is ignored in silence."""
+
+import inspect
+import itertools
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from reference_impls import episode, rlds_dataset
+from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
+from rlds2reverb.cli import run
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.data import open_data
+
+from rlds2reverb import (
+    IngestOptions,
+    IngestWarning,
+    SpecMismatchError,
+    TableConfig,
+    TrajectoryEpisodes,
+    TrajectoryWindows,
+    ingest,
+    load,
+    summarize,
+    write_dataset,
+)
+from rlds2reverb.episodes import Episode
+from rlds2reverb.replay import BufferConfig
+from rlds2reverb.sources import Format, Source, register_format
+from rlds2reverb.sources.loading import FORMATS
+
+ROWS = {
+    "observations": np.arange(200.0)[:, None],
+    "next_observations": np.arange(1.0, 201)[:, None],
+    "actions": np.zeros((200, 1)),
+    "rewards": np.ones(200),
+    "terminals": np.zeros(200, bool),
+    "timeouts": np.arange(200) == 199,
+    "infos/qpos": np.zeros((200, 2)),
+}
+ROWS["next_observations"][3] = 400  # A discontinuity.
+LOG = {
+    "observations": np.arange(4.0),
+    "next_observations": np.arange(1.0, 5),
+    "actions": np.zeros(4),
+    "rewards": np.ones(4),
+}
+#: Without those that other tests register.
+BUILT_IN = tuple(FORMATS)
+#: A value of each option of `load` that has an effect on the datasets below.
+VALUES = {
+    "split": "valid",
+    "extra_fields": ["qpos"],
+    "max_episode_steps": 2,
+    "split_at_discontinuity": True,
+    "independent_rows": True,
+    "data_dir": "elsewhere",
+    "download": True,
+}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory, data):
+    """One dataset of each format, by the format's name."""
+    folder = tmp_path_factory.mktemp("formats")
+    with h5py.File(folder / "d4rl.hdf5", "w") as file:
+        for name, column in ROWS.items():
+            file[name] = column
+    with h5py.File(folder / "robomimic.hdf5", "w") as file:
+        for number, name in itertools.product(range(2), ("obs/x", "next_obs/x", "actions", "rewards", "dones")):
+            file[f"data/demo_{number}/{name}"] = np.arange(3.0) + ("next" in name)
+            if name == "dones":
+                file[f"data/demo_{number}/{name}"][...] = [0, 0, 1]
+        file["mask/valid"] = np.array([b"demo_1"])
+    tfds = data / "rlds/physics_rlds/pendulum_dict/1.0.0"
+    return {
+        "a D4RL file": folder / "d4rl.hdf5",
+        "a robomimic file": folder / "robomimic.hdf5",
+        "a directory prepared by TFDS": tfds,
+        "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
+        "a D4RL name": "hopper-medium-v2",
+        "a Minari name": "classic/pendulum-dict/dev-v0",
+        "a TFDS name": "physics_rlds/pendulum_dict",
+        "a dict of D4RL columns": ROWS,
+        "a MinariDataset": None,
+        "an RLDS tf.data.Dataset": rlds_dataset([episode(3, terminal=True)]),
+        "episodes in memory": [{**LOG, "terminated": True}],
+    }
+
+
+def fingerprint(source):
+    return summarize(source).fingerprint
+
+
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("name", [each.name for each in BUILT_IN if each.name != "a MinariDataset"])
+def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
+    (found,) = [each for each in BUILT_IN if each.name == name]
+    source, value = sources[name], VALUES[option]
+    if option not in found.options:
+        with pytest.raises(ValueError, match=rf"^{option}=.* does not apply to {name}"):
+            load(source, **{option: value})
+    elif option != "download":  # Without a network, there is nothing to download.
+        try:
+            changed = fingerprint(load(source, **{option: value}))
+        except (FileNotFoundError, ValueError) as error:
+            assert name == "a D4RL name" or "".join(value) in str(error)  # Names what the option asks for.
+        else:
+            assert changed != fingerprint(load(source))
+
+
+def test_options_of_an_open_source_are_an_error():
+    with pytest.raises(ValueError, match="split='train' does not apply to a Source, which is open already"):
+        load(load([{**LOG, "terminated": True}]), split="train")
+
+
+def test_declared_options_are_the_arguments_of_load():
+    arguments = {name for name, each in inspect.signature(load).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert set(VALUES) == arguments == {option for each in BUILT_IN for option in each.options}
+
+
+def test_robomimic_split_selects_the_demonstrations_of_a_filter_key(sources):
+    path = sources["a robomimic file"]
+    assert (len(list(load(path))), len(list(load(path, split="valid")))) == (2, 1)
+    with pytest.raises(ValueError, match="'mask/train' does not exist; use one of: valid"):
+        load(path, split="train")
+
+
+def test_documentation_lists_the_options_of_each_format():
+    text = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]*) \|$", text.partition("## Options of `load`")[2].partition("\n## ")[0], re.M
+    )
+    listed = {name.strip(): tuple(re.findall(r"`(\w+)`", options)) for name, options in rows[1:]}
+    assert listed == {each.name: each.options for each in BUILT_IN}
+
+
+def test_help_lists_the_formats_of_each_option(capsys):
+    run(["validate", "--help"])
+    help_text = " ".join(capsys.readouterr().out.split())
+    for option in VALUES:
+        titles = ", ".join(each.title for each in BUILT_IN if each.title and option in each.options)
+        flag = "--extra-field NAME" if option == "extra_fields" else "--" + option.replace("_", "-")
+        assert titles and re.search(rf"{flag}( [A-Z]+)? {titles}[:,]", help_text), (flag, titles)
+
+
+def test_command_line_names_the_option_that_does_not_apply(sources, capsys):
+    assert run(["validate", str(sources["a D4RL file"]), "--split", "valid"]) == 1
+    assert "--split valid does not apply to a D4RL file" in capsys.readouterr().err
+
+
+def test_registered_format_is_tried_first_and_takes_its_options(tmp_path):
+    path = tmp_path / "x.demo"
+    path.write_text("")
+
+    def open_demo(path, *, split="train"):
+        return Source(f"{path.name} {split}", "demo", lambda: iter([Episode(episode(2, terminal=True), 0)]))
+
+    def matches(location):
+        return isinstance(location, Path) and location.suffix == ".demo"
+
+    register_format(Format("a demo", matches, open_demo, ("split",)))
+    try:
+        assert load(path, split="x").name == "x.demo x" and load(path).name == "x.demo train"
+        with pytest.raises(ValueError, match=r"max_episode_steps=3 does not apply to a demo \(its options: split\)"):
+            load(path, max_episode_steps=3)
+    finally:
+        del FORMATS[0]
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [("d4rl", {"shard_bytes": 5}), ("minari", {"shard_bytes": 5}), ("rlds", {"recompute_discounts": True})],
+)
+def test_options_of_other_written_formats_are_an_error(tmp_path, format, options):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to format='{format}'"):
+        write_dataset([{**LOG, "terminated": True}], tmp_path / "x-v0", format=format, **options)
+
+
+@pytest.mark.parametrize("options", [{"force": True}, {"allow_eviction": True}])
+def test_options_of_servers_are_an_error_for_directories(tmp_path, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))}=True has no effect on a directory"):
+        ingest([{**LOG, "terminated": True}], tmp_path / "x", TableConfig("t"), options=IngestOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (IngestOptions, {"writer": "reverb", "chunk_length": 5}),
+        (IngestOptions, {"writer": "reverb", "key_seed": 5}),
+        (BufferConfig, {"kind": "episode", "window_sampling": "episodes"}),
+        (BufferConfig, {"kind": "episode", "short_episodes": "pad"}),
+        (InitialPriorities, {"kind": "td", "constant": 3.0}),
+        (InitialPriorities, {"kind": "max", "eta": 0.5}),
+        (InitialPriorities, {"kind": "return", "gamma": 0.5}),
+        (InitialPriorities, {"kind": "constant", "highest": 9.0}),
+        (lambda **options: summarize(load([{**LOG, "terminated": True}]), **options), {"is_d4rl": True}),
+    ],
+)
+def test_options_without_effect_are_an_error(make, options):
+    with pytest.raises(ValueError, match=f"{list(options)[-1]}=.* has no effect"):
+        make(**options)
+
+
+# --- fields that are left out are listed
+
+TEXTS = {
+    **LOG,
+    "terminated": True,
+    "language_instruction": np.array(["lift", "lift", "lift", "lift"], object),
+    "phase": np.arange(4),
+    "notes": {"text": np.array([b"a", b"b", b"c", b"d"], object), "step": np.arange(4)},
+}
+NO_STRINGS, NO_FIELD = "tables do not support strings", "items of {} do not contain it"
+
+
+@pytest.mark.parametrize("adder", [TrajectoryWindows(), TrajectoryEpisodes(), NStep(1, 0.9), StepWindows(2)])
+def test_fields_that_items_do_not_contain_are_listed_with_the_reason(tmp_path, adder):
+    strings = dict.fromkeys(["language_instruction", "notes/text"], NO_STRINGS)
+    others = dict.fromkeys(["phase", "notes/step"], NO_FIELD.format(type(adder).__name__))
+    expected = {**strings, **(others if isinstance(adder, (TrajectoryWindows, TrajectoryEpisodes)) else {})}
+    with pytest.warns(IngestWarning, match="the step field .* is left out"):
+        report = ingest([TEXTS, TEXTS], tmp_path / "x", adder=adder)
+    assert report.left_out_fields == expected and report.items
+    assert f"the step field 'language_instruction' is left out: {NO_STRINGS}" in report.notes
+
+
+def test_training_lists_the_fields_that_it_does_not_use():
+    logs = [
+        {**TEXTS, "actions": np.zeros((4, 1)), "observations": np.zeros((4, 1)), "next_observations": np.zeros((4, 1))}
+    ]
+    notes = open_data(logs, TrainingConfig("bc", env=None)).notes
+    assert any("'language_instruction', 'notes', 'phase' are left out" in note for note in notes)
+
+
+def test_strings_in_observations_are_an_error(tmp_path):
+    texts = {**LOG, "observations": {"place": np.arange(4.0), "text": np.array(["a"] * 4, object)}, "terminated": True}
+    texts.pop("next_observations")
+    with pytest.raises(SpecMismatchError, match="holds strings"):
+        ingest([texts], tmp_path / "x")

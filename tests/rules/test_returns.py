@@ -1,0 +1,193 @@
+"""The law of returns: an episode's return is the sum of its transitions' rewards, and every statistic uses just these.
+
+The reward of a transition that was dropped because its next observation is unknown counts, although no item has it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from reference_impls import rlds_dataset
+from rlds2reverb.adders import InitialPriorities, NStep, ReturnToGo, StepEpisodes, compose
+from rlds2reverb.cli import run
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.data import open_data
+from rlds2reverb.training.reports.source_statistics import SourceStatistics
+
+from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, ingest, load, summarize, write_dataset
+from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns
+
+#: Rewards of the transitions of each episode, and the reward and action of a last step that no transition has.
+REWARDS = ([0.0, 0, 0], [1.0, 2, 3, 4], [5.0], [6.0, 7])
+BOUNDARY = (999.0, 0.0, -50.0, 7.0)
+
+
+def make_steps(rewards, boundary, *, terminal=False):
+    num_steps = len(rewards) + 1
+    is_last = np.arange(num_steps) == len(rewards)
+    return {
+        "observation": np.arange(2.0 * num_steps, dtype=np.float32).reshape(num_steps, 2),
+        "action": np.append(np.zeros(len(rewards)), boundary != 0).astype(np.float32)[:, None],
+        "reward": np.append(rewards, boundary).astype(np.float32),
+        "discount": np.where(terminal & (is_last | np.roll(is_last, -1)), 0, 1).astype(np.float32),
+        "is_first": np.arange(num_steps) == 0,
+        "is_last": is_last,
+        "is_terminal": is_last & terminal,
+    }
+
+
+def make_episodes():
+    return [make_steps(*pair) for pair in zip(REWARDS, BOUNDARY, strict=True)]
+
+
+def make_logs():
+    return [
+        {"observations": np.arange(len(rewards) + 1.0), "actions": np.zeros((len(rewards), 1)), "rewards": rewards,
+         "terminated": False} for rewards in REWARDS
+    ]  # fmt: skip
+
+
+def make_rows(*, has_next):
+    rewards = np.concatenate(REWARDS)
+    ends = np.isin(np.arange(len(rewards)), np.cumsum(list(map(len, REWARDS))) - 1)
+    observations = np.arange(len(rewards) * 1.0)[:, None]
+    rows = {"observations": observations, "actions": np.zeros((len(rewards), 1)), "rewards": rewards, "timeouts": ends}
+    return {
+        **rows,
+        "terminals": np.zeros(len(rewards), bool),
+        **({"next_observations": observations + 1} if has_next else {}),
+    }
+
+
+def written(format):
+    def write(folder):
+        path = folder / f"{format}-v0"
+        write_dataset(make_episodes(), path, format=format)
+        return load(path)
+
+    return write
+
+
+#: Every kind of source, made in a folder.
+SOURCES = {
+    "steps": lambda folder: load(make_episodes()),
+    "function": lambda folder: load(make_episodes),
+    "logs": lambda folder: load(make_logs()),
+    "D4RL columns": lambda folder: load(make_rows(has_next=True)),
+    "D4RL columns without next observations": lambda folder: load(make_rows(has_next=False)),
+    "tf.data": lambda folder: load(rlds_dataset(make_episodes())),
+    **{f"written as {format}": written(format) for format in ("d4rl", "rlds", "minari")},
+}
+TRANSFORMS = {
+    "none": ([], lambda reward: reward),
+    "cast": ([CastFloats()], lambda reward: reward),
+    "scale": ([ScaleRewards(0.001)], lambda reward: reward * 0.001),
+    "shift": ([ScaleRewards(2.0, 1.0)], lambda reward: (reward - 1) * 2),
+    "returns": ([ScaleRewardsByReturns()], lambda reward: reward * 1000 / 13),
+    "cut": ([CutAtTerminal(), ScaleRewards(3.0)], lambda reward: reward * 3),
+}
+
+
+def sum_items(adder, episode):
+    rewards = adder(episode).columns["reward"]
+    return float(np.sum(rewards, dtype=np.float64))
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def source(request, tmp_path_factory):
+    return SOURCES[request.param](tmp_path_factory.mktemp("source"))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_returns_add_up_the_rewards_of_transitions(source, name):
+    transforms, change = TRANSFORMS[name]
+    transformed = apply_transforms(source, transforms)[0]
+    expected = [sum(map(change, rewards)) for rewards in REWARDS]
+    episodes = list(transformed)
+    got = [episode.total_reward for episode in episodes]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    for episode in episodes:
+        dropped = float(episode.steps["reward"][-1]) if episode.dropped_last_transition else 0.0
+        rewards = TrajectoryWindows()(episode).columns.reward
+        assert sum(rewards[:-1]) + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+        if episode.num_transitions:
+            assert sum_items(NStep(1, 0.9), episode) + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+            to_go = compose(ReturnToGo(), StepEpisodes(9))(episode).columns["return_to_go"]
+            assert to_go[0] + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+
+
+def test_every_statistic_uses_the_returns(source):
+    returns = [sum(rewards) for rewards in REWARDS]
+    episodes, summary, statistics = list(source), summarize(source), SourceStatistics()
+    for episode in episodes:
+        statistics.add(episode)
+    assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, 13, np.mean(returns))
+    assert statistics.returns == returns
+    priority = ByReturn.from_episodes(source)
+    assert priority == ByReturn(0, 13)
+    assert [priority(episode, None) for episode in episodes] == [max(value / 13, 0.01) for value in returns]
+    if len(list(episodes[2].steps["reward"])) == 2:  # No transition was dropped.
+        by_return = compose(InitialPriorities("return", highest=13), NStep(1, 0.9))
+        assert [float(by_return(episode).priorities[0]) for episode in episodes] == pytest.approx(
+            [max(value / 13, 0.01) for value in returns]
+        )
+
+
+def test_training_statistics_use_the_returns(source):
+    config = TrainingConfig(
+        "bc", env=None, top_percent=25, reward="iql_locomotion", hyperparameters={"hidden_sizes": (2,)}
+    )
+    data = open_data(source, config)
+    is_kept = [episode.num_transitions > 0 for episode in source]
+    returns = [sum(rewards) for rewards, kept in zip(REWARDS, is_kept, strict=True) if kept]
+    assert data.returns.tolist() == returns and data.behaviour_return == np.mean(returns)
+    assert data.reward_transform.scale == pytest.approx(1000 / (max(returns) - min(returns)))
+    assert data.num_episodes == 1  # The best one, with the rewards 6 and 7.
+    assert data.items.columns["reward"][0] == pytest.approx(6 * data.reward_transform.scale)
+
+
+# --- a reward or action in a last step is reported everywhere
+
+SENTENCE = "3 episodes, first episode 0, have a reward or action other than zeros in their last step"
+
+
+def test_boundary_values_are_reported_everywhere(tmp_path, capsys):
+    source = load(make_episodes())
+    summary = summarize(source)
+    assert summary.boundary_values == 3 and SENTENCE in summary.warnings[0]
+    report = ingest(source, tmp_path / "out")
+    assert (report.boundary_values, report.first_boundary_values) == (3, 0)
+    assert SENTENCE in report.notes[0] and SENTENCE in report.as_dict()["notes"][0]
+    shards = ingest(source, [tmp_path / "a", tmp_path / "b"])
+    assert (shards.boundary_values, shards.first_boundary_values) == (3, 0)
+    assert SENTENCE in open_data(source, TrainingConfig("bc", env=None)).notes[0]
+    assert SENTENCE in write_dataset(source, tmp_path / "rlds", format="rlds").warnings[0]
+    for command in ("validate", "inspect"):
+        assert run([command, str(tmp_path / "rlds")]) == 0
+        printed = capsys.readouterr()
+        assert "first episode 0, have a reward" in " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SOURCES if name not in ("steps", "function", "tf.data", "written as rlds")]
+)
+def test_sources_without_boundary_values_report_none(tmp_path, name):
+    assert summarize(SOURCES[name](tmp_path)).boundary_values == 0
+
+
+def test_order_of_merged_parts_does_not_change_the_first_boundary_value():
+    source = load(make_episodes()[1:])
+    reversed_source = Source("x", "memory", lambda: reversed(list(source)))
+    assert summarize(source).warnings == summarize(replace(reversed_source, name=source.name)).warnings
+    assert "first episode 1" in summarize(source).warnings[0]
+
+
+def test_cut_episodes_end_in_a_terminal_step_without_flags_of_the_rest():
+    steps = make_steps([1, 2, 3], 0)
+    steps["is_terminal"][2] = True
+    (episode,) = load([steps])
+    (cut,) = apply_transforms(
+        Source("x", "", lambda: iter([replace(episode, unterminated=True, dropped_last_transition=True)])),
+        [CutAtTerminal()],
+    )[0]
+    assert (cut.num_steps, cut.is_terminal, cut.unterminated, cut.total_reward) == (3, True, False, 3.0)

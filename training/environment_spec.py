@@ -1,0 +1,131 @@
+"""Descriptions of environments as JSON values: what identifies them, and what they are made from again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
+from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_importable, resolve_reference
+
+#: Keys of the descriptions of values that JSON does not have.
+_ARRAY, _TUPLE, _FUNCTION, _PARTIAL, _OBJECT = "$array", "$tuple", "$function", "$partial", "$object"
+_FIELDS = ("id", "entry_point", "kwargs", "max_episode_steps")
+_WRAPPERS = "additional_wrappers"
+_CANNOT_IMPORT = "cannot be imported; pass env= with the id of an environment, or a function that creates it"
+
+
+def describe_env(env: Any) -> dict[str, Any]:
+    """Returns a description of what makes an environment.
+
+    That of an environment that is registered with Gymnasium, or of an `EnvSpec`, has its `id`, `entry_point`, `kwargs`,
+    `max_episode_steps` and `additional_wrappers`. That of a function has a reference to it and a `code`; see
+    `fingerprint_code`.
+
+    Args:
+      env: id of a registered environment, `gymnasium.EnvSpec`, `gymnasium.Env`, function, or a description.
+
+    Raises:
+      ImportError, ValueError: If there is no environment of this id.
+    """
+    if isinstance(env, Mapping):
+        return dict(env)
+    spec = find_spec(env) if isinstance(env, str) else getattr(env, "spec", env)
+    if not hasattr(spec, "max_episode_steps"):
+        encoded = _encode(env)
+        return encoded if isinstance(encoded, dict) else {_OBJECT: describe_reference(env)}
+    wrappers = [
+        {"name": each.name, "entry_point": each.entry_point, "kwargs": _encode(each.kwargs)}
+        for each in spec.additional_wrappers
+    ]
+    values = {name: _encode(getattr(spec, name)) for name in _FIELDS}
+    if isinstance(spec.entry_point, type):
+        values["entry_point"] = describe_reference(spec.entry_point)
+    return {**values, _WRAPPERS: wrappers}
+
+
+def restore_env(description: Mapping[str, Any]) -> Any:
+    """Returns what makes the described environment: a `gymnasium.EnvSpec`, or a function.
+
+    What a description does not contain is that of the registered environment. What it names is imported when the
+    environment is created, and functions immediately: it must come from the user or from a run of the user's own, never
+    from a dataset.
+
+    Raises:
+      ValueError: If it contains a function or an object that cannot be imported, or a function that has changed.
+    """
+    if "id" not in description:
+        return _decode(dict(description))
+    unknown = description.keys() - {*_FIELDS, _WRAPPERS}
+    if unknown:
+        raise ValueError(f"a description of an environment must contain only {', '.join(_FIELDS)} and {_WRAPPERS}, got "
+                         f"{sorted(unknown)}")  # fmt: skip
+    registration = import_gymnasium().envs.registration
+    values = {name: _decode(value) for name, value in description.items() if name in _FIELDS}
+    missing = [name for name in _FIELDS if name not in values]
+    registered = find_spec(values["id"]) if missing else None
+    values |= {name: getattr(registered, name) for name in missing}
+    if isinstance(values["entry_point"], str) and not is_importable(values["entry_point"]):
+        raise ValueError(
+            f"the environment {values['id']} cannot be made again, because {values['entry_point']} {_CANNOT_IMPORT}"
+        )
+    wrappers = [
+        registration.WrapperSpec(each["name"], each["entry_point"], _decode(each["kwargs"]))
+        for each in description.get(_WRAPPERS, ())
+    ]
+    return registration.EnvSpec(**values, additional_wrappers=tuple(wrappers))
+
+
+def name_env(env: Any) -> str:
+    """Returns a short name of an environment with its arguments, such as 'Pendulum-v1(g=5.0)'."""
+    if env is None or isinstance(env, str):
+        return str(env)
+    description = describe_env(env)
+    if "id" not in description:
+        return str(description.get(_FUNCTION, description))
+    arguments = ",".join(f"{name}={value}" for name, value in (description.get("kwargs") or {}).items())
+    return f"{description['id']}({arguments})" if arguments else str(description["id"])
+
+
+def _encode(value: Any) -> Any:
+    """Returns a value as JSON values, from which `_decode` restores it unless it cannot be imported."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encode(item) for item in value]}
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiubU":
+        return {_ARRAY: value.tolist(), "dtype": value.dtype.str}
+    if isinstance(value, functools.partial):
+        return {_PARTIAL: _encode([value.func, value.args, value.keywords])}
+    if callable(value):
+        return {_FUNCTION: describe_reference(value), "code": fingerprint_code(value)}
+    return {_OBJECT: describe_reference(value)}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if _TUPLE in value:
+        return tuple(_decode(item) for item in value[_TUPLE])
+    if _PARTIAL in value:
+        function, arguments, keywords = _decode(value[_PARTIAL])
+        return functools.partial(function, *arguments, **keywords)
+    if _ARRAY in value:
+        return np.array(value[_ARRAY], value["dtype"])[()]
+    if _FUNCTION not in value and _OBJECT not in value:
+        return {key: _decode(item) for key, item in value.items()}
+    reference = value.get(_FUNCTION) or value[_OBJECT]
+    if _FUNCTION not in value or not is_importable(reference):
+        raise ValueError(f"the environment cannot be made again, because {reference} {_CANNOT_IMPORT}")
+    function = resolve_reference("env", reference)
+    if fingerprint_code(function) != value["code"]:
+        raise ValueError(f"the environment cannot be made again, because {reference} has changed; pass env= to use it")
+    return function
