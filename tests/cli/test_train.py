@@ -208,7 +208,7 @@ WRONG_OPTIONS = {
     (
         "--set",
         "discount=0.9",
-    ): "'discount' cannot be set here because it must match the stored items; set gamma instead",
+    ): "'discount' cannot be set, because it must match the stored items; set --gamma",
     ("--algo", "bc", "--sampler", "prioritized"): "bc requires --sampler uniform",
     ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file and --d4rl-score",
     ("--config", "missing.gin"): "'missing.gin' does not exist",
