@@ -17,6 +17,7 @@ _NAMED = r"(?P<named>(?<=arguments: )[a-z]\w*|transforms\.\w+|^[a-z]\w*(?= (?:mu
 _ARGUMENT = re.compile(f"{_NAMED}|{_WITH_VALUE}|{_WITHOUT_VALUE}|{_BARE}")
 #: Parameters of commands that stand for an argument of the library with a different name.
 _PARAMETERS = {
+    "env": ("environment",),
     "adder": ("sequence_length", "n_step"),
     "length": ("sequence_length",),
     "n": ("n_step",),

@@ -115,9 +115,24 @@ def _find_environment(folder: Path, run: Run | None, options: dict[str, Any]) ->
     environment = None if run is None else restore_environment(run)
     if run is None or environment is None:
         raise click.UsageError(f"{folder} names no environment; pass --env, such as --env Hopper-v5")
+    if isinstance(environment.make_env, str):
+        _require_registered(folder, environment.name)
     if options["max_episode_steps"] is None:
         options["max_episode_steps"] = run.configuration.get("eval_max_episode_steps")
     return environment.name, environment.make_env
+
+
+def _require_registered(folder: Path, environment: str) -> None:
+    """Raises `UsageError` if the environment of a run was made by a function, of which only the name is known."""
+    from rlds2reverb.envs.suite_gym import find_spec
+
+    try:
+        find_spec(environment)
+    except ValueError as error:
+        raise click.UsageError(
+            f"{folder} was evaluated in {environment!r}, which cannot be created by that name; pass --env, such as "
+            "--env Hopper-v5"
+        ) from error
 
 
 def _film(film: Path, environment: str, make_env: Any, policy_path: Path, options: dict[str, Any]) -> Film:

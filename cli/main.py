@@ -173,7 +173,7 @@ def _describe_usage(error: click.UsageError) -> str:
 
 
 def _uncapitalize(message: str) -> str:
-    return message if message[1:2].isupper() else message[:1].lower() + message[1:]
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def load_space(text: Any) -> Any:
     """Returns the space of a text by `dump_space`, or None for anything else: a `Discrete`, or Boxes."""
     try:
         return _make(json.loads(text))
-    except (TypeError, ValueError, KeyError, AssertionError, OverflowError, RecursionError):
+    except (AttributeError, TypeError, ValueError, KeyError, AssertionError, OverflowError, RecursionError):
         return None
 
 

@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_algorithm():
         ),
         ({"hyperparameters": [1]}, TypeError, r"hyperparameters must be a dict such as {'alpha': 2.5}, got \[1\]"),
         ({"drop_fields": "reward"}, TypeError, r"drop_fields must be a list of paths, such as \['reward'\]"),
-        ({"hyperparameters": {"discount": 0.9}}, ValueError, "'discount' cannot be set here .*; set gamma instead"),
+        ({"hyperparameters": {"discount": 0.9}}, ValueError, "'discount' cannot be set, .*; set gamma="),
     ],
 )
 def test_invalid_options_raise(options, error, message):
