@@ -96,8 +96,9 @@ def _make(description: Any) -> Any:
         return spaces.Dict({key: _make(part) for key, part in description["dict"].items()})
     if "tuple" in description:
         return spaces.Tuple([_make(part) for part in description["tuple"]])
-    spec = ArraySpec(tuple(description["shape"]), np.dtype(description["dtype"]))
-    if not 0 <= math.prod(spec.shape) <= _MAX_ELEMENTS or spec.dtype.kind not in "fiub":
+    shape: tuple[int, ...] = tuple(description["shape"])
+    spec = ArraySpec(shape, np.dtype(description["dtype"]))
+    if not 0 <= math.prod(shape) <= _MAX_ELEMENTS or spec.dtype.kind not in "fiub":
         raise ValueError(f"a space must have at most {_MAX_ELEMENTS} numbers, got {spec}")
     return make_space(spec, description["low"], description["high"])
 
@@ -109,5 +110,5 @@ def make_space(spec: ArraySpec, low: Any, high: Any) -> Any:
     if spec.dtype.kind in "iu" and not spec.shape:
         return spaces.Discrete(int(high) - int(low) + 1, start=int(low))
     shape: Any = spec.shape
-    bounds = [np.broadcast_to(np.array(bound, spec.dtype), shape) for bound in (low, high)]
-    return spaces.Box(*bounds, shape, spec.dtype.type)
+    low, high = (np.broadcast_to(np.array(bound, spec.dtype), shape) for bound in (low, high))
+    return spaces.Box(low, high, shape, spec.dtype.type)

@@ -72,7 +72,8 @@ def restore_environment(run: Run) -> Environment | None:
     Raises:
       ValueError: If it was created by a function that cannot be imported, or has changed.
     """
-    name, spec = run.environment, run.config.get("environment_spec")
+    name: str | None = run.environment
+    spec: Any = run.config.get("environment_spec")
     if name is None:
         return None
     environment = Environment(name, name)
