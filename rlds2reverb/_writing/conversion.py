@@ -188,7 +188,7 @@ def _drop_strings(episode: Episode) -> Episode:
 
 def _find_left_out_fields(step_spec: Nest, item_spec: Nest, adder: str) -> dict[str, str]:
     stored = [path for path, _ in leaves(drop_strings(step_spec))]
-    item_fields: Any = item_spec if isinstance(item_spec, dict) else getattr(item_spec, "_fields", ())
+    item_fields: Any = item_spec if isinstance(item_spec, dict) else getattr(item_spec, "_fields", None) or ()
     reasons = {}
     for path, _ in leaves({name: nest for name, nest in step_spec.items() if name not in fields.STEP_FIELDS}):
         if path not in stored:
