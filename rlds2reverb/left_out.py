@@ -20,7 +20,7 @@ class LeftOut:
       dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
       first_discontinuity: location of the first one, or ''.
-      boundary_values: number of episodes with a reward or action other than zeros in their last step, which is no part
+      boundary_values: number of episodes with a reward or an action other than zero in their last step, which is no part
         of any transition.
       first_boundary_values: index of the first of these episodes, or None.
     """
@@ -68,8 +68,8 @@ class LeftOut:
             )
         if self.boundary_values:
             sentences.append(
-                f"{self.boundary_values:,} episodes, first episode {self.first_boundary_values}, have a reward or "
-                "action other than zeros in their last step; no transition begins there, so it is neither used nor "
+                f"the last steps of {self.boundary_values:,} episodes, first of episode {self.first_boundary_values}, "
+                "have a reward or an action other than zero; no transition begins there, so they are neither used nor "
                 "counted in returns"
             )
         return tuple(sentences)
@@ -80,7 +80,7 @@ class LeftOut:
 
 
 def _find_boundary_values(batch: EpisodeBatch) -> np.ndarray:
-    """Returns which episodes have a reward or action other than zeros in a last step of no transition: bool `[E]`.
+    """Returns which episodes have a reward or an action other than zero in a last step of no transition: bool `[E]`.
 
     The last step of an episode that lost its last transition has those of that transition, which is counted anyway.
     """

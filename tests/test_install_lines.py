@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+#: Copies the data of the following examples, which then leave the checkout as it is.
+EXAMPLES = "cp -r tests/data/d4rl ../examples && cd ../examples"
 REPOSITORY = "https://github.com/rlds2reverb/rlds2reverb.git"
 
 pytestmark = pytest.mark.skipif(
@@ -97,7 +99,7 @@ def shell(tmp_path, repository):
 def test_readme_installs_with_the_documented_commands():
     lines = installation_lines()
     assert lines[0] == f"git clone {REPOSITORY} && cd rlds2reverb"
-    assert lines[1:] == ["make install", "source .venv/bin/activate", "make demo"]
+    assert lines[1:] == ["make install", "source .venv/bin/activate", "make demo", EXAMPLES]
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ class Summary:
       empty: number of episodes without steps.
       dropped_last_transition: number of transitions dropped because a truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` is not the next row's observation.
-      boundary_values: number of episodes with a reward or action other than zeros in their last step; see `LeftOut`.
+      boundary_values: number of episodes with a reward or an action other than zero in their last step; see `LeftOut`.
       returns: undiscounted sums of rewards per episode.
       lengths: transitions per episode.
       score: D4RL's normalised score of the mean return, or None if there are no reference returns.

@@ -136,10 +136,16 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
 # --- validate
 
 
-@pytest.mark.parametrize("name", ["hdf5/ok_control.hdf5", "rlds/ok_control"])
-def test_validate_accepts_valid_data(data, capsys, name):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hdf5/ok_control.hdf5", "valid (4 episodes"),
+        ("rlds/ok_control", "valid, with notes (3 episodes, 12 steps, 0 problems, 1 note)"),  # Values in last steps.
+    ],
+)
+def test_validate_accepts_valid_data(data, capsys, name, expected):
     code, out, err = call(capsys, "validate", data / "malformed" / name)
-    assert (code, err) == (0, "") and "valid (" in out and "0 problems" in out
+    assert (code, err) == (0, "") and expected in out and "0 problems" in out
 
 
 def test_validate_lists_problems_and_exits_with_2(data, capsys):

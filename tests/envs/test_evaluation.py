@@ -318,7 +318,7 @@ def test_invalid_evaluator_arguments_raise():
 
 
 def test_invalid_environments_raise():
-    with pytest.raises(ValueError, match="Gymnasium has no environment 'Pendulumm-v1' .*did you mean 'Pendulum-v1'"):
+    with pytest.raises(ValueError, match="Gymnasium has no environment 'Pendulumm-v1'; did you mean 'Pendulum-v1'"):
         Evaluator("Pendulumm-v1")
     with pytest.raises(TypeError, match="make_env must return a gymnasium.Env or an Environment, got int"):
         Evaluator(lambda: 1)

@@ -148,7 +148,7 @@ def test_training_statistics_use_the_returns(source):
 
 # --- a reward or action in a last step is reported everywhere
 
-SENTENCE = "3 episodes, first episode 0, have a reward or action other than zeros in their last step"
+SENTENCE = "the last steps of 3 episodes, first of episode 0, have a reward or an action other than zero"
 
 
 def test_boundary_values_are_reported_everywhere(tmp_path, capsys):
@@ -165,7 +165,7 @@ def test_boundary_values_are_reported_everywhere(tmp_path, capsys):
     for command in ("validate", "inspect"):
         assert run([command, str(tmp_path / "rlds")]) == 0
         printed = capsys.readouterr()
-        assert "first episode 0, have a reward" in " ".join((printed.out + printed.err).split())
+        assert "first of episode 0, have a reward" in " ".join((printed.out + printed.err).split())
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_order_of_merged_parts_does_not_change_the_first_boundary_value():
     source = load(make_episodes()[1:])
     reversed_source = Source("x", "memory", lambda: reversed(list(source)))
     assert summarize(source).warnings == summarize(replace(reversed_source, name=source.name)).warnings
-    assert "first episode 1" in summarize(source).warnings[0]
+    assert "first of episode 1" in summarize(source).warnings[0]
 
 
 def test_cut_episodes_end_in_a_terminal_step_without_flags_of_the_rest():

@@ -70,6 +70,7 @@ CHANGED = {
     "reward": "scale:2",
     "normalize_observations": False,
     "clip_actions": True,
+    "action_bounds": (-2.0, 2.0),
 }
 #: Options that may change, and why the logged numbers keep their meaning.
 FREE = {
