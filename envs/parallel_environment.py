@@ -144,6 +144,8 @@ class ParallelEnvironment(LockedEnvironment):
             require_same_specs(specs)
             self._spec: TimeStep = specs[0]
             self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
+            #: What lost environments repeat: the last time steps, which the caller cannot modify.
+            self._last = _copy(self._channel.time_step, slice(None))
             for worker in self._workers:
                 worker.connect(self._channel, self._layout, self._timeout_secs)
                 worker.is_lost = False
@@ -258,6 +260,8 @@ class ParallelEnvironment(LockedEnvironment):
             if failures:
                 self._handle(failures)
             time_step = self._make_time_step(action)
+            if self._workers and self._on_failure == "restart":
+                _copy_into(self._last, self._channel.time_step)
         except Exception:
             self.close()
             raise
@@ -282,9 +286,8 @@ class ParallelEnvironment(LockedEnvironment):
             try:
                 failures += worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
-                envs = self._ids[worker.first : worker.end]
-                is_new = self._ended[envs] | (command == RESET)
-                failures += self._recover(worker, str(lost), envs, is_new)
+                is_new = self._ended[worker.first : worker.end] | (command == RESET)
+                failures += self._recover(worker, str(lost), is_new)
         return failures
 
     def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
@@ -315,7 +318,7 @@ class ParallelEnvironment(LockedEnvironment):
             try:
                 found = self._workers[row].wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
-                found = self._recover(self._workers[row], str(lost), self._ids[env : env + 1], is_new[env])
+                found = self._recover(self._workers[row], str(lost), is_new[env])
             # A reset in the background has failed in the environment itself, before it has become one of the batch.
             failures += found if is_new[env] else [(env, text) for _, text in found]
         return failures
@@ -328,17 +331,17 @@ class ParallelEnvironment(LockedEnvironment):
                 try:
                     failures += worker.wait(self._spin_secs, self._timeout_secs)
                 except LostProcessError as lost:
-                    failures += self._recover(worker, str(lost), self._ids[:0], True)
+                    failures += self._recover(worker, str(lost), True)
         return failures
 
-    def _recover(self, worker: WorkerProcess, reason: str, envs: np.ndarray, is_new: Any) -> list[_Failure]:
+    def _recover(self, worker: WorkerProcess, reason: str, is_new: Any) -> list[_Failure]:
         """Starts a lost worker again, and truncates the running episodes of its environments.
 
         Args:
           worker: the worker.
           reason: why it is lost.
-          envs: indices of its environments in the batch.
-          is_new: bool [] or [len(envs)], whether they start an episode, instead of having one that is truncated.
+          is_new: bool [] or one for each of its environments, whether they start an episode, instead of having one
+            that is truncated.
 
         Returns:
           The environments that have failed.
@@ -352,10 +355,7 @@ class ParallelEnvironment(LockedEnvironment):
         is_new = np.broadcast_to(is_new, worker.end - worker.first)
         failures = [(index, reason) for index in range(worker.first, worker.end)]
         self._restart(worker, reason, is_new)
-        rows = np.arange(worker.first, worker.end)[~is_new]
-        if rows.size:
-            previous: Any = self._current_time_step
-            self._truncate(rows, envs[~is_new], previous)
+        self._truncate(np.arange(worker.first, worker.end)[~is_new])
         return failures
 
     def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> None:
@@ -378,12 +378,10 @@ class ParallelEnvironment(LockedEnvironment):
                 reason = str(error)
         raise EnvironmentFailedError(f"{worker.places} failed {worker.num_failures} times in a row:\n{reason}")
 
-    def _truncate(self, rows: np.ndarray, envs: np.ndarray, previous: TimeStep) -> None:
+    def _truncate(self, rows: np.ndarray) -> None:
         """Ends the episodes of lost environments: their last observations are repeated."""
         shared = self._channel.time_step
-        _restore_rows(shared.observation, rows, previous.observation, envs)
-        _restore_rows(shared.env_info, rows, previous.env_info, envs)
-        shared.discount[rows] = previous.discount[envs]
+        _copy_into(shared, _copy(self._last, rows), rows)  # Some environments may have made the step.
         shared.step_type[rows], shared.has_failed[rows] = LAST, True
         shared.reward[rows] = 0
 
@@ -432,14 +430,3 @@ def _copy_into(arrays: Nest, values: Nest, rows: Any = slice(None)) -> None:
 
 def _copy(nest: Nest, rows: Any) -> Nest:
     return nest[rows].copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf[rows].copy(), nest)
-
-
-def _restore_rows(arrays: Nest, rows: np.ndarray, previous: Nest, envs: np.ndarray) -> None:
-    if isinstance(arrays, np.ndarray):
-        arrays[rows] = previous[envs]
-    elif isinstance(arrays, dict):
-        for key, array in arrays.items():
-            _restore_rows(array, rows, previous[key], envs)
-    else:
-        for array, value in zip(arrays, previous, strict=True):
-            _restore_rows(array, rows, value, envs)

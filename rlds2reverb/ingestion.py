@@ -116,7 +116,8 @@ def ingest(
         shards of one dataset: each episode is written to one of them, which a hash of its index determines. They are
         written one after the other.
       tables: one or more tables, each of which receives every item. Tables of a server must exist, with the signature
-        of the items or without one. For a directory, a name stands for a default `TableConfig` with that name.
+        of the items or without one, and with the settings of a `TableConfig` that has any. For a directory, a name
+        stands for a default `TableConfig` with that name.
       adder: function from episodes to items; None for `TrajectoryWindows()`, whose items are transitions.
       priority: initial priority of all items, or a function from an episode and its `Items` to their priorities; in
         [0, 1e12].
@@ -258,8 +259,9 @@ class _Run:
             _write_to_directory(transfer, destination, self.configs, self.options, description)
             return transfer.report
         client, infos = destination.client, destination.infos
-        for name in self.names:
-            require_table(infos, name, conversion.signature)
+        for config in self.configs:
+            require_table(infos, config.name, conversion.signature)
+            _require_settings(infos[config.name], config)
         for warning in require_stored_items_match(
             client.server_address, infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
         ):
@@ -294,6 +296,27 @@ def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) 
     if not names or len(set(names)) < len(names):
         raise ValueError(f"tables must be one or more tables with different names, got {names}")
     return configs
+
+
+def _require_settings(info: TableInfo, config: TableConfig) -> None:
+    """Raises `ValueError` unless a server's table has the settings of a configuration, or these are the defaults."""
+    if config == TableConfig(config.name):
+        return
+    expected = config.build().info
+    got, wanted = info.rate_limiter_info, expected.rate_limiter_info
+    settings = {
+        name: (getattr(info, f"{name}_options"), getattr(expected, f"{name}_options"))
+        for name in ("sampler", "remover")
+    }
+    settings |= {name: (getattr(info, name), getattr(expected, name)) for name in ("max_size", "max_times_sampled")}
+    names = ("min_size_to_sample", "samples_per_insert", "min_diff", "max_diff")
+    settings["rate_limiter"] = tuple([getattr(limiter, name) for name in names] for limiter in (got, wanted))
+    for name, (value, asked) in settings.items():
+        if value != asked:
+            raise ValueError(
+                f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
+                "create the table with it, or pass the table's name alone"
+            )
 
 
 def make_encoder(

@@ -119,8 +119,8 @@ def sample_dataset(
     Raises:
       ServerUnavailableError: If no server answers in time.
       SpecMismatchError: If the tables of several servers have different signatures.
-      ValueError: If the table does not exist or has no signature, only some of several tables sample at random, or a
-        number is out of its range.
+      ValueError: If the table does not exist or has no signature, only some of several tables sample at random,
+        `min_priority` is passed for tables in a fixed order, or a number is out of its range.
     """
     require_count("batch_size", batch_size)
     require_count("max_in_flight", max_in_flight)
@@ -131,6 +131,11 @@ def sample_dataset(
     importance.require_min_priority(min_priority, highest=MAX_PRIORITY)
     tables = ServerTables.fetch(servers, table, timeout_secs=timeout_secs)
     num_servers = len(tables.clients)
+    if tables.in_order and min_priority is not None:
+        raise ValueError(
+            f"min_priority has no effect on table {table!r}, which is sampled in a fixed order, so that all weights "
+            "are 1; leave it out"
+        )
     if batch_size < num_servers:
         raise ValueError(f"batch_size must be at least the number of servers, {num_servers}, got {batch_size}")
     for server in tables.unreachable:

@@ -1,5 +1,6 @@
 """Tests of `ingest`: items are stored bit for bit, and errors are raised before the first item is written."""
 
+import contextlib
 import itertools
 import json
 import socket
@@ -483,6 +484,24 @@ def test_too_many_items_raise_before_the_first_is_written():
         info = server.client.server_info(timeout=10)["items"]
         assert (info.current_size, info.rate_limiter_info.insert_stats.completed) == (0, 0)
         assert ingest(all_steps[:1], server.address, "items").table_sizes == {"items": 6}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (small_table(), None),
+        (TableConfig("items"), None),  # It has no settings.
+        (TableConfig("items", Selector("uniform"), max_size=99), "max_size of table 'items' must be .*, got 99"),
+        (TableConfig("items", Selector("fifo"), max_size=10), "sampler of table 'items' must be .*, got fifo"),
+        (small_table(rate_limiter=RateLimiter(size=2)), "rate_limiter of table 'items' must be .*, got min_size:2"),
+    ],
+)
+def test_settings_that_a_server_table_does_not_have_raise(config, message):
+    all_steps = [episode(3, terminal=True)]
+    with make_server(all_steps, config=small_table()) as server:
+        with contextlib.nullcontext() if message is None else pytest.raises(ValueError, match=message):
+            ingest(all_steps, server.address, config)
+        assert server.client.server_info(timeout=10)["items"].current_size == (2 if message is None else 0)
 
 
 def test_allowed_eviction_warns():

@@ -28,6 +28,7 @@ from rlds2reverb.envs import (
 from worker_environments import make_nested
 
 from rlds2reverb import SpecMismatchError
+from rlds2reverb.ownership import copy_arrays
 
 
 def sample_actions(env, rng):
@@ -83,7 +84,9 @@ def test_failed_environments_are_truncated_and_the_others_continue(failure, fail
     timeout_secs = 2 if failure == "hang" else 60
     with ParallelEnvironment(make_failing(failure, failing), num_workers=1, timeout_secs=timeout_secs) as env:
         env.reset()
-        before = [env.step(np.zeros(4, int)) for _ in range(4)]
+        before = [copy_arrays(env.step(np.zeros(4, int))) for _ in range(4)]
+        for array in (env.current_time_step().observation, env.current_time_step().discount):
+            array[...] = 77  # The caller may modify what it was handed.
         with pytest.warns(RuntimeWarning, match=rf"(?s)environments? {', '.join(map(str, lost))} failed .*{reason}"):
             failed = env.step(np.zeros(4, int))
         after = [env.step(np.zeros(4, int)) for _ in range(4)]

@@ -156,6 +156,15 @@ def test_recording_of_a_batch_does_not_depend_on_who_reuses_arrays(hostile):
     assert_equal(got, run(decide, is_hostile=False))
 
 
+def test_iterated_recordings_are_copies():
+    source = record_episodes(functools.partial(Walk, is_hostile=False), decide, num_steps=11)
+    expected = [tree.map_structure(np.copy, episode.steps) for episode in source]
+    for episode in source:
+        for array in tree.flatten(episode.steps):
+            array[:] = 0
+    assert_equal([episode.steps for episode in source], expected)
+
+
 def test_films_do_not_depend_on_who_reuses_arrays(tmp_path):
     expected = film(functools.partial(Walk, is_hostile=False), decide, tmp_path)
     assert film(functools.partial(Walk, is_hostile=True), make_hostile_policy(), tmp_path) == expected

@@ -196,6 +196,9 @@ def test_weights_are_one_without_priorities(selector):
     with ReplayServer([TableConfig("items", Selector(selector))], NUMBER) as server:
         write_numbers(server.client, dict.fromkeys(range(10), 1.0))
         sample = next(iter(sample_dataset(server.address, "items", 8, num_workers=1)))
+        if selector == "fifo":
+            with pytest.raises(ValueError, match="min_priority has no effect on table 'items', .* leave it out"):
+                sample_dataset(server.address, "items", 8, min_priority=1.0)
     assert sample.info.weight.numpy().tolist() == [1] * 8
 
 
