@@ -126,7 +126,8 @@ class EnvPoolEnvironment(LockedEnvironment):
         """
         if not 0 <= seed < _MAX_INT32 - self._batch_size:
             raise ValueError(f"seed must be in [0, {_MAX_INT32 - self._batch_size}), got {seed}; use a smaller one")
-        self._seed, self._pool, self._must_reset = int(seed), None, True
+        with self._lock:
+            self._seed, self._pool, self._must_reset = int(seed), None, True
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns an image of the first environment.
@@ -140,16 +141,18 @@ class EnvPoolEnvironment(LockedEnvironment):
                 f"the environment was created with render_mode={self._render_mode!r}, got mode {mode!r}; create it "
                 f"with render_mode={mode!r}"
             )
-        if self._pool is None:
-            raise RuntimeError("the environments do not exist before reset(); call it first")
-        return self._pool.render()[0].copy()
+        with self._lock:
+            if self._pool is None:
+                raise RuntimeError("the environments do not exist before reset(); call it first")
+            return self._pool.render()[0].copy()
 
     def close(self) -> None:
         """Closes the environments and ends their threads. Idempotent."""
-        self._is_closed = True
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        with self._lock:
+            self._is_closed = True
+            if self._pool is not None:
+                self._pool.close()
+            self._pool = None
 
     def _reset(self) -> TimeStep:
         if self._is_closed:

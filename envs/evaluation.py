@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -358,7 +359,8 @@ def _resolve_seeds(num_episodes: int | None, seeds: Sequence[int] | None) -> tup
         require_count("num_episodes", num_episodes)
     if seeds is None:
         return tuple(range(10 if num_episodes is None else num_episodes))
-    resolved = tuple(int(seed) for seed in seeds)
+    resolved = tuple(operator.index(seed) for seed in seeds)
+    require_count("each of seeds", min(resolved, default=0), 0)
     if not resolved or num_episodes not in (None, len(resolved)):
         expected = "at least one seed" if num_episodes is None else f"one seed per episode ({num_episodes})"
         raise ValueError(f"seeds must contain {expected}, got {len(resolved)}")

@@ -17,7 +17,8 @@ from .specs import read_reward
 def to_gymnasium(env: Environment, *, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """Converts an environment to a `gymnasium.Env`, the inverse of `GymnasiumEnvironment`.
 
-    A LAST step is terminated if its discount is 0, and truncated otherwise. A dict `env_info` becomes `info`.
+    A LAST step is terminated if its discount is 0, and truncated otherwise. A dict `env_info` becomes `info`. A step
+    after the end of an episode, or after an interrupted step, raises `gymnasium.error.ResetNeeded`.
 
     Args:
       env: an environment that is not batched and has scalar rewards. The result closes it.
@@ -49,6 +50,8 @@ class _FromTimeSteps(gymnasium.Env[Any, Any]):
 
     def step(self, action: Nest) -> tuple[Nest, float, bool, bool, dict[str, Any]]:
         time_step = self._env.step(action)
+        if time_step.is_first():
+            raise gymnasium.error.ResetNeeded("the episode has ended or was interrupted; call reset()")
         is_terminated, is_truncated = bool(time_step.is_terminated()), bool(time_step.is_truncated())
         info = _make_info(time_step.env_info)
         reward = float(read_reward(time_step.reward, (), type(self._env).__name__))

@@ -21,6 +21,7 @@ from .specs import cast, make_zeros, read_reward, sample_action
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
+_MAX_REWARD = float(np.finfo(np.float32).max)
 _FIX = "fix the environment"
 #: Minimum number of characters of the strings in `info`.
 _NUM_CHARACTERS = 64
@@ -167,8 +168,10 @@ class GymnasiumEnvironment(Environment):
             step_type, discount = (LAST, self._discount) if truncated else (MID, self._discount)
         if not isinstance(reward, float):
             reward = read_reward(reward, (), self._name)
-        if not math.isfinite(reward) and not self._allow_non_finite:
-            raise ValueError(f"the reward must be finite, got {reward}; {_FIX}, or use allow_non_finite=True")
+        if not -_MAX_REWARD <= reward <= _MAX_REWARD and not self._allow_non_finite:
+            raise ValueError(
+                f"the reward must be finite in float32, got {reward}; {_FIX}, or use allow_non_finite=True"
+            )
         return TimeStep(step_type, np.float32(reward), discount, self._read(observation), action, self._env_id, (),
                         self._select(info) if self._info_spec else ())  # fmt: skip
 

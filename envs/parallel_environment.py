@@ -203,6 +203,7 @@ class ParallelEnvironment(LockedEnvironment):
 
     def _seed_rows(self, seeds: Sequence[int]) -> None:
         with self._lock:
+            self._require_open()
             if self._own is not None:
                 self._own.seed(seeds[: len(self._own.envs)])
             for worker in self._workers:
@@ -214,30 +215,36 @@ class ParallelEnvironment(LockedEnvironment):
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
-        if self._own is not None:
-            return self._own.envs[0].render(mode)
         with self._lock:
+            self._require_open()
+            if self._own is not None:
+                return self._own.envs[0].render(mode)
             worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
             return worker.call("render", 0, mode, timeout_secs=self._timeout_secs)
 
     def close(self) -> None:
         """Closes all environments, ends the workers, and frees the shared memory. Idempotent.
 
-        Workers that do not end within 5 seconds are killed.
+        Waits for the call of a different thread. Workers that do not end within 5 seconds are killed.
         """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for worker in self._workers:
+                worker.disconnect()
+            if self._own is not None:
+                self._own.close()
+            deadline = time.monotonic() + _EXIT_SECS
+            for worker in self._workers:
+                worker.stop(deadline)
+                worker.release()
+            self._channel = None  # The memory is freed with the last array in it.
+            os.close(self._memory)
+
+    def _require_open(self) -> None:
         if self._is_closed:
-            return
-        self._is_closed = True
-        for worker in self._workers:
-            worker.disconnect()
-        if self._own is not None:
-            self._own.close()
-        deadline = time.monotonic() + _EXIT_SECS
-        for worker in self._workers:
-            worker.stop(deadline)
-            worker.release()
-        self._channel = None  # The memory is freed with the last array in it.
-        os.close(self._memory)
+            raise RuntimeError("the environment is closed; create a new one")
 
     def _reset(self) -> TimeStep:
         return self._run(RESET, None)
@@ -250,8 +257,7 @@ class ParallelEnvironment(LockedEnvironment):
         return self._spec, self._num_rows, len(self._workers), self._spin_secs
 
     def _run(self, command: int, action: Nest) -> TimeStep:
-        if self._is_closed:
-            raise RuntimeError("the environment is closed; create a new one")
+        self._require_open()
         try:
             if self._is_running:  # Ctrl-C has interrupted the last call.
                 self._finish_requests()

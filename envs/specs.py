@@ -124,7 +124,8 @@ def cast(value: Any, dtype: np.dtype) -> np.ndarray:
       ValueError: If the value is no array, or not representable in the dtype.
     """
     array = np.asarray(value)
-    if isinstance(value, np.ndarray) and not np.can_cast(array.dtype, dtype, "same_kind"):
+    is_checked = isinstance(value, np.ndarray) or array.dtype.kind in "OSU"  # Python's numbers are those of any dtype.
+    if is_checked and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"{array.dtype} is not {dtype}")
     result = array.astype(dtype)
     if dtype.kind != "f" and array.dtype != dtype and not np.array_equal(result, array):

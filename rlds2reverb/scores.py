@@ -8,6 +8,7 @@ hold only for D4RL's own environments (mujoco-py, v2) and data.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -92,6 +93,6 @@ def _longest_prefix(words: list[str], keys: Iterable[str]) -> str | None:
 def d4rl_score(mean_return: float, reference: tuple[float, float]) -> float:
     """Returns the normalised score of a return; `reference` contains the returns of a random policy and an expert."""
     random, expert = reference
-    if expert == random:
-        raise ValueError(f"the two reference returns must differ, got {random} for both")
+    if not 0 < abs(expert - random) < math.inf:
+        raise ValueError(f"the two reference returns must be finite and differ, got {random:g} and {expert:g}")
     return 100 * (mean_return - random) / (expert - random)

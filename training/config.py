@@ -626,8 +626,8 @@ def _require_reference_returns(value: Any) -> None:
         raise ValueError(
             f"reference_returns must be two numbers, {D4RL!r}, or the path of a JSON file, got {value!r}"
         ) from None
-    if random == expert:
-        raise ValueError(f"the two reference_returns must differ, got {random:g} for both")
+    if not 0 < abs(expert - random) < math.inf:
+        raise ValueError(f"the two reference_returns must be finite and differ, got {random:g} and {expert:g}")
 
 
 def _read_hooks(hooks: Any) -> tuple[Any, ...]:

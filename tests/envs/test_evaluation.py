@@ -295,7 +295,7 @@ def test_non_finite_action_raises_with_its_cause():
 
 def test_non_finite_reward_raises():
     with pytest.raises(
-        ValueError, match=r"reward must be finite, got nan; fix the environment.* \(episode 0, step 0\)"
+        ValueError, match=r"reward must be finite in float32, got nan; fix the environment.* \(episode 0, step 0\)"
     ):
         make_evaluator(reward=np.nan).evaluate(constant_policy(0.5))
 
@@ -307,13 +307,17 @@ def test_invalid_evaluator_arguments_raise():
     assert Evaluator(Counter).seeds == tuple(range(10)) and Evaluator(Counter, num_episodes=2).num_episodes == 2
     with pytest.raises(ValueError, match="seeds must contain one seed per episode .3., got 2"):
         Evaluator(Counter, num_episodes=3, seeds=[1, 2])
+    with pytest.raises(ValueError, match="each of seeds must be an integer >= 0, got -1"):
+        make_evaluator(seeds=(0, -1))
+    with pytest.raises(TypeError, match="float"):
+        make_evaluator(seeds=(0, 1.5))
     with pytest.raises(ValueError, match="seeds must contain at least one seed, got 0"):
         Evaluator(Counter, seeds=[])
     with pytest.raises(ValueError, match="num_episodes must be an integer >= 1, got 0"):
         Evaluator(Counter, num_episodes=0)
     with pytest.raises(ValueError, match="max_episode_steps must be an integer >= 1, got 0"):
         Evaluator(Counter, max_episode_steps=0)
-    with pytest.raises(ValueError, match="the two reference returns must differ"):
+    with pytest.raises(ValueError, match="the two reference returns must be finite and differ"):
         Evaluator(Counter, reference_returns=(1, 1))
 
 

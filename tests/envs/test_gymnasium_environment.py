@@ -1,5 +1,7 @@
 """Gymnasium's environments as environments that return time steps."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -171,13 +173,16 @@ def test_values_that_do_not_match_the_space_raise():
         (np.zeros(3, np.float32), SpecMismatchError, r"observation is float32 \[3\], but its space is float32 \[2\]"),
         ("text", SpecMismatchError, "the observation does not match its space"),
         ([0.5, "text"], SpecMismatchError, "the observation does not match its space"),
+        ([0.5, None], SpecMismatchError, "object is not float32"),
+        (["1", "2"], SpecMismatchError, "<U1 is not float32"),
     ]:
         with pytest.raises(error, match=message):
             GymnasiumEnvironment(Fixed(observation=observation)).reset()
-    env = GymnasiumEnvironment(Fixed(result=(np.zeros(2, np.float32), np.nan, False, False, {})))
-    env.reset()
-    with pytest.raises(ValueError, match="the reward must be finite, got nan"):
-        env.step(0)
+    for reward in (np.nan, 1e300):
+        env = GymnasiumEnvironment(Fixed(result=(np.zeros(2, np.float32), reward, False, False, {})))
+        env.reset()
+        with pytest.raises(ValueError, match=f"the reward must be finite in float32, got {re.escape(str(reward))}"):
+            env.step(0)
     nan = np.array([0, np.nan], np.float32)
     assert np.isnan(GymnasiumEnvironment(Fixed(observation=nan), allow_non_finite=True).reset().observation[1])
     large = np.full(2, 3e38, np.float32)  # Only the sum is infinite.

@@ -1,5 +1,6 @@
 """Environments that return time steps as Gymnasium's environments."""
 
+import gymnasium
 import numpy as np
 import pytest
 from counting import Counting
@@ -29,6 +30,8 @@ def test_episodes_end_as_in_the_original(terminates):
         (12.0, terminates, not terminates),
     ]
     assert steps[-1][-1] == {"count": 3} and steps[-1][0].tolist() == [3, 3]
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"has ended or was interrupted; call reset\(\)"):
+        env.step(np.int64(1))
 
 
 def test_batches_raise():

@@ -1,5 +1,6 @@
 """The rule of answers: nobody gets the answer to another request, and an interrupted call leaves no half-made step."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -125,6 +126,30 @@ def test_frames_are_new_after_an_interrupted_call(num_workers):
         env.seed(3)
         assert [int(env.render().max()) for _ in range(2)] == [2, 3]
         assert env.step(np.zeros((2, 1), np.float32)).observation.tolist() == [[1], [1]]
+
+
+def test_frames_and_the_end_wait_for_the_step_of_a_different_thread():
+    env = make_parallel(None, "step", num_workers=0)
+    started, steps = threading.Event(), []
+
+    def step(action, step=env._own.envs[0].gym.step):
+        started.set()
+        time.sleep(0.05)
+        return step(action)
+
+    env._own.envs[0].gym.step = step
+    env.reset()
+    for call, number in ((env.render, 1), (env.close, 2)):
+        started.clear()
+        thread = threading.Thread(target=lambda: steps.append(env.step(np.zeros((2, 1), np.float32))))
+        thread.start()
+        started.wait()
+        call()
+        assert len(steps) == number
+        thread.join()
+    for call in (env.render, env.reset, lambda: env.seed(1), env.close):
+        with contextlib.nullcontext() if call == env.close else pytest.raises(RuntimeError, match="is closed; create"):
+            call()
 
 
 @pytest.mark.parametrize("place", ["a thread", "a batch in a thread", "a worker"])

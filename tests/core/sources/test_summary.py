@@ -126,5 +126,8 @@ def test_d4rl_score_is_0_for_random_and_100_for_expert():
     assert d4rl_score(100, REFERENCE_RETURNS["maze2d-umaze"]) == pytest.approx(55.17716)
     assert d4rl_score(2, REFERENCE_RETURNS["kitchen"]) == 50
     assert all(random < expert for random, expert in REFERENCE_RETURNS.values())
-    with pytest.raises(ValueError, match="the two reference returns must differ, got 1 for both"):
-        d4rl_score(3, (1, 1))
+    for expert in (1, float("nan"), float("inf")):
+        with pytest.raises(
+            ValueError, match=f"the two reference returns must be finite and differ, got 1 and {expert}"
+        ):
+            d4rl_score(3, (1, expert))
