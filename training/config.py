@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 #: Values of `env`: the environment of the dataset, and no environment (as None).
 AUTO, NO_ENVIRONMENT = "auto", "none"
-#: Heading of the options of the online phase.
+#: Headings of the options of the online phase and of evaluation.
 _ONLINE = "Online phase"
+_EVALUATION = "Evaluation"
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
 #: Value of `reference_returns` that selects D4RL's.
@@ -227,18 +228,18 @@ class TrainingConfig:
     env: Any = _option(  # noqa: RUF009 - an immutable default
         "Gymnasium environment to evaluate in, and to collect in if there is an online phase, such as Hopper-v5 or "
         "my_module:MyEnv-v0; 'none' for no evaluation.",
-        "Evaluation",
+        _EVALUATION,
         default=AUTO,
         metavar="ID",
         default_text="the dataset's own, or derived from its name",
     )
-    eval_every: int = _option("Number of updates between evaluations.", "Evaluation", default=5_000, minimum=1)
+    eval_every: int = _option("Number of updates between evaluations.", _EVALUATION, default=5_000, minimum=1)
     eval_episodes: int = _option(
-        "Number of episodes per evaluation; their seeds are 0, 1, ...", "Evaluation", default=10, minimum=1
+        "Number of episodes per evaluation; their seeds are 0, 1, ...", _EVALUATION, default=10, minimum=1
     )
     eval_max_episode_steps: int | None = _option(
         "Number of steps after which episodes of evaluations end, for an environment without a time limit of its own.",
-        "Evaluation",
+        _EVALUATION,
         default=None,
         minimum=1,
         metavar="STEPS",
@@ -248,7 +249,7 @@ class TrainingConfig:
     reference_returns: str | tuple[float, float] | None = _option(
         "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, 'd4rl' for D4RL's "
         'own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
-        "Evaluation",
+        _EVALUATION,
         default=None,
         metavar="FILE|d4rl",
         default_text="no scores",
@@ -500,6 +501,20 @@ class TrainingConfig:
         options = declared_options().items()
         names = [name for name, each in options if each.identifies and each.group == _ONLINE]
         return [*names, "steps"] if self.online_steps else []
+
+    def describe_unused(self) -> list[str]:
+        """Returns sentences about options that were set, but have no effect without an online phase or evaluation."""
+        unused = {_ONLINE: "online_steps"} if not self.online_steps else {}
+        unused |= {_EVALUATION: "an environment"} if self.env is None else {}
+        declared, sentences = declared_options(), []
+        changed = [
+            each.name for each in fields(self) if each.name != "env" and getattr(self, each.name) != each.default
+        ]
+        for group, missing in unused.items():
+            names = [name for name in changed if name in declared and declared[name].group == group]
+            if names:
+                sentences.append(f"{', '.join(names)}: no effect without {missing}")
+        return sentences
 
     def settings(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the part of `identity` that is known before the data are read, as JSON values.

@@ -232,7 +232,7 @@ class Training:
             data, evaluator = open_evaluated_data(source, self.config, self.evaluator, self._progress.warn)
         if evaluator is None:
             self.environment = self.evaluator = None
-        for note in data.notes:
+        for note in (*data.notes, *self.config.describe_unused()):
             self._progress.note(note)
         for warning in data.warnings:
             self._progress.warn(warning)

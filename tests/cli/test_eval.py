@@ -79,7 +79,7 @@ def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys,
     code, _, err = call(capsys, trained, "--d4rl-score")
     assert code == 1 and "D4RL has no reference returns for Pendulum-v1; pass --reference-returns" in err
     code, _, err = call(capsys, trained, "--reference-returns", 1, 1)
-    assert code == 1 and "reference returns must differ" in err
+    assert code == 1 and "reference returns must be finite and differ" in err
 
 
 def test_eval_rejects_an_environment_with_different_observations(trained, capsys):

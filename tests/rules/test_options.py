@@ -13,6 +13,7 @@ from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
 from rlds2reverb.cli import run
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import open_data
+from rlds2reverb.training.training import Training
 
 from rlds2reverb import (
     IngestOptions,
@@ -235,6 +236,28 @@ def test_training_lists_the_fields_that_it_does_not_use():
     ]
     notes = open_data(logs, TrainingConfig("bc", env=None)).notes
     assert any("'language_instruction', 'notes', 'phase' are left out" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentences"),
+    [
+        ({"env": "Hopper-v5", "eval_every": 7}, []),
+        (
+            {"env": "Hopper-v5", "num_envs": 2, "update_every": 5},
+            ["update_every, num_envs: no effect without online_steps"],
+        ),
+        ({"env": "Hopper-v5", "num_envs": 2, "online_steps": 2_000}, []),
+        ({"env": None, "eval_episodes": 3}, ["eval_episodes: no effect without an environment"]),
+    ],
+)
+def test_training_lists_the_options_without_effect(options, sentences):
+    assert TrainingConfig("td3_bc", **options).describe_unused() == sentences
+
+
+def test_training_prints_the_options_without_effect(tmp_path, capsys):
+    logs = [{**LOG, "actions": np.zeros((4, 1)), "terminated": True}]
+    with Training(logs, TrainingConfig("bc", env=None, num_envs=2, batch_size=2), tmp_path / "run"):
+        assert "num_envs: no effect without online_steps" in capsys.readouterr().err
 
 
 def test_strings_in_observations_are_an_error(tmp_path):
