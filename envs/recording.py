@@ -112,9 +112,7 @@ def record_episodes(
     return Source(
         made.name,
         "memory",
-        functools.partial(
-            map, copy_arrays, recorder.episodes
-        ),  # Unlike the recorder, it can be sent to other processes.
+        functools.partial(iter, recorder.episodes),  # Unlike the recorder, it can be sent to other processes.
         num_episodes=len(recorder.episodes),
         num_rows=sum(episode.num_steps for episode in recorder.episodes),
         warnings=act.make_warnings(),
