@@ -302,21 +302,25 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
     """Raises `ValueError` unless a server's table has the settings of a configuration, or these are the defaults."""
     if config == TableConfig(config.name):
         return
-    expected = config.build().info
-    got, wanted = info.rate_limiter_info, expected.rate_limiter_info
-    settings = {
-        name: (getattr(info, f"{name}_options"), getattr(expected, f"{name}_options"))
-        for name in ("sampler", "remover")
-    }
-    settings |= {name: (getattr(info, name), getattr(expected, name)) for name in ("max_size", "max_times_sampled")}
-    names = ("min_size_to_sample", "samples_per_insert", "min_diff", "max_diff")
-    settings["rate_limiter"] = tuple([getattr(limiter, name) for name in names] for limiter in (got, wanted))
-    for name, (value, asked) in settings.items():
-        if value != asked:
+    got, expected = _read_settings(info), _read_settings(config.build().info)
+    for name, value in expected.items():
+        if got[name] != value:
             raise ValueError(
                 f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
                 "create the table with it, or pass the table's name alone"
             )
+
+
+def _read_settings(info: TableInfo) -> dict[str, Any]:
+    """Returns the settings of a table, by the names that they have in a `TableConfig`."""
+    limiter = info.rate_limiter_info
+    return {
+        "sampler": info.sampler_options,
+        "remover": info.remover_options,
+        "max_size": info.max_size,
+        "max_times_sampled": info.max_times_sampled,
+        "rate_limiter": (limiter.min_size_to_sample, limiter.samples_per_insert, limiter.min_diff, limiter.max_diff),
+    }
 
 
 def make_encoder(
