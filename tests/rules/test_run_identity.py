@@ -149,6 +149,16 @@ def close_over(value):
     return lambda: gymnasium.make("Pendulum-v1", g=value)
 
 
+def make_class(g):
+    class Mine(PendulumEnv):
+        num_made = 0
+
+        def __init__(self):
+            super().__init__(g=g)
+
+    return Mine
+
+
 def make_spec(**changes):
     return dataclasses.replace(gymnasium.spec("Pendulum-v1"), **changes)
 
@@ -181,6 +191,9 @@ PAIRS = {
     "enclosed array": lambda: (close_over(np.arange(2)), close_over(np.arange(3))),
     "enclosed object": lambda: (close_over(Settings(1.0)), close_over(Settings(2.0))),
     "enclosed function": lambda: (close_over(close_over(1.0)), close_over(close_over(2.0))),
+    "class of one name": lambda: (make_class(1.0), make_class(2.0)),
+    "registered class": lambda: tuple(make_spec(entry_point=make_class(g)) for g in (1.0, 2.0)),
+    "enclosed class": lambda: (close_over(make_class(1.0)), close_over(make_class(2.0))),
     "argument of a partial": lambda: (functools.partial(make_pendulum, 1.0), functools.partial(make_pendulum, 2.0)),
 }
 
@@ -191,6 +204,13 @@ def test_environments_of_one_name_differ_in_their_descriptions(pair):
     again, _ = (json.loads(json.dumps(describe_env(env))) for env in PAIRS[pair]())
     assert one == again != other
     assert TrainingConfig("bc", env=one).as_dict()["env"] == one
+
+
+def test_counters_of_a_class_do_not_change_its_description():
+    env = make_class(1.0)
+    before = describe_env(env)
+    env.num_made += 1
+    assert describe_env(env) == before
 
 
 @pytest.mark.parametrize("name", ["LIMIT", "make_pendulum"])
@@ -246,7 +266,10 @@ def test_runs_in_different_environments_form_different_curves(tmp_path):
     groups = label_runs([load_run(tmp_path / str(number)) for number in range(2 * len(envs))])
     assert [len(group) for group in groups.values()] == [2] * len(envs)
     labels = label_runs([load_run(tmp_path / str(number)) for number in range(4)])
-    assert list(labels) == ["bc", "bc, environment g 2"]
+    assert list(labels) == ["bc", "bc, env g 2"]
+    write_run(tmp_path / "wrapped", TrainingConfig("bc", env=wrap(min_reward=-1.0)))
+    labels = label_runs([load_run(tmp_path / name) for name in ("0", "wrapped")])
+    assert list(labels) == ["bc", "bc, env wrappers ClipReward"]
 
 
 def test_planned_runs_carry_the_environments_that_a_script_has_registered():
