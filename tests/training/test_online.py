@@ -200,8 +200,8 @@ def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
     action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
     network = QRnnNetwork(time_step_spec.observation, action_spec, lstm_size=(4,))
     policy = QPolicy(time_step_spec, action_spec, network)
-    for num_steps in (0, 3):
-        first, second = (Collector(partial(Counting, 7), policy) for _ in range(2))
+    for num_steps, num_envs in ((0, 1), (3, 1), (0, 2)):
+        first, second = (Collector(partial(Counting, 7), policy, num_envs=number) for number in (num_envs, 1))
         if num_steps:
             first.collect(num_steps)
         first.save_data(tmp_path)
