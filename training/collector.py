@@ -114,7 +114,6 @@ class Collector:
             self._policy, env.observation_spec(), env.reward_spec(), action_space=space, name="the environment"
         )
         self._actions = PolicyActions(self._policy, space, state=self._policy_state)
-        self._policy_state = self._actions.state
         self._rollout = Rollout(env, self._choose_actions, name="the environment", survives_failures=True)
         time_step = next(self._rollout)
         rows = self._read(time_step)
@@ -168,9 +167,7 @@ class Collector:
         if self._is_random:
             return self._actions.convert(self._sample_actions(), is_used, self._locate)
         seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32) if self._is_seeded else None
-        actions = self._actions(time_step, is_used, self._locate, seed=seed)
-        self._policy_state = self._actions.state
-        return actions
+        return self._actions(time_step, is_used, self._locate, seed=seed)
 
     def _sample_actions(self) -> np.ndarray:
         spec = self._action_spec
@@ -261,7 +258,7 @@ class _Track:
         if self.episode < 0:
             return None
         if self.has_failed:
-            return EpisodeProgress(self.episode + 1, (), {})
+            return EpisodeProgress(self.episode + 1, ())
         observation = dict(zip(paths, self._steps.time_steps[-1].observation, strict=True))
         return EpisodeProgress(self.episode, tuple(self._executed), observation)
 

@@ -59,8 +59,7 @@ class Environment:
 
 def environment_key(environment: Environment | None) -> tuple[str | None, dict[str, Any] | None]:
     """Returns the name and the description of an environment; None for both if there is none."""
-    has_none = environment is None or environment.make_env is None
-    return (None, None) if has_none else (environment.name, environment.spec)  # type: ignore[union-attr]
+    return (None, None) if environment is None or environment.make_env is None else (environment.name, environment.spec)
 
 
 def restore_environment(run: Run) -> Environment | None:
