@@ -383,6 +383,16 @@ def test_states_of_hooks_do_not_depend_on_their_order():
         assert [hook.number for hook in hooks] == [1, 2, 3, 4, 5]
 
 
+def test_hook_without_a_hash_keeps_its_state():
+    class Mutable(Count):
+        __hash__ = None  # As that of a dataclass.
+
+    hook, restored = Mutable(), Mutable()
+    hook.number = 7
+    HookList([restored]).load_state_dict(HookList([hook]).state_dict())
+    assert restored.number == 7
+
+
 def test_hook_with_other_settings_keeps_its_state():
     first, new, changed = Count(limit=1), Count("new"), Count(limit=2)
     hooks = HookList([first])
