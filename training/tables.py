@@ -19,7 +19,7 @@ from rlds2reverb._server.clients import connect_all, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
-from rlds2reverb.spaces import make_space
+from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
@@ -171,8 +171,8 @@ def make_table_action_spec(
     data = sample.data["action"] if isinstance(sample.data, dict) else sample.data.action
     actions = ActionStatistics(spec)
     actions.add(data.numpy().reshape(-1, *spec.shape))
-    own_space = None if table.action_bounds is None else make_space(spec, *table.action_bounds)
-    return make_action_spec(actions, config, action_space, own_space, is_complete=False)
+    data_space = None if table.action_bounds is None else make_array_space(spec, *table.action_bounds)
+    return make_action_spec(actions, config, action_space, data_space, is_complete=False)
 
 
 def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any, sample: Any) -> bool:
