@@ -122,7 +122,7 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
         found = _find_format(location)
     if found is None:
         raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
-    found.require_applicable(options)
+    require_applicable(options, found.options, found.name)
     return found.open(location, **options)
 
 

@@ -185,11 +185,8 @@ class _Copies:
     function: Callable[..., Iterator[Episode]]
 
     def __call__(self, *arguments: int) -> Iterator[Episode]:
-        with contextlib.ExitStack() as stack:
-            episodes = iter(self.function(*arguments))
-            if hasattr(episodes, "close"):
-                stack.callback(episodes.close)
-            yield from map(copy_arrays, episodes)
+        for episode in self.function(*arguments):
+            yield copy_arrays(episode)
 
 
 @dataclass(frozen=True)
