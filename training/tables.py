@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ def split_source(source: Any) -> tuple[Any, str | None]:
     return source if is_pair else (source, None)
 
 
+def choose_table(names: Sequence[str]) -> str:
+    """Returns the table to train on if the user names none: the only one, or else 'replay'."""
+    return names[0] if len(names) == 1 else _DEFAULT_TABLE
+
+
 def describe_table(server: Any, table: str | None = None) -> ServedTable:
     """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
@@ -92,7 +98,7 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     clients = connect_all(server)
     all_infos = [table_infos(client) for client in clients]
     infos, where = all_infos[0], ", ".join(client.server_address for client in clients)
-    name = table or (next(iter(infos)) if len(infos) == 1 else _DEFAULT_TABLE)
+    name = table or choose_table(list(infos))
     if name not in infos:
         expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
