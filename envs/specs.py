@@ -1,7 +1,4 @@
-"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them.
-
-Arrays that come from user code, or go to it, are copied at that border, because either side may modify or reuse them.
-"""
+"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them."""
 
 from __future__ import annotations
 

@@ -63,7 +63,9 @@ def environment_key(environment: Environment | None) -> tuple[str | None, dict[s
 
 
 def restore_environment(run: Run) -> Environment | None:
-    """Returns the environment in which a run was evaluated, with its arguments, time limit and wrappers.
+    """Returns the environment in which a run was evaluated, with its arguments, own time limit and wrappers.
+
+    The option `eval_max_episode_steps` of the run is not a part of it.
 
     Returns:
       The environment; None if the run was not evaluated. For runs that older versions wrote, it is found by its name.

@@ -37,7 +37,7 @@ _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
 
 def register_format(custom_format: Format) -> None:
-    """Lets `load`, and everything that calls it, open a format of the user, which is tried before all others."""
+    """Registers a custom format, which `load` and everything that calls it try before all others."""
     FORMATS.insert(0, custom_format)
 
 
