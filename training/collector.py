@@ -114,6 +114,7 @@ class Collector:
             self._policy, env.observation_spec(), env.reward_spec(), action_space=space, name="the environment"
         )
         self._actions = PolicyActions(self._policy, space, state=self._policy_state)
+        self._policy_state = self._actions.state
         self._rollout = Rollout(env, self._choose_actions, name="the environment", survives_failures=True)
         time_step = next(self._rollout)
         rows = self._read(time_step)
@@ -167,7 +168,9 @@ class Collector:
         if self._is_random:
             return self._actions.convert(self._sample_actions(), is_used, self._locate)
         seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32) if self._is_seeded else None
-        return self._actions(time_step, is_used, self._locate, seed=seed)
+        actions = self._actions(time_step, is_used, self._locate, seed=seed)
+        self._policy_state = self._actions.state
+        return actions
 
     def _sample_actions(self) -> np.ndarray:
         spec = self._action_spec
