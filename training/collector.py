@@ -264,7 +264,7 @@ class _Track:
         if self.episode < 0:
             return None
         if self.has_failed:
-            return EpisodeProgress(self.episode + 1, (), {})
+            return EpisodeProgress(self.episode + 1, ())
         observation = dict(zip(paths, self._steps.time_steps[-1].observation, strict=True))
         return EpisodeProgress(self.episode, tuple(self._executed), observation)
 

@@ -14,6 +14,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.spaces import Discrete
+from rlds2reverb.adders import NStep
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.curves import label_runs
 from rlds2reverb.learners.hooks import LearnerHook
@@ -30,7 +32,7 @@ from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.training import require_same_run
 from small_agents import MeanAgent, batches
 
-from rlds2reverb import CheckpointError, TrainingConfig
+from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
 from rlds2reverb.evaluations import Evaluation
 
 #: Another valid value of each option.
@@ -323,6 +325,20 @@ def run(root, source, **options):
     return run_plan(plan_seeds(source, TrainingConfig("bc", **{"steps": 10, **options}), 2), root, place=place_fake)
 
 
+@pytest.mark.parametrize("table", [None, "items"])
+def test_fingerprint_of_a_directory_does_not_depend_on_action_bounds(tmp_path, table):
+    (log,) = make_episodes()
+    log = {name: np.float32(log[name]) for name in ("observations", "rewards")} | {"terminated": False}
+    source = load([{**log, "actions": np.arange(8) % 2}])  # Without bounds, the number of actions is unknown.
+    tables = [TableConfig(table or "replay")]
+    ingest(source, tmp_path / "tables", adder=NStep(1, 0.99), tables=tables)
+    config = TrainingConfig("dqn", env=None)
+    location = tmp_path / "tables" if table is None else (tmp_path / "tables", table)
+    with open_data(location, config, action_space=Discrete(2)) as data:
+        assert find_fingerprint(location, config) == data.fingerprint
+        assert find_fingerprint(tmp_path / "tables", config) == data.fingerprint
+
+
 def test_fingerprint_is_that_of_the_data():
     for config in (TrainingConfig("bc", env=None), TrainingConfig("iql", env=None, cut_at_terminal=True)):
         assert find_fingerprint(make_episodes(), config) == open_data(make_episodes(), config).fingerprint
@@ -404,6 +420,16 @@ def test_states_of_hooks_do_not_depend_on_their_order():
         hooks = make()
         HookList([hooks[index] for index in order]).load_state_dict(states)
         assert [hook.number for hook in hooks] == [1, 2, 3, 4, 5]
+
+
+def test_hook_without_a_hash_keeps_its_state():
+    class Mutable(Count):
+        __hash__ = None  # As that of a dataclass.
+
+    hook, restored = Mutable(), Mutable()
+    hook.number = 7
+    HookList([restored]).load_state_dict(HookList([hook]).state_dict())
+    assert restored.number == 7
 
 
 def test_hook_with_other_settings_keeps_its_state():
