@@ -20,8 +20,8 @@ class LeftOut:
       dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
       first_discontinuity: location of the first one, or ''.
-      boundary_values: number of episodes with a reward or an action other than zero in their last step, which is no part
-        of any transition.
+      boundary_values: number of episodes with a reward or an action other than zero in their last step, which belongs
+        to no transition.
       first_boundary_values: index of the first of these episodes, or None.
     """
 

@@ -141,8 +141,10 @@ def make_action_spec(
         space, origin = make_space(actions.spec, *config.action_bounds), "as set by action_bounds"
     elif space is None and describes(own_space, actions.spec):
         space, origin = own_space, "those of the dataset's own action space"
-    if space is None and config.clip_actions and not actions.is_discrete:
-        raise SpecMismatchError(f"clip_actions requires the bounds of the actions, which are unknown{_BOUNDS_ADVICE}")
+    if space is None and config.clip_actions and not actions.is_discrete and not _are_within_one(actions):
+        raise SpecMismatchError(
+            f"clip_actions requires the bounds of the actions, which are unknown and not [-1, 1]{_BOUNDS_ADVICE}"
+        )
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_complete=is_complete)
     bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
@@ -193,7 +195,7 @@ def _choose_continuous(
     is_constant = actions.low == actions.high
     widest_low, widest_high = actions.low - is_constant, actions.high + is_constant
     if space is None:
-        if (actions.low >= -1).all() and (actions.high <= 1).all():
+        if _are_within_one(actions):
             return -1.0, 1.0, f"which all {'' if is_complete else 'sampled '}actions are within"
         _require_complete(actions, is_complete=is_complete)
         return widest_low, widest_high, "the minimum and maximum of the data"
@@ -204,6 +206,10 @@ def _choose_continuous(
     _require_complete(actions, is_complete=is_complete)
     low, high = np.where(has_bounds, low, widest_low), np.where(has_bounds, high, widest_high)
     return low, high, f"{origin}, or the minimum and maximum of the data where those are infinite"
+
+
+def _are_within_one(actions: ActionStatistics) -> bool:
+    return bool((actions.low >= -1).all() and (actions.high <= 1).all())
 
 
 def _require_complete(actions: ActionStatistics, *, is_complete: bool) -> None:

@@ -71,7 +71,7 @@ def _fit(
         clipping = transform.make_clipping(source)
         combiner = MergeFn(functools.partial(Clipping, clipping.spec, transform.eps))
         clipping.counts = combine_on_workers(combiner, lambda each: each.counts, dataset, slices, options, work)
-        return transform.fit_clipping(clipping)
+        return transform.fit_clipping(clipping, source)
     return transform.fit(source)
 
 

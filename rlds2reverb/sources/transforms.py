@@ -222,8 +222,9 @@ def require_action_bounds(value: Any) -> tuple[float, float]:
 class ClipActions:
     """Clips float actions to their bounds less a margin of `eps` of the half width; see `clip_actions`.
 
-    The bounds are those of the dataset's own action space, or of an earlier `ActionBounds`. The `notes` of the
-    statistics say how many actions are clipped, for which the dataset is read once.
+    The bounds are those of the dataset's own action space, or of an earlier `ActionBounds`; without these, -1 and 1 if
+    all actions are within. The `notes` of the statistics say how many actions are clipped, for which the dataset is
+    read once.
     """
 
     eps: float = ACTION_EPS
@@ -237,27 +238,36 @@ class ClipActions:
         clipping = self.make_clipping(source)
         for episode in source:
             clipping.add(episode)
-        return self.fit_clipping(clipping)
+        return self.fit_clipping(clipping, source)
 
     def make_clipping(self, source: Source) -> Clipping:
-        """Returns the clipping of a source's actions, without counts; raises `ValueError` as `fit`."""
-        spec = source.step_spec[fields.ACTION]
-        for path, leaf in leaves({fields.ACTION: spec}):
-            if leaf.dtype.kind == "f" and leaf.minimum is None:
-                raise ValueError(
-                    f"clip_actions requires the bounds of {path_name(path)}, which {source.name} does not contain; "
-                    "set action_bounds to the minimum and maximum of the environment's actions"
-                )
-        return Clipping(spec, self.eps)
+        """Returns the clipping of a source's actions, without counts."""
 
-    def fit_clipping(self, clipping: Clipping) -> tuple[EpisodeFn, dict[str, Any]]:
-        """Returns the same as `fit`, given the clipping with its counts."""
+        def add_bounds(leaf: ArraySpec) -> ArraySpec:
+            return replace(leaf, minimum=-1.0, maximum=1.0) if _is_unbounded(leaf) else leaf
+
+        return Clipping(map_structure(add_bounds, source.step_spec[fields.ACTION]), self.eps)
+
+    def fit_clipping(self, clipping: Clipping, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
+        """Returns the same as `fit`, given the clipping with its counts; raises `ValueError` as `fit`."""
+        action_leaves = leaves({fields.ACTION: source.step_spec[fields.ACTION]})
+        unbounded = [path_name(path) for path, leaf in action_leaves if _is_unbounded(leaf)]
+        if unbounded and clipping.counts[1]:
+            raise ValueError(
+                f"clip_actions requires the bounds of {unbounded[0]}, which {source.name} does not contain, and "
+                f"{clipping.counts[1]:,} of {clipping.counts[0]:,} actions are outside [-1, 1]; set action_bounds to "
+                "the minimum and maximum of the environment's actions"
+            )
 
         def apply(episode: Episode) -> Episode:
             return _replace_columns(episode, **{fields.ACTION: clipping.clip(episode.steps[fields.ACTION])})
 
         note = clipping.describe()
         return apply, {"clipped_actions": clipping.counts[1], **({"notes": [note]} if note else {})}
+
+
+def _is_unbounded(leaf: ArraySpec) -> bool:
+    return leaf.dtype.kind == "f" and leaf.minimum is None
 
 
 class Clipping:

@@ -62,7 +62,7 @@ MISTAKES = [
     ("convert localhost:8000 --out out", 1, "SRC must be a dataset, got the server 'localhost:8000'"),
     ("convert HOPPER --format rlds", 1, "--format rlds requires --out"),
     ("convert HOPPER --format d4rl --out folder", 1, "exists already; pass a new path"),
-    (f"{CONVERT} --clip-actions", 1, "--clip-actions requires the bounds .*; set --action-bounds"),
+    ("convert PENDULUM --out out --clip-actions", 1, "--clip-actions requires the bounds .*; set --action-bounds"),
     (f"{CONVERT} --save-statistics nofolder/s.json", 1, "--save-statistics: the directory 'nofolder' does not exist"),
     (f"{CONVERT} --sampler prioritised", 1, "--sampler: selector must be .*; did you mean 'prioritized'?"),
     (f"{CONVERT} --rate-limiter min_size", 1, "--rate-limiter: rate limiter must be min_size:N"),
@@ -114,6 +114,7 @@ def folder(tmp_path_factory, data):
             folder,
             {
                 "HOPPER": data / "d4rl/hopper_medium-v2.hdf5",
+                "PENDULUM": data / "d4rl/pendulum_mixed-v2.hdf5",
                 "NO_TIMEOUTS": data / "malformed/hdf5/missing_timeouts.hdf5",
                 "LAMBDA_RUN": folder / "run_of_a_function",
                 "PORT": listener.getsockname()[1],

@@ -114,11 +114,15 @@ def test_actions_are_clipped_to_the_bounds_of_the_dataset():
     assert next(iter(apply_transforms(one_sided, [ClipActions()])[0])).steps["action"][0].tolist() == [-7, 1.5]
 
 
-def test_clipping_without_known_bounds_raises():
+def test_clipping_without_known_bounds_raises_unless_all_actions_are_within_one():
     source = load([episode(3, terminal=True)])
-    with pytest.raises(ValueError, match=r"clip_actions requires the bounds of step\['action'\].*; set action_bounds"):
+    message = r"clip_actions requires the bounds of step\['action'\].* 2 of 2 actions are outside .*; set action_bounds"
+    with pytest.raises(ValueError, match=message):
         apply_transforms(source, [ClipActions()])
-    nested = load([{**episode(3, terminal=True), "action": {"arm": np.zeros((3, 2), np.float32)}}])
+    within = load([{**episode(3, terminal=True), "action": np.float32([[1], [0.5], [-7]])}])  # The last is no action.
+    ((got,), statistics) = apply_transforms(within, [ClipActions()])
+    assert got.steps["action"][:2, 0].tolist() == [np.float32(1 - 1e-5), 0.5] and statistics == {"clipped_actions": 0}
+    nested = load([{**episode(3, terminal=True), "action": {"arm": np.full((3, 2), 2, np.float32)}}])
     with pytest.raises(ValueError, match=r"bounds of step\['action'\]\['arm'\]"):
         apply_transforms(nested, [ClipActions()])
     with pytest.raises(ValueError, match="require actions that are one array of numbers, got a nest"):
