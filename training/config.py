@@ -238,12 +238,12 @@ class TrainingConfig:
         "Number of episodes per evaluation; their seeds are 0, 1, ...", "Evaluation", default=10, minimum=1
     )
     eval_max_episode_steps: int | None = _option(
-        "Number of steps after which episodes of evaluations end, for an environment without a time limit of its own.",
+        "Number of steps after which episodes of evaluations end, in place of the environment's own limit.",
         "Evaluation",
         default=None,
         minimum=1,
         metavar="STEPS",
-        default_text="the environment's own limit",
+        default_text="the environment's own limit, or 10,000 if it has none",
         identifies=True,
     )
     reference_returns: str | tuple[float, float] | None = _option(
