@@ -134,7 +134,7 @@ class SavedPolicy:
         action, num_actions = self._read(actions, self.action_spec, "action")
         if num_actions != size:
             counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
-            raise SpecMismatchError(f"observations and actions must be as many, got {counts[0]} and {counts[1]}")
+            raise SpecMismatchError(f"there must be as many actions as observations, got {counts[0]} and {counts[1]}")
         return {name: _drop(np.array(values), size) for name, values in estimate((observation, action)).items()}
 
     def action(self, time_step: Any, policy_state: Any = ()) -> Any:
