@@ -41,7 +41,7 @@ def config_options(*names: str, without_default: bool = False) -> Callable[[Any]
 
     Args:
       *names: names of the options.
-      without_default: whether switches that are on or off by default for some algorithms become plain flags.
+      without_default: whether to hide the defaults, which are those of training, and make switches plain flags.
     """
 
     def decorate(command: Any) -> Any:
@@ -83,7 +83,7 @@ def _make_option(name: str, option: Option, *, without_default: bool) -> Callabl
     if default is MISSING:
         declaration["required"] = True
     else:
-        declaration |= {"default": default, "show_default": option.default_text or True}
+        declaration |= {"default": default, "show_default": not without_default and (option.default_text or True)}
     if kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
     elif name in _PAIRS:

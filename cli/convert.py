@@ -177,7 +177,7 @@ _NEW_TABLES_ONLY = {"sampler", "remover", "max_size", "max_times_sampled", "rate
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --out and --format reverb or rlds: direct (this machine), flink, spark, "
-    "dataflow, or the name of another runner. Requires pip install '.[beam]'.",
+    "dataflow, or the name of another runner. Requires pip install '.[beam]' or make dev.",
 )
 @click.option(
     "--beam-pipeline-options",
@@ -355,7 +355,9 @@ def _convert_with_beam(
         import_quietly("rlds2reverb.beam")
         from rlds2reverb.beam import BeamOptions, convert_with_beam, prepare_with_beam
     except ImportError as error:
-        raise click.UsageError("--runner requires Apache Beam: run pip install '.[beam]' in the checkout") from error
+        raise click.UsageError(
+            "--runner requires Apache Beam: run pip install '.[beam]' in the checkout, or make dev after make install"
+        ) from error
     from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions
 

@@ -55,14 +55,14 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_require_page,
     help="Write a report to this file: one HTML page with figures, which needs no network; requires pip install "
-    "'.[report]'.",
+    "'.[report]' or make dev.",
 )
 @click.option(
     "--film",
     "has_films",
     is_flag=True,
-    help="Add films of the runs' policies to the report; requires pip install '.[film]', and for MuJoCo without a "
-    "display libosmesa6.",
+    help="Add films of the runs' policies to the report; requires pip install '.[film]' or make dev, and for MuJoCo "
+    "without a display libosmesa6.",
 )
 @click.option(
     "--reference-returns",

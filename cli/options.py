@@ -201,7 +201,8 @@ film_option = click.option(
     metavar="FILE.mp4|.gif",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=checks.film,
-    help="Film an episode to this file; requires pip install '.[film]', and for MuJoCo without a display libosmesa6.",
+    help="Film an episode to this file; requires pip install '.[film]' or make dev, and for MuJoCo without a display "
+    "libosmesa6.",
 )
 
 time_limit_option = click.option(

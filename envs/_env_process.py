@@ -287,22 +287,6 @@ def _require_result(result: Any, error: tuple[bool, str] | None) -> Any:
     raise NotImplementedError(text) if is_unsupported else LostProcessError(text)
 
 
-def serialise_registered_specs() -> list[bytes]:
-    """Returns the specs of the environments that are registered with Gymnasium in this process.
-
-    Those that a script has registered are unknown in its workers, which do not run the script. Specs that cannot be
-    sent are left out.
-    """
-    import cloudpickle
-
-    registered = []
-    gymnasium = sys.modules.get("gymnasium")
-    for spec in list(gymnasium.registry.values()) if gymnasium is not None else ():
-        with contextlib.suppress(Exception):  # Objects raise errors of any type.
-            registered.append(bytes(cloudpickle.dumps(spec)))
-    return registered
-
-
 def _serialise(constructor: Callable[[], Environment], index: int) -> bytes:
     import cloudpickle
 

@@ -36,7 +36,7 @@ _DEFAULT_RATE = 30.0
 _MAX_RATES = {".mp4": 50.0, ".gif": 34.0}
 #: Maximum width and height of the images by format, in pixels.
 _MAX_EDGES = {".mp4": 1280, ".gif": 320}
-_INSTALL_FILM = "run pip install '.[film]' in the checkout, or write a .gif"
+_INSTALL_FILM = "run pip install '.[film]' in the checkout, or make dev after make install, or write a .gif"
 _INSTALL_PACKAGES = "install the packages that it needs for rendering, such as pygame"
 _INSTALL_MESA = "run apt-get install libosmesa6, which renders MuJoCo without a display or a GPU"
 

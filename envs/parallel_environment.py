@@ -16,12 +16,13 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
-from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess, serialise_registered_specs
+from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, create_memory
 from .batched_environment import make_env_ids, make_prev_action, require_same_specs
 from .environment import Environment, LockedEnvironment, require_constructor
 from .specs import make_zeros
+from .suite_gym import serialise_registered_specs
 from .time_steps import FIRST, LAST, MID, TimeStep
 
 #: Waiting actively is faster than being woken, if each process has a core.
@@ -216,7 +217,10 @@ class ParallelEnvironment(LockedEnvironment):
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
         with self._lock:
+<<<<<<< HEAD
             self._require_open()
+=======
+>>>>>>> main
             if self._own is not None:
                 return self._own.envs[0].render(mode)
             worker = self._workers[int(self._rows[0]) if self._num_spares else 0]

@@ -10,9 +10,8 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.saved_policies import cast_array
 from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, cast_array, describe, leaves, path_name
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment

@@ -67,6 +67,7 @@ class Rollout:
         size = env.batch_size or 1
         self._reward_shape: Any = (size, *env.reward_spec().shape)
         self._episodes = np.full(size, -1)
+        self._has_ended = np.ones(size, bool)  # Or not begun; the environments may reuse the arrays of time steps.
         self.is_used, self.is_transition = np.ones(size, bool), np.zeros(size, bool)
         self.lengths, self.returns = np.zeros(size, np.int64), np.zeros(self._reward_shape)
         self._time_step: TimeStep | None = None
@@ -94,7 +95,7 @@ class Rollout:
         time_step = time_step._replace(has_failed=np.broadcast_to(time_step.has_failed, len(self.is_used)))
         if np.shape(time_step.reward) != self._reward_shape:
             time_step = time_step._replace(reward=read_reward(time_step.reward, self._reward_shape, self._name))
-        self._count(previous, time_step)
+        self._count(time_step)
         self._time_step = time_step
         return time_step
 
@@ -102,16 +103,14 @@ class Rollout:
         """Returns the place of the next action of an environment, for messages."""
         return self._place.format(env=env, episode=self._episodes[env], step=self.lengths[env])
 
-    def _count(self, previous: TimeStep | None, time_step: TimeStep) -> None:
+    def _count(self, time_step: TimeStep) -> None:
         is_first, has_failed = time_step.step_type == FIRST, time_step.has_failed
-        if previous is None:
-            self.is_transition = np.zeros_like(is_first)
-        else:
-            self.is_transition = ~is_first & ~has_failed & (previous.step_type != LAST)
-            if has_failed.any() and not self._survives_failures:
-                raise EnvironmentFailedError(
-                    f"{self._name} has failed ({self.locate(int(np.argmax(has_failed)))}); fix the environment"
-                )
+        if has_failed.any() and not self._survives_failures:
+            raise EnvironmentFailedError(
+                f"{self._name} has failed ({self.locate(int(np.argmax(has_failed)))}); fix the environment"
+            )
+        self.is_transition = ~is_first & ~has_failed & ~self._has_ended
+        self._has_ended = time_step.step_type == LAST
         self.lengths[is_first], self.returns[is_first] = 0, 0
         self._episodes += is_first
         self.lengths += self.is_transition

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .specs import BoundedArraySpec, cast
@@ -84,12 +85,7 @@ def make_space(spec: Any) -> Any:
     if not isinstance(spec, BoundedArraySpec):
         bounds: Any = (-np.inf, np.inf) if spec.dtype.kind == "f" else _integer_limits(spec.dtype)
         return spaces.Box(bounds[0], bounds[1], shape=spec.shape, dtype=spec.dtype.type)
-    if not spec.shape and spec.dtype.kind in "iu":
-        low, high = int(spec.minimum), int(spec.maximum)
-        if high - low < 2**31:
-            return spaces.Discrete(high - low + 1, start=low)
-    shape: Any = spec.shape
-    return spaces.Box(spec.minimum, spec.maximum, shape=shape, dtype=spec.dtype.type)
+    return make_array_space(spec, spec.minimum, spec.maximum)
 
 
 def _integer_limits(dtype: np.dtype) -> tuple[int, int]:

@@ -1,7 +1,4 @@
-"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them.
-
-Arrays that come from user code, or go to it, are copied at that border, because either side may modify or reuse them.
-"""
+"""Specs of environments: shapes and dtypes with bounds, and the check of arrays against them."""
 
 from __future__ import annotations
 
@@ -113,7 +110,10 @@ def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: 
         raise SpecMismatchError(f"{name} must be {expected}, got {describe(array)}; {advice}")
     if isinstance(spec, BoundedArraySpec) and array.size and not spec.contains(array):
         _raise_out_of_bounds(array, spec, name, advice, leading)
-    return array.astype(spec.dtype)
+    result = array.astype(spec.dtype)
+    if spec.dtype.kind != "f" and (is_changed := result != array).any():
+        raise ValueError(f"{name} must be representable as {spec.dtype}, got {array[is_changed][0]}; {advice}")
+    return result
 
 
 def cast(value: Any, dtype: np.dtype) -> np.ndarray:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,22 @@ def find_spec(name: str) -> Any:
     except gymnasium.error.Error as error:
         advice = suggest(name, list(gymnasium.registry)) or "; use an id such as Hopper-v5 or my_module:MyEnv-v0"
         raise ValueError(f"Gymnasium has no environment {name!r}{advice}") from error
+
+
+def serialise_registered_specs() -> list[bytes]:
+    """Returns the specs of the environments that are registered with Gymnasium in this process.
+
+    Those that a script has registered are unknown in its workers, which do not run the script. Specs that cannot be
+    sent are left out.
+    """
+    import cloudpickle
+
+    registered = []
+    gymnasium = sys.modules.get("gymnasium")
+    for spec in list(gymnasium.registry.values()) if gymnasium is not None else ():
+        with contextlib.suppress(Exception):  # Objects raise errors of any type.
+            registered.append(bytes(cloudpickle.dumps(spec)))
+    return registered
 
 
 def register_specs(specs: Sequence[bytes]) -> None:

@@ -93,8 +93,9 @@ def fingerprint_code(function: Any) -> str:
 
     It depends on the bytecode, and thus on the minor version of Python, and on the constants, defaults, and values of
     enclosing and global variables that the bytecode uses: numbers, strings, arrays, dataclasses, containers of these,
-    and functions of the same module. Other objects count by their class, and classes, modules and functions of other
-    modules by their name, so that changes inside of them are not noticed.
+    and functions and classes of the same module. Classes count by the code of their methods, and numbers and strings of
+    enclosing functions; other objects count by their class, and what other modules contain by its name, so that changes
+    inside of them are not noticed.
     """
     return xxhash.xxh3_64_hexdigest(repr(_describe_content(function, _find_module(function), set())).encode())
 
@@ -128,11 +129,27 @@ def _describe_content(value: Any, module: str, seen: set[int]) -> Any:
         seen.add(id(value))
         parts = [value.__code__, value.__defaults__, value.__kwdefaults__, dict(_read_variables(value))]
         return describe(parts)
+    if isinstance(value, type) and value.__module__ == module and id(value) not in seen:
+        seen.add(id(value))
+        return describe_reference(value), describe([*value.__bases__, *_read_methods(value)])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return describe_reference(type(value)), [
             describe(getattr(value, each.name)) for each in dataclasses.fields(value)
         ]
     return describe_reference(value)
+
+
+def _read_methods(owner: type) -> Iterator[Any]:
+    """Yields the code and the defaults of each method of a class, and the constants of enclosing functions.
+
+    Class attributes, global variables and containers may be counters that change while the class is used.
+    """
+    for member in vars(owner).values():
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if isinstance(function, types.FunctionType):
+            cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+            constants = [value for value in cells if isinstance(value, _PLAIN)]
+            yield [function.__name__, function.__code__, function.__defaults__, function.__kwdefaults__, constants]
 
 
 def _read_variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

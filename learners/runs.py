@@ -143,7 +143,8 @@ class Run:
         from rlds2reverb.saved_policies import load_policy
 
         if not (self.path / folder / "saved_model.pb").is_file():
-            raise ValueError(f"{self.path} has no {folder}/; it is written when a run ends or is stopped")
+            kind = "an evaluated run" if folder == BEST_POLICY_FOLDER else "a run"
+            raise ValueError(f"{self.path} has no {folder}/, which {kind} writes when it ends or is stopped")
         return load_policy(self.path / folder)
 
     def plot(self, path: str | Path | None = None) -> Figure:

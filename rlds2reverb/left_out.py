@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import locate_discontinuity
-from rlds2reverb.specs import leaves
 
 
 @dataclass(kw_only=True)
@@ -20,6 +20,7 @@ class LeftOut:
       dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
       discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
       first_discontinuity: location of the first one, or ''.
+      first_discontinuous_episode: index of its episode, or None.
       boundary_values: number of episodes with a reward or an action other than zero in their last step, which belongs
         to no transition.
       first_boundary_values: index of the first of these episodes, or None.
@@ -28,6 +29,7 @@ class LeftOut:
     dropped_last_transition: int = 0
     discontinuities: int = 0
     first_discontinuity: str = ""
+    first_discontinuous_episode: int | None = None
     boundary_values: int = 0
     first_boundary_values: int | None = None
 
@@ -36,21 +38,28 @@ class LeftOut:
         for episode in batch.episodes:
             self.dropped_last_transition += episode.dropped_last_transition
             if episode.discontinuities:
-                self.discontinuities += len(episode.discontinuities)
-                self.first_discontinuity = self.first_discontinuity or locate_discontinuity(episode)
+                self.merge_left_out(
+                    LeftOut(
+                        discontinuities=len(episode.discontinuities),
+                        first_discontinuity=locate_discontinuity(episode),
+                        first_discontinuous_episode=episode.index,
+                    )
+                )
         found = np.flatnonzero(_find_boundary_values(batch))
         if len(found):
-            self.boundary_values += len(found)
-            self._set_first(batch.episodes[int(found[0])].index)
+            first = min(batch.episodes[number].index for number in found.tolist())
+            self.merge_left_out(LeftOut(boundary_values=len(found), first_boundary_values=first))
 
     def merge_left_out(self, other: LeftOut) -> None:
-        """Adds the counts of later episodes of the same dataset, or of another shard of it."""
+        """Adds the counts of other episodes of the same dataset, in any order."""
         self.dropped_last_transition += other.dropped_last_transition
         self.discontinuities += other.discontinuities
-        self.first_discontinuity = self.first_discontinuity or other.first_discontinuity
+        if _is_before(other.first_discontinuous_episode, self.first_discontinuous_episode):
+            self.first_discontinuity = other.first_discontinuity
+            self.first_discontinuous_episode = other.first_discontinuous_episode
         self.boundary_values += other.boundary_values
-        if other.first_boundary_values is not None:
-            self._set_first(other.first_boundary_values)
+        if _is_before(other.first_boundary_values, self.first_boundary_values):
+            self.first_boundary_values = other.first_boundary_values
 
     def describe_left_out(self) -> tuple[str, ...]:
         """Returns one sentence for each kind of value that the episodes leave out."""
@@ -74,9 +83,9 @@ class LeftOut:
             )
         return tuple(sentences)
 
-    def _set_first(self, index: int) -> None:
-        first = self.first_boundary_values
-        self.first_boundary_values = index if first is None else min(first, index)
+
+def _is_before(index: int | None, other: int | None) -> bool:
+    return index is not None and (other is None or index < other)
 
 
 def _find_boundary_values(batch: EpisodeBatch) -> np.ndarray:
@@ -84,14 +93,19 @@ def _find_boundary_values(batch: EpisodeBatch) -> np.ndarray:
 
     The last step of an episode that lost its last transition has those of that transition, which is counted anyway.
     """
-    ends = np.cumsum(batch.num_steps)
-    columns = [column for _, column in leaves({name: batch.steps[name] for name in (fields.ACTION, fields.REWARD)})]
-    if not ends[-1] or any(len(column) != ends[-1] for column in columns):
-        return np.zeros(len(ends), bool)
-    has_values = np.array([not episode.dropped_last_transition for episode in batch.episodes])
-    return has_values & np.any([_is_nonzero(column[ends - 1]) for column in columns], axis=0)
+    num_rows = int(batch.num_steps.sum())
+    columns = tree.flatten([batch.steps[name] for name in (fields.ACTION, fields.REWARD)])
+    is_found = np.zeros(len(batch.num_steps), bool)
+    if num_rows and all(len(column) == num_rows for column in columns):
+        for column in columns:
+            is_found |= find_nonzero_final_rows(batch, column)
+    if is_found.any():
+        is_found &= [not episode.dropped_last_transition for episode in batch.episodes]
+    return is_found
 
 
-def _is_nonzero(rows: np.ndarray) -> np.ndarray:
-    zero = b"" if rows.dtype == object else 0
-    return np.asarray(rows.reshape(len(rows), -1) != zero, bool).any(axis=1)
+def find_nonzero_final_rows(batch: EpisodeBatch, column: np.ndarray) -> np.ndarray:
+    """Returns for each episode whether its last row differs from zeros or empty strings: bool `[E]`."""
+    rows = column[np.cumsum(batch.num_steps) - 1]
+    is_nonzero = np.asarray(rows != (0 if rows.dtype != object else b""), bool)
+    return is_nonzero if rows.ndim == 1 else is_nonzero.reshape(len(rows), -1).any(axis=1)

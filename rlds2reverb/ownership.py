@@ -30,7 +30,7 @@ def is_user_code(function: Any) -> bool:
 
 
 def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function of the user that is called with copies and whose results are copied; others unchanged."""
+    """Returns a function that calls user code with copies and copies its results; others are returned unchanged."""
     isolated: Callable[..., Any] = _Isolated(function)
     return isolated if is_user_code(function) else function
 

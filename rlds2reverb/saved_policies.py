@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.specs import Nest, cast_array, describe, leaves, path_name
 
 #: Folder of the last policy in the directory of a training run, and name of the function that estimates values.
 POLICY_FOLDER, VALUES = "policy", "values"
@@ -73,7 +73,7 @@ class SavedPolicy:
         """Returns the actions for one observation or a batch of them.
 
         Policies of the agents of rlds2reverb take the best or most likely action, so that equal observations give equal
-        actions. Agents of the user's own may sample.
+        actions. Custom agents may sample.
 
         Args:
           observations: nest of arrays (or lists) like the observations of the environment, each with or without a
@@ -126,15 +126,15 @@ class SavedPolicy:
         estimate = getattr(self._model, VALUES, None)
         if estimate is None:
             raise ValueError(
-                "values requires a policy that was saved with its agent's critics: bc, discrete_bc and own agents "
-                "without estimate_values have none, and PolicySaver, the evaluator of a Ray cluster and earlier "
+                "values requires a policy that was saved with its agent's critics: bc, discrete_bc and custom "
+                "agents without estimate_values have none, and PolicySaver, the evaluator of a Ray cluster and earlier "
                 "versions of rlds2reverb do not save them; continue the run, or train an agent with critics"
             )
         observation, size = self._read(observations, self.time_step_spec.observation, "observation")
         action, num_actions = self._read(actions, self.action_spec, "action")
         if num_actions != size:
             counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
-            raise SpecMismatchError(f"observations and actions must be as many, got {counts[0]} and {counts[1]}")
+            raise SpecMismatchError(f"there must be as many actions as observations, got {counts[0]} and {counts[1]}")
         return {name: _drop(np.array(values), size) for name, values in estimate((observation, action)).items()}
 
     def action(self, time_step: Any, policy_state: Any = ()) -> Any:
@@ -215,20 +215,6 @@ def _convert(array: np.ndarray, spec: Any, place: str) -> np.ndarray:
         row, *inner = map(int, indices[0])
         raise ValueError(f"{path_name(inner, place)} must be {expected}, got {array[(row, *inner)]} (row {row})")
     return cast
-
-
-def cast_array(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns values in a different dtype, and which of them changed, bool like `values`, or None if none could.
-
-    Floats are rounded; other values must not change.
-    """
-    if values.dtype == dtype:
-        return values, None
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(dtype)
-        if values.dtype.kind == dtype.kind == "f":
-            return cast, np.isfinite(cast) != np.isfinite(values)
-        return cast, cast.astype(values.dtype) != values
 
 
 def _clip(action: Any, spec: Any) -> np.ndarray:

@@ -100,14 +100,14 @@ def _make(description: Any) -> Any:
     spec = ArraySpec(shape, np.dtype(description["dtype"]))
     if not 0 <= math.prod(shape) <= _MAX_ELEMENTS or spec.dtype.kind not in "fiub":
         raise ValueError(f"a space must have at most {_MAX_ELEMENTS} numbers, got {spec}")
-    return make_space(spec, description["low"], description["high"])
+    return make_array_space(spec, description["low"], description["high"])
 
 
-def make_space(spec: ArraySpec, low: Any, high: Any) -> Any:
+def make_array_space(spec: ArraySpec, low: Any, high: Any) -> Any:
     """Returns the space of arrays within bounds, which can be broadcast to their shape: a `Discrete` or a `Box`."""
     from gymnasium import spaces
 
-    if spec.dtype.kind in "iu" and not spec.shape:
+    if spec.dtype.kind in "iu" and not spec.shape and int(high) - int(low) < 2**31:
         return spaces.Discrete(int(high) - int(low) + 1, start=int(low))
     shape: Any = spec.shape
     low, high = (np.broadcast_to(np.array(bound, spec.dtype), shape) for bound in (low, high))

@@ -96,6 +96,20 @@ def make_step_spec(columns: Nest) -> Nest:
     return map_structure(lambda column: ArraySpec(tuple(column.shape[1:]), column.dtype), columns)
 
 
+def cast_array(values: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns values in a different dtype, and which of them changed, bool like `values`, or None if none could.
+
+    Floats are rounded; other values must not change.
+    """
+    if values.dtype == dtype:
+        return values, None
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(dtype)
+        if values.dtype.kind == dtype.kind == "f":
+            return cast, np.isfinite(cast) != np.isfinite(values)
+        return cast, cast.astype(values.dtype) != values
+
+
 def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
     """Converts a nest of `ArraySpec`s to `tf.TensorSpec`s with `leading` axes, bounded if the bounds are known.
 

@@ -9,7 +9,7 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.spaces import action_bounds, describes, make_space
+from rlds2reverb.spaces import action_bounds, describes, make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def make_action_spec(
     actions: ActionStatistics,
     config: TrainingConfig,
     action_space: Any,
-    own_space: Any,
+    data_space: Any,
     *,
     is_complete: bool = True,
 ) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
@@ -130,7 +130,7 @@ def make_action_spec(
       actions: statistics of the actions.
       config: the options of the run.
       action_space: action space of the environment; None if unknown.
-      own_space: the dataset's own action space; None if unknown. It is ignored if the data do not match it.
+      data_space: the dataset's own action space; None if unknown. It is ignored if the data do not match it.
       is_complete: whether the statistics are those of all actions instead of a sample.
 
     Raises:
@@ -138,9 +138,9 @@ def make_action_spec(
     """
     space, origin = action_space, "those of the environment"
     if config.action_bounds is not None:
-        space, origin = make_space(actions.spec, *config.action_bounds), "as set by action_bounds"
-    elif space is None and describes(own_space, actions.spec):
-        space, origin = own_space, "those of the dataset's own action space"
+        space, origin = make_array_space(actions.spec, *config.action_bounds), "as set by action_bounds"
+    elif space is None and describes(data_space, actions.spec):
+        space, origin = data_space, "those of the dataset's own action space"
     if space is None and config.clip_actions and not actions.is_discrete and not _are_within_one(actions):
         raise SpecMismatchError(
             f"clip_actions requires the bounds of the actions, which are unknown and not [-1, 1]{_BOUNDS_ADVICE}"

@@ -219,16 +219,19 @@ class Collector:
         np.savez(Path(folder) / _ARRAYS, **arrays)
 
     def load_data(self, folder: Path) -> None:
-        """Restores a state that `save_data` wrote, for a collector that has not started."""
+        """Restores a state that `save_data` wrote, for a collector that has not started.
+
+        If the numbers of environments differ, those that both have continue, in the initial state of the policy.
+        """
         state = json.loads((Path(folder) / _STATE).read_text())
         self.num_collected, self.returns = state["num_collected"], state["returns"]
         with np.load(Path(folder) / _ARRAYS) as arrays:
-            for index, numbers in enumerate(state["tracks"]):
+            for index, numbers in enumerate(state["tracks"][: self._num_envs]):
                 prefix = f"{index}/"
                 columns = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
                 self._tracks[index] = _Track.from_state(numbers, columns)
             names = [name for name in arrays if name.startswith("policy/")]
-            if names:  # Otherwise the collector had not started.
+            if names and len(state["tracks"]) == self._num_envs:  # Without names, the collector had not started.
                 initial = self._policy.initial_state()
                 state_leaves = [tf.constant(arrays[f"policy/{number}"]) for number in range(len(names))]
                 self._policy_state = tf.nest.pack_sequence_as(initial, state_leaves)
@@ -261,7 +264,7 @@ class _Track:
         if self.episode < 0:
             return None
         if self.has_failed:
-            return EpisodeProgress(self.episode + 1, (), {})
+            return EpisodeProgress(self.episode + 1, ())
         observation = dict(zip(paths, self._steps.time_steps[-1].observation, strict=True))
         return EpisodeProgress(self.episode, tuple(self._executed), observation)
 

@@ -18,6 +18,7 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get
 from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_reference
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb._text import suggest
 from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward, require_action_bounds
 
 from .environment_spec import describe_env
@@ -238,12 +239,12 @@ class TrainingConfig:
         "Number of episodes per evaluation; their seeds are 0, 1, ...", _EVALUATION, default=10, minimum=1
     )
     eval_max_episode_steps: int | None = _option(
-        "Number of steps after which episodes of evaluations end, for an environment without a time limit of its own.",
+        "Number of steps after which episodes of evaluations end, in place of the environment's own limit.",
         _EVALUATION,
         default=None,
         minimum=1,
         metavar="STEPS",
-        default_text="the environment's own limit",
+        default_text="the environment's own limit, or 10,000 if it has none",
         identifies=True,
     )
     reference_returns: str | tuple[float, float] | None = _option(
@@ -402,11 +403,14 @@ class TrainingConfig:
 
         Raises:
           ValueError: If there is no such preset, if a file cannot be read or sets something else, or as for the class.
+          TypeError: If there is no such option.
         """
         from rlds2reverb.learners.agents import read_gin
 
         from .presets import preset_path
 
+        for name in options.keys() - declared_options().keys():
+            raise TypeError(f"there is no option {name!r}{suggest(name, declared_options())}")
         paths = [*map(preset_path, presets), *map(Path, gin_files)]
         if not paths:
             return cls(algo, **options)

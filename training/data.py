@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from rlds2reverb.adders import NStep
 from rlds2reverb.envs.evaluation import Evaluator
-from rlds2reverb.envs.policy_actions import action_bounds
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec
@@ -19,12 +18,14 @@ from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, TrajectoryWindows, fields
 from rlds2reverb._server.clients import connect_all
+from rlds2reverb._server.replay_server import read_tables
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import ScaleRewards
+from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name, to_tensor_spec
 
 from .actions import describe_bounds, make_action_spec
@@ -43,6 +44,7 @@ from .dataset import (
 )
 from .tables import (
     ServedTable,
+    choose_table,
     describe_table,
     identify_table,
     is_table,
@@ -157,11 +159,11 @@ def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
         return _NO_DATA
     if not is_table(source):
         return compute_fingerprint(load(source), config)
-    location = split_source(source)[0]
+    location, table = split_source(source)
     if not isinstance(location, (str, Path)) or not is_table_directory(location):
         return None
-    with open_data(source, config) as data:
-        return data.fingerprint
+    names = [config.name for config in read_tables(Path(location).expanduser())]
+    return identify_table(location, table or choose_table(names))
 
 
 def open_data(

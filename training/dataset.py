@@ -198,7 +198,8 @@ def _describe_unused(step_spec: Nest) -> list[str]:
     names = [repr(name) for name in sorted(step_spec) if name not in fields.STEP_FIELDS]
     if not names:
         return []
-    return [f"the step fields {', '.join(names)} are left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
+    left_out = f"the step field {names[0]} is" if len(names) == 1 else f"the step fields {', '.join(names)} are"
+    return [f"{left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
 
 
 def sum_rewards(batch: EpisodeBatch, dropped_last_transition: list[bool]) -> list[float]:

@@ -59,12 +59,13 @@ class Environment:
 
 def environment_key(environment: Environment | None) -> tuple[str | None, dict[str, Any] | None]:
     """Returns the name and the description of an environment; None for both if there is none."""
-    has_none = environment is None or environment.make_env is None
-    return (None, None) if has_none else (environment.name, environment.spec)  # type: ignore[union-attr]
+    return (None, None) if environment is None or environment.make_env is None else (environment.name, environment.spec)
 
 
 def restore_environment(run: Run) -> Environment | None:
-    """Returns the environment in which a run was evaluated, with its arguments, time limit and wrappers.
+    """Returns the environment in which a run was evaluated, with its arguments, own time limit and wrappers.
+
+    The option `eval_max_episode_steps` of the run is not a part of it.
 
     Returns:
       The environment; None if the run was not evaluated. For runs that older versions wrote, it is found by its name.

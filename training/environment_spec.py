@@ -40,10 +40,7 @@ def describe_env(env: Any) -> dict[str, Any]:
         {"name": each.name, "entry_point": each.entry_point, "kwargs": _encode(each.kwargs)}
         for each in spec.additional_wrappers
     ]
-    values = {name: _encode(getattr(spec, name)) for name in _FIELDS}
-    if isinstance(spec.entry_point, type):
-        values["entry_point"] = describe_reference(spec.entry_point)
-    return {**values, _WRAPPERS: wrappers}
+    return {**{name: _encode(getattr(spec, name)) for name in _FIELDS}, _WRAPPERS: wrappers}
 
 
 def restore_env(description: Mapping[str, Any]) -> Any:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.envs._env_process import serialise_registered_specs
-from rlds2reverb.envs.suite_gym import register_specs
+from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
 

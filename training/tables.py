@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlds2reverb._server.clients import connect_all, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
-from rlds2reverb.spaces import make_space
+from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
@@ -77,6 +78,11 @@ def split_source(source: Any) -> tuple[Any, str | None]:
     return source if is_pair else (source, None)
 
 
+def choose_table(names: Sequence[str]) -> str:
+    """Returns the table to train on if the user names none: the only one, or else 'replay'."""
+    return names[0] if len(names) == 1 else _DEFAULT_TABLE
+
+
 def describe_table(server: Any, table: str | None = None) -> ServedTable:
     """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
@@ -92,7 +98,7 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     clients = connect_all(server)
     all_infos = [table_infos(client) for client in clients]
     infos, where = all_infos[0], ", ".join(client.server_address for client in clients)
-    name = table or (next(iter(infos)) if len(infos) == 1 else _DEFAULT_TABLE)
+    name = table or choose_table(list(infos))
     if name not in infos:
         expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
@@ -171,8 +177,8 @@ def make_table_action_spec(
     data = sample.data["action"] if isinstance(sample.data, dict) else sample.data.action
     actions = ActionStatistics(spec)
     actions.add(data.numpy().reshape(-1, *spec.shape))
-    own_space = None if table.action_bounds is None else make_space(spec, *table.action_bounds)
-    return make_action_spec(actions, config, action_space, own_space, is_complete=False)
+    data_space = None if table.action_bounds is None else make_array_space(spec, *table.action_bounds)
+    return make_action_spec(actions, config, action_space, data_space, is_complete=False)
 
 
 def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any, sample: Any) -> bool:

@@ -178,7 +178,8 @@ class RunTrackers:
                 make, module = TRACKERS[tracker]
                 if importlib.util.find_spec(module) is None:
                     raise ImportError(
-                        f"track={tracker!r} requires the package {module}; run pip install '.[{tracker}]'"
+                        f"track={tracker!r} requires the package {module}; run pip install '.[{tracker}]' in the "
+                        "checkout, or make dev after make install"
                     )
                 self._trackers[tracker] = make()
             else:

@@ -81,20 +81,17 @@ class HookList:
         whose settings are most similar.
         """
         saved = list(_read_older(states) if isinstance(states, Mapping) else states)
-        pairs: list[tuple[int, int, int, LearnerHook]] = []
-        for hook in self._hooks:
+        pairs = []
+        for place, hook in enumerate(self._hooks):
             settings = self._settings[id(hook)]
             for number, entry in enumerate(saved):
                 if entry["name"] == settings["name"] and entry["class"] in (None, settings["class"]):
-                    num_equal = len(entry["values"].items() & settings["values"].items())
-                    pairs.append((-num_equal, len(pairs), number, hook))
-        used: set[int] = set()
-        restored: set[LearnerHook] = set()
-        for _, _, number, hook in sorted(pairs):
-            if number not in used and hook not in restored:
-                used.add(number)
-                restored.add(hook)
-                hook.load_state_dict(saved[number]["state"])
+                    pairs.append((-len(entry["values"].items() & settings["values"].items()), place, number))
+        pairs.sort()
+        while pairs:
+            _, place, number = pairs[0]
+            self._hooks[place].load_state_dict(saved[number]["state"])
+            pairs = [pair for pair in pairs if pair[1] != place and pair[2] != number]
 
 
 def _find_settings(hook: LearnerHook) -> dict[str, Any]:

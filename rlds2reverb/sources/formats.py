@@ -29,10 +29,6 @@ class Format:
     options: tuple[str, ...] = ()
     title: str = ""
 
-    def require_applicable(self, options: Mapping[str, Any]) -> None:
-        """Raises `ValueError` if one of the options that the user set does not apply to this format."""
-        require_applicable(options, self.options, self.name)
-
 
 def require_applicable(options: Mapping[str, Any], allowed: Collection[str], name: str) -> None:
     """Raises `ValueError` if one of the options that the user set is not among the allowed ones.

@@ -37,7 +37,7 @@ _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
 
 def register_format(custom_format: Format) -> None:
-    """Lets `load`, and everything that calls it, open a format of the user, which is tried before all others."""
+    """Registers a custom format, which `load` and everything that calls it try before all others."""
     FORMATS.insert(0, custom_format)
 
 
@@ -122,7 +122,7 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
         found = _find_format(location)
     if found is None:
         raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
-    found.require_applicable(options)
+    require_applicable(options, found.options, found.name)
     return found.open(location, **options)
 
 

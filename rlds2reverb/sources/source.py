@@ -45,7 +45,7 @@ class Source:
     Each iteration opens the dataset, reads it gradually, and closes it at the end. A source that was opened from files
     can be pickled with `cloudpickle`; the other process opens the same files.
 
-    If `read` or `ranges` is code of the user, the episodes are copied, so that it may reuse its arrays.
+    If `read` or `ranges` is user code, the episodes are copied, so that it may reuse its arrays.
 
     Attributes:
       name: short name, for reports.
@@ -180,21 +180,18 @@ class Source:
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies of the episodes that a function of the user reads."""
+    """Copies of the episodes that a custom function reads."""
 
     function: Callable[..., Iterator[Episode]]
 
     def __call__(self, *arguments: int) -> Iterator[Episode]:
-        with contextlib.ExitStack() as stack:
-            episodes = iter(self.function(*arguments))
-            if hasattr(episodes, "close"):
-                stack.callback(episodes.close)
-            yield from map(copy_arrays, episodes)
+        for episode in self.function(*arguments):
+            yield copy_arrays(episode)
 
 
 @dataclass(frozen=True)
 class _CopiedRanges:
-    """Copies of the episodes of `EpisodeRanges` of the user."""
+    """Copies of the episodes of custom `EpisodeRanges`."""
 
     ranges: EpisodeRanges
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
-from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
@@ -206,7 +206,7 @@ class SummaryParts:
       non_finite: number of NaN and Inf by field.
       specs: description of each field, from the first episode with steps.
       episodes: index, digest, return and length of each episode; the return is None if it has no steps.
-      first: indices of the episodes that `specs` and the first discontinuity come from.
+      first: index of the episode that `specs` comes from; None without one.
     """
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
@@ -214,33 +214,33 @@ class SummaryParts:
     non_finite: dict[str, int] = field(default_factory=dict)
     specs: dict[str, str] = field(default_factory=dict)
     episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
-    first: dict[str, int] = field(default_factory=dict)
+    first: int | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def add(self, episode: Episode) -> None:
         """Adds an episode, valid or not."""
-        batch, part = EpisodeBatch([episode]), SummaryParts()
-        _count(self.counts, episode)
-        self.num_bytes += episode.num_bytes
-        part.left_out.count_left_out(batch)
-        if episode.discontinuities:
-            part.first["discontinuity"] = episode.index
-        self._merge_left_out(part)
-        for path, column in leaves(episode.steps):
-            name = path_name(path, root="")
-            count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
-            self.non_finite[name] = self.non_finite.get(name, 0) + count
-        if episode.num_steps and self._is_first("specs", episode.index):
-            self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
-        total = episode.total_reward if episode.num_steps else None
-        digest = episode_digests(batch)[0]
-        self.episodes.append((episode.index, digest, total, episode.num_transitions))
+        self.add_batch(EpisodeBatch([episode]))
 
-    def _is_first(self, name: str, index: int) -> bool:
-        """Returns whether no episode before this one was recorded under a name, and records it if so."""
-        if index >= self.first.get(name, index + 1):
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Adds some episodes, valid or not."""
+        self.left_out.count_left_out(batch)
+        for episode, digest in zip(batch.episodes, episode_digests(batch), strict=True):
+            _count(self.counts, episode)
+            self.num_bytes += episode.num_bytes
+            for path, column in leaves(episode.steps):
+                name = path_name(path, root="")
+                count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
+                self.non_finite[name] = self.non_finite.get(name, 0) + count
+            if episode.num_steps and self._is_first(episode.index):
+                self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
+            total = episode.total_reward if episode.num_steps else None
+            self.episodes.append((episode.index, digest, total, episode.num_transitions))
+
+    def _is_first(self, index: int | None) -> bool:
+        """Returns whether `specs` comes from no episode before this one, and records its index if so."""
+        if index is None or (self.first is not None and index >= self.first):
             return False
-        self.first[name] = index
+        self.first = index
         return True
 
     def merge(self, other: SummaryParts) -> None:
@@ -250,15 +250,10 @@ class SummaryParts:
         self.num_bytes += other.num_bytes
         for name, count in other.non_finite.items():
             self.non_finite[name] = self.non_finite.get(name, 0) + count
-        if "specs" in other.first and self._is_first("specs", other.first["specs"]):
+        if self._is_first(other.first):
             self.specs = other.specs
-        self._merge_left_out(other)
-        self.episodes += other.episodes
-
-    def _merge_left_out(self, other: SummaryParts) -> None:
-        if "discontinuity" in other.first and self._is_first("discontinuity", other.first["discontinuity"]):
-            self.left_out.first_discontinuity = other.left_out.first_discontinuity
         self.left_out.merge_left_out(other.left_out)
+        self.episodes += other.episodes
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parts as plain values, for JSON."""
@@ -323,11 +318,15 @@ def summarize(
     """
     find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     parts = SummaryParts()
-    show = isolate(on_episode)
-    for episode in source:
-        show(episode)
-        parts.add(episode)
+    for batch in batch_episodes(_show(source, isolate(on_episode))):
+        parts.add_batch(batch)
     return parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
+
+
+def _show(source: Source, on_episode: Callable[[Episode], None]) -> Iterator[Episode]:
+    for episode in source:
+        on_episode(episode)
+        yield episode
 
 
 def find_reference_returns(

@@ -16,7 +16,7 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import isolate
-from rlds2reverb.spaces import make_space
+from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
@@ -70,7 +70,7 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
         if "observation_mean" in fitted:
             source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
         if "action_bounds" in fitted:
-            space = make_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
+            space = make_array_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
             source = replace(source, action_space=space)
     return source, statistics
 

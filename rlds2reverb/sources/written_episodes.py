@@ -12,7 +12,7 @@ from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, find_problems, require_same_spec
 from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
-from rlds2reverb.left_out import LeftOut
+from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
@@ -154,7 +154,7 @@ class WrittenEpisodes:
         if self._limits.has_final_extras:
             return
         for path, column in leaves({name: batch.steps[name] for name in _extra_names(batch)}):
-            if (nonzero := _find_nonzero_final_rows(batch, column)).any():
+            if (nonzero := find_nonzero_final_rows(batch, column)).any():
                 episode = batch.episodes[int(np.argmax(nonzero))]
                 raise SourceError(
                     f"{path_name(path)} of the last step must be zeros for {self._limits.name}, which has no row for "
@@ -185,12 +185,6 @@ def has_tuple(nest: Nest, path: tuple[Any, ...]) -> bool:
 
 def _extra_names(batch: EpisodeBatch) -> list[str]:
     return [name for name in batch.steps if name not in fields.STEP_FIELDS]
-
-
-def _find_nonzero_final_rows(batch: EpisodeBatch, column: np.ndarray) -> np.ndarray:
-    """Returns for each episode whether its last row differs from zeros or empty strings: bool `[E]`."""
-    rows = column[np.cumsum(batch.num_steps) - 1]
-    return np.asarray(rows.reshape(len(rows), -1) != (0 if rows.dtype != object else b""), bool).any(axis=1)
 
 
 def _find_flag_problems(episode: Episode) -> list[Problem]:

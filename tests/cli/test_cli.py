@@ -551,6 +551,7 @@ def test_convert_rejects_an_occupied_directory(data, capsys, tmp_path):
 
 def test_help_of_convert_is_grouped_and_fits_80_columns(capsys):
     _, out, _ = call(capsys, "convert", "--help")
+    assert "those of the environment" not in out  # the default of training
     headings = re.findall(r"^ {0,2}([A-Z][a-z]+):$", out, re.M)
     assert headings == [
         "Examples",

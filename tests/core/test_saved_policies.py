@@ -107,7 +107,7 @@ def test_action_explains_what_it_requires(nested):
 
 
 def test_values_require_critics(nested):
-    with pytest.raises(ValueError, match="saved with its agent's critics: bc, discrete_bc and own agents without"):
+    with pytest.raises(ValueError, match="saved with its agent's critics: bc, discrete_bc and custom agents without"):
         nested.values(make_observation(), [0, 0])
 
 

@@ -33,6 +33,7 @@ class Walk(Environment):
         leading = () if batch_size is None else (batch_size,)
         self._position, self._info = np.zeros((*leading, SIZE), np.float32), np.zeros((*leading, SIZE), np.float32)
         self._image, self._t = np.zeros((8, 8, 3), np.uint8), 0
+        self._reused = {}
 
     batched = property(lambda self: self._size is not None)
     batch_size = property(lambda self: self._size)
@@ -75,6 +76,10 @@ class Walk(Environment):
         reward = observation.sum(-1) if step_type else np.zeros(leading, np.float32)
         types, discounts = np.full(leading, step_type, np.int32)[()], np.ones(leading, np.float32)[()]
         ids = np.zeros(leading, np.int32)[()]
+        if self._is_hostile and self.batched:
+            for name, values in {"types": types, "reward": reward, "discounts": discounts}.items():
+                self._reused.setdefault(name, np.empty_like(values))[:] = values
+            types, reward, discounts = (self._reused[name] for name in ("types", "reward", "discounts"))
         return TimeStep(types, reward, discounts, observation, action, ids, (), {"twice": info})
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from rlds2reverb.adders import NStep
+from rlds2reverb.envs.specs import BoundedArraySpec, require_within
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.data import open_data
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, write_dataset
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.spaces import dump_space, load_space
+from rlds2reverb.specs import ArraySpec
 
 ACTION = Box(np.float32([-2, -1]), np.float32([2, 3]))
 OBSERVATION = Box(-5, np.inf, (3,), np.float32)
@@ -68,3 +70,9 @@ def test_descriptions_of_spaces_are_restored():
     huge = '{"low": 0, "high": 1, "shape": [1000000000000], "dtype": "float32"}'
     for text in (None, "", "[]", "{", "3", huge, huge.replace("float32", "object"), '{"dict": []}'):
         assert load_space(text) is None
+
+
+@pytest.mark.parametrize("spec", [ArraySpec((), np.dtype(np.int8)), BoundedArraySpec((2,), np.dtype(np.int8))])
+def test_integers_that_do_not_fit_the_dtype_raise_without_bounds(spec):
+    with pytest.raises(ValueError, match="action must be representable as int8, got 300; see the spec"):
+        require_within(np.full(spec.shape, 300), spec, name="action", advice="see the spec")

@@ -234,8 +234,13 @@ def test_training_lists_the_fields_that_it_does_not_use():
     logs = [
         {**TEXTS, "actions": np.zeros((4, 1)), "observations": np.zeros((4, 1)), "next_observations": np.zeros((4, 1))}
     ]
-    notes = open_data(logs, TrainingConfig("bc", env=None)).notes
+    config = TrainingConfig("bc", env=None)
+    notes = open_data(logs, config).notes
     assert any("'language_instruction', 'notes', 'phase' are left out" in note for note in notes)
+    notes = open_data(
+        [{name: column for name, column in logs[0].items() if name not in ("notes", "phase")}], config
+    ).notes
+    assert any("the step field 'language_instruction' is left out: agents" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.spaces import Discrete
+from rlds2reverb.adders import NStep
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.curves import label_runs
 from rlds2reverb.learners.hooks import LearnerHook
@@ -30,7 +32,7 @@ from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.training import require_same_run
 from small_agents import MeanAgent, batches
 
-from rlds2reverb import CheckpointError, TrainingConfig
+from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
 from rlds2reverb.evaluations import Evaluation
 
 #: Another valid value of each option.
@@ -149,6 +151,16 @@ def close_over(value):
     return lambda: gymnasium.make("Pendulum-v1", g=value)
 
 
+def make_class(g):
+    class Mine(PendulumEnv):
+        num_made = 0
+
+        def __init__(self):
+            super().__init__(g=g)
+
+    return Mine
+
+
 def make_spec(**changes):
     return dataclasses.replace(gymnasium.spec("Pendulum-v1"), **changes)
 
@@ -181,6 +193,9 @@ PAIRS = {
     "enclosed array": lambda: (close_over(np.arange(2)), close_over(np.arange(3))),
     "enclosed object": lambda: (close_over(Settings(1.0)), close_over(Settings(2.0))),
     "enclosed function": lambda: (close_over(close_over(1.0)), close_over(close_over(2.0))),
+    "class of one name": lambda: (make_class(1.0), make_class(2.0)),
+    "registered class": lambda: tuple(make_spec(entry_point=make_class(g)) for g in (1.0, 2.0)),
+    "enclosed class": lambda: (close_over(make_class(1.0)), close_over(make_class(2.0))),
     "argument of a partial": lambda: (functools.partial(make_pendulum, 1.0), functools.partial(make_pendulum, 2.0)),
 }
 
@@ -191,6 +206,13 @@ def test_environments_of_one_name_differ_in_their_descriptions(pair):
     again, _ = (json.loads(json.dumps(describe_env(env))) for env in PAIRS[pair]())
     assert one == again != other
     assert TrainingConfig("bc", env=one).as_dict()["env"] == one
+
+
+def test_counters_of_a_class_do_not_change_its_description():
+    env = make_class(1.0)
+    before = describe_env(env)
+    env.num_made += 1
+    assert describe_env(env) == before
 
 
 @pytest.mark.parametrize("name", ["LIMIT", "make_pendulum"])
@@ -246,7 +268,10 @@ def test_runs_in_different_environments_form_different_curves(tmp_path):
     groups = label_runs([load_run(tmp_path / str(number)) for number in range(2 * len(envs))])
     assert [len(group) for group in groups.values()] == [2] * len(envs)
     labels = label_runs([load_run(tmp_path / str(number)) for number in range(4)])
-    assert list(labels) == ["bc", "bc, environment g 2"]
+    assert list(labels) == ["bc", "bc, env g 2"]
+    write_run(tmp_path / "wrapped", TrainingConfig("bc", env=wrap(min_reward=-1.0)))
+    labels = label_runs([load_run(tmp_path / name) for name in ("0", "wrapped")])
+    assert list(labels) == ["bc", "bc, env wrappers ClipReward"]
 
 
 def test_planned_runs_carry_the_environments_that_a_script_has_registered():
@@ -298,6 +323,20 @@ def place_fake(runs, root, report):
 
 def run(root, source, **options):
     return run_plan(plan_seeds(source, TrainingConfig("bc", **{"steps": 10, **options}), 2), root, place=place_fake)
+
+
+@pytest.mark.parametrize("table", [None, "items"])
+def test_fingerprint_of_a_directory_does_not_depend_on_action_bounds(tmp_path, table):
+    (log,) = make_episodes()
+    log = {name: np.float32(log[name]) for name in ("observations", "rewards")} | {"terminated": False}
+    source = load([{**log, "actions": np.arange(8) % 2}])  # Without bounds, the number of actions is unknown.
+    tables = [TableConfig(table or "replay")]
+    ingest(source, tmp_path / "tables", adder=NStep(1, 0.99), tables=tables)
+    config = TrainingConfig("dqn", env=None)
+    location = tmp_path / "tables" if table is None else (tmp_path / "tables", table)
+    with open_data(location, config, action_space=Discrete(2)) as data:
+        assert find_fingerprint(location, config) == data.fingerprint
+        assert find_fingerprint(tmp_path / "tables", config) == data.fingerprint
 
 
 def test_fingerprint_is_that_of_the_data():
@@ -381,6 +420,16 @@ def test_states_of_hooks_do_not_depend_on_their_order():
         hooks = make()
         HookList([hooks[index] for index in order]).load_state_dict(states)
         assert [hook.number for hook in hooks] == [1, 2, 3, 4, 5]
+
+
+def test_hook_without_a_hash_keeps_its_state():
+    class Mutable(Count):
+        __hash__ = None  # As that of a dataclass.
+
+    hook, restored = Mutable(), Mutable()
+    hook.number = 7
+    HookList([restored]).load_state_dict(HookList([hook]).state_dict())
+    assert restored.number == 7
 
 
 def test_hook_with_other_settings_keeps_its_state():

@@ -102,6 +102,8 @@ def test_options_override_gin_files_which_override_presets(tmp_path):
     assert gin.config_str() == before
     with pytest.raises(ValueError, match="iql-antmace.*did you mean 'iql-antmaze'"):
         TrainingConfig.from_gin("iql", presets=["iql-antmace"])
+    with pytest.raises(TypeError, match="there is no option 'stepz'; did you mean 'steps'?"):
+        TrainingConfig.from_gin("iql", stepz=2)
 
 
 def test_settings_contain_what_distinguishes_runs():

@@ -200,8 +200,8 @@ def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
     action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
     network = QRnnNetwork(time_step_spec.observation, action_spec, lstm_size=(4,))
     policy = QPolicy(time_step_spec, action_spec, network)
-    for num_steps in (0, 3):
-        first, second = (Collector(partial(Counting, 7), policy) for _ in range(2))
+    for num_steps, num_envs in ((0, 1), (3, 1), (0, 2)):
+        first, second = (Collector(partial(Counting, 7), policy, num_envs=number) for number in (num_envs, 1))
         if num_steps:
             first.collect(num_steps)
         first.save_data(tmp_path)
@@ -234,6 +234,30 @@ class ZeroPolicy(tf_policy.TFPolicy):
 
     def _action(self, time_step, policy_state, seed):
         return PolicyStep(tf.zeros(tf.shape(time_step.step_type), self.action_spec.dtype), policy_state, ())
+
+
+class CyclingPolicy(tf_policy.TFPolicy):
+    """A policy with the actions 0, 1, 2, 0, ..., whose state counts its steps."""
+
+    def __init__(self, time_step_spec, action_spec):
+        super().__init__(time_step_spec, action_spec, policy_state_spec=tf.TensorSpec([], tf.int64))
+
+    def _action(self, time_step, policy_state, seed):
+        return PolicyStep(policy_state % 3, policy_state + 1, ())
+
+
+def test_resumed_collector_continues_with_the_state_of_the_policy(tmp_path):
+    specs = ts.time_step_spec(tf.TensorSpec([2], tf.float32)), tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
+    actions = []
+    for _ in range(3):
+        collector = Collector(Counting, CyclingPolicy(*specs))
+        if actions:
+            collector.load_data(tmp_path)
+        (piece,) = collector.collect(4)
+        actions += piece.episode.steps["action"][:4].tolist()
+        collector.save_data(tmp_path)
+        collector.close()
+    assert actions == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]
 
 
 class Watching(tf_agent.TFAgent):

@@ -96,7 +96,7 @@ def test_predict_acts_as_the_evaluator_does(data, tmp_path):
     evaluation = evaluate("Pendulum-v1", run.policy, seeds=[4], max_episode_steps=30)
     assert evaluation.returns[0] == pytest.approx(total, rel=1e-4)
     np.testing.assert_array_equal(load_policy(tmp_path).predict(observation), run.predict(observation))
-    with pytest.raises(ValueError, match="has no best_policy/; it is written when a run ends"):
+    with pytest.raises(ValueError, match="has no best_policy/, which an evaluated run writes when it ends"):
         _ = run.best_policy
 
 

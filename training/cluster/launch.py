@@ -362,7 +362,10 @@ def import_ray() -> Any:
                 "Ray requires pydantic 2 or none at all, but pydantic 1 is installed, as wandb and mlflow require; "
                 "use an environment without them: pip uninstall pydantic wandb mlflow-skinny"
             ) from error
-        raise ImportError("training on a cluster requires Ray; run pip install '.[ray]' in the checkout") from error
+        raise ImportError(
+            "training on a cluster requires Ray; run pip install '.[ray,eval]' in the checkout, in an environment "
+            "of its own (see docs/cluster.md)"
+        ) from error
     return ray
 
 

@@ -22,7 +22,7 @@ from rlds2reverb._sealed_files import replace_text
 if TYPE_CHECKING:
     from rlds2reverb.envs.film import Film
 
-INSTALL = "run pip install '.[report]' in the checkout"
+INSTALL = "run pip install '.[report]' in the checkout, or make dev after make install"
 #: Number of significant digits of the values in figures.
 _NUM_DIGITS = 5
 #: The page may run its own scripts and show its own images, but cannot load anything.

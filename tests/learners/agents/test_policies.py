@@ -107,5 +107,5 @@ def test_values_check_the_actions(tmp_path):
         policy.values(np.zeros((2, 3)), [3, 7])
     with pytest.raises(SpecMismatchError, match=r"action must be int64 \[\], or a batch of these, got float64 \[\]"):
         policy.values(np.zeros(3), 3.0)
-    with pytest.raises(SpecMismatchError, match="observations and actions must be as many, got 2 rows and a single"):
+    with pytest.raises(SpecMismatchError, match="as many actions as observations, got 2 rows and a single"):
         policy.values(np.zeros((2, 3)), 3)
