@@ -217,10 +217,7 @@ class ParallelEnvironment(LockedEnvironment):
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
         with self._lock:
-<<<<<<< HEAD
             self._require_open()
-=======
->>>>>>> main
             if self._own is not None:
                 return self._own.envs[0].render(mode)
             worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
