@@ -889,8 +889,8 @@ MUTATIONS = [
         "workers keep running after the batch is closed",
         "environments",
         "envs/parallel_environment.py",
-        "            worker.stop(deadline)\n            worker.release()",
-        "            worker.release()",
+        "                worker.stop(deadline)\n                worker.release()",
+        "                worker.release()",
         "tests/envs/test_parallel_environment.py",
     ),
     Mutation(
