@@ -81,7 +81,7 @@ def test_prioritized_training_keeps_its_priorities(hopper, tmp_path, capsys):
     assert call(capsys, *command, "--steps", 20)[0] == 0
     with ReplayServer([TableConfig(sampler=Selector("prioritized", 0.6))]) as server:
         server.load_data(tmp_path / "checkpoints" / f"{20:010d}" / "replay")
-        (sample,) = sample_dataset(server, "replay", 500).take(1)
+        (sample,) = sample_dataset(server, "replay", 5000).take(1)
     assert len(set(sample.info.priority.numpy().tolist())) > 5  # All of them start at 1.
     code, _, err = call(capsys, *command, "--steps", 30)
     assert code == 0 and "continuing from iteration 20" in err
