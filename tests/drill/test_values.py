@@ -215,6 +215,7 @@ def test_agents_stop_at_losses_that_are_not_finite_and_keep_their_last_checkpoin
 UNPICKLING = {
     "envs/_env_worker.py": "messages of the process that started this worker, over a socket pair of their own",
     "envs/_env_process.py": "messages of a worker that this process started, over a socket pair of their own",
+    "envs/suite_gym.py": "specs of the parent process, which it sends to its workers with their environments or runs",
     "training/worker.py": "the run that the parent process writes to stdin",
 }
 LOADS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
