@@ -60,8 +60,13 @@ def _add_values(saver: PolicySaver, policy: tf_policy.TFPolicy, estimate_values:
     """Adds a function of a pair of batches, observations and actions; nothing if it returns no estimates."""
     specs = tensor_spec.add_outer_dim((policy.time_step_spec.observation, policy.action_spec))
     function = tf.function(lambda pair: estimate_values(*pair), autograph=False)
-    if function.get_concrete_function(specs).structured_outputs:
+    concrete = function.get_concrete_function(specs)
+    if concrete.structured_outputs:
         saver.register_concrete_function(VALUES, function)
+        # TensorFlow lists a function's variables in random order, which determines their names in the SavedModel.
+        places = {id(handle): place for place, handle in enumerate(concrete.captured_inputs)}
+        variables = sorted(concrete.variables, key=lambda variable: places.get(id(variable.handle), len(places)))
+        setattr(saver._policy, f"{VALUES}__variables_0", variables)
 
 
 def restore_policy(path: Path) -> None:
