@@ -26,7 +26,7 @@ class Number(click.ParamType):
         self._low, self._high, self._is_integer, self._above_low = low, high, is_integer, above_low
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number; fails if the value is none, or is outside the range."""
+        """Returns the number; fails if the value is not a number, or is outside the range."""
         number = self._parse(value)
         if number is None or not self._is_in_range(number):
             self.fail(f"must be {self._describe()}, got {str(value)!r}", param, ctx)
