@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import os
 from typing import Any
@@ -24,6 +26,7 @@ class Channel:
     Attributes:
       action: nest of arrays [B, ...], the actions of the next step.
       time_step: `TimeStep` of arrays [B, ...] without `prev_action` and `env_id`; each process writes its own rows.
+      time_step_bytes: uint8 [N], all of its memory.
       num_episodes: int64 [B], number of episodes that each environment, or those that it replaces, has started.
       requests: int64 [W, 8], whose first column is the number of the last request to each worker.
       commands: int64 [W, 8], the kind of that request.
@@ -42,34 +45,51 @@ class Channel:
           batch_size: B.
           num_workers: W.
         """
+        self._spec = _add_batch_axis(time_step_spec._replace(prev_action=(), env_id=()), batch_size)
         control = ArraySpec((num_workers, 8), np.dtype(np.int64))
         names = ("requests", "commands", "replies", "failures", "stepping", "worker_sleeps", "caller_sleeps")
-        spec = {
+        others = {
             "action": _add_batch_axis(time_step_spec.prev_action, batch_size),
-            "time_step": _add_batch_axis(time_step_spec._replace(prev_action=(), env_id=()), batch_size),
             "num_episodes": ArraySpec((batch_size,), np.dtype(np.int64)),
             **dict.fromkeys(names, control),
         }
-        leaves = tree.flatten(spec)
-        offsets = np.cumsum([0, *(-(-leaf.num_bytes // _ALIGNMENT) * _ALIGNMENT for leaf in leaves)]).tolist()
-        if os.fstat(memory).st_size < offsets[-1]:
-            os.ftruncate(memory, offsets[-1])
-        self._map = mmap.mmap(memory, offsets[-1])
-        arrays = [
-            np.frombuffer(self._map, leaf.dtype, int(np.prod(leaf.shape)), offset).reshape(leaf.shape)
-            for leaf, offset in zip(leaves, offsets, strict=False)
-        ]
-        values = tree.unflatten_as(spec, arrays)
+        num_time_step_bytes = _find_offsets(self._spec)[-1]
+        num_bytes = num_time_step_bytes + _find_offsets(others)[-1]
+        if os.fstat(memory).st_size < num_bytes:
+            os.ftruncate(memory, num_bytes)
+        shared = np.frombuffer(mmap.mmap(memory, num_bytes), np.uint8)
+        self.time_step_bytes = shared[:num_time_step_bytes]
+        self.time_step = self.map_time_step(self.time_step_bytes)
+        values = _map_arrays(others, shared[num_time_step_bytes:])
         self.action: Nest = values["action"]
-        self.time_step: TimeStep = values["time_step"]
         self.num_episodes: np.ndarray = values["num_episodes"]
         self.requests, self.commands, self.replies, self.failures, self.stepping, self.worker_sleeps, \
             self.caller_sleeps = (values[name] for name in names)  # fmt: skip
+
+    def map_time_step(self, memory: np.ndarray) -> TimeStep:
+        """Returns the `time_step` that is stored in memory such as a copy of `time_step_bytes`."""
+        time_step: TimeStep = _map_arrays(self._spec, memory)
+        return time_step
 
 
 def create_memory() -> int:
     """Returns the file descriptor of empty shared memory."""
     return os.memfd_create("rlds2reverb_envs", os.MFD_CLOEXEC)
+
+
+def _find_offsets(spec: Nest) -> list[int]:
+    """Returns the offset of each array in memory, and the total number of bytes."""
+    sizes = (-(-leaf.num_bytes // _ALIGNMENT) * _ALIGNMENT for leaf in tree.flatten(spec))
+    return [0, *itertools.accumulate(sizes)]
+
+
+def _map_arrays(spec: Nest, memory: np.ndarray) -> Nest:
+    """Returns views of memory, uint8 [N], as a nest of arrays."""
+    arrays = [
+        np.frombuffer(memory, leaf.dtype, math.prod(leaf.shape), offset).reshape(leaf.shape)
+        for leaf, offset in zip(tree.flatten(spec), _find_offsets(spec), strict=False)
+    ]
+    return tree.unflatten_as(spec, arrays)
 
 
 def _add_batch_axis(spec: Nest, batch_size: int) -> Nest:

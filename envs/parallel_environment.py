@@ -146,7 +146,8 @@ class ParallelEnvironment(LockedEnvironment):
             self._spec: TimeStep = specs[0]
             self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
             #: What lost environments repeat: the last time steps, which the caller cannot modify.
-            self._last = _copy(self._channel.time_step, slice(None))
+            self._last_bytes = self._channel.time_step_bytes.copy()
+            self._last = self._channel.map_time_step(self._last_bytes)
             for worker in self._workers:
                 worker.connect(self._channel, self._layout, self._timeout_secs)
                 worker.is_lost = False
@@ -268,7 +269,7 @@ class ParallelEnvironment(LockedEnvironment):
                 self._handle(failures)
             time_step = self._make_time_step(action)
             if self._workers and self._on_failure == "restart":
-                _copy_into(self._last, self._channel.time_step)
+                self._last_bytes[:] = self._channel.time_step_bytes
         except Exception:
             self.close()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tf_agents.environments import py_environment
 from tf_agents.specs import array_spec
@@ -38,6 +39,7 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         self._observation_spec = _convert_spec(env.observation_spec(), "observation")
         self._action_spec = _convert_spec(env.action_spec(), "action")
         self._reward_spec = _convert_spec(env.reward_spec(), "reward")
+        self._reward_shape = (self.batch_size, *env.reward_spec().shape) if self.batched else env.reward_spec().shape
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
@@ -94,10 +96,11 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         return self._convert(self.env.step(action))
 
     def _convert(self, time_step: TimeStep) -> ts.TimeStep:
-        shape: Any = self.env.reward_spec().shape
-        shape = (self.batch_size, *shape) if self.batched else shape
-        reward = read_reward(time_step.reward, shape, type(self.env).__name__)
-        return to_tf_agents(time_step._replace(reward=reward))
+        reward = time_step.reward
+        if getattr(reward, "shape", None) != self._reward_shape or reward.dtype != np.float32:
+            reward = read_reward(reward, self._reward_shape, type(self.env).__name__)
+            time_step = time_step._replace(reward=reward)
+        return to_tf_agents(time_step)
 
 
 def _convert_spec(spec: Nest, name: str) -> Nest:

@@ -153,7 +153,7 @@ class Transfer:
             self.source = replace(self.source, read=lambda: iter(cached))
 
     def _read_to_check(self) -> Iterator[Episode]:
-        for episode in self.source:
+        for episode in self.source.read():
             self.progress("check", episode)
             yield episode
 
@@ -200,7 +200,7 @@ class Transfer:
         """
         fingerprint = Fingerprint()
         seen = 0
-        for episode in itertools.islice(self.source, saved.seen):
+        for episode in itertools.islice(self.source.read(), saved.seen):
             seen += 1
             _, is_skipped = self._find_problems(episode)
             if not is_skipped:
@@ -259,7 +259,7 @@ class Transfer:
         return TransferState(seen, fingerprint.hexdigest(), self.report.items, self.report.episodes_too_short)
 
     def _read_to_write(self) -> Iterator[Episode]:
-        episodes = iter(self.source)
+        episodes = self.source.read()
         while True:
             with self.report.stage("read"):
                 episode = next(episodes, None)

@@ -63,7 +63,7 @@ class _Concatenation:
     def read(self) -> Iterator[Episode]:
         index = 0
         for source in self.sources:
-            for episode in source:
+            for episode in source.read():
                 yield replace(episode, index=index)
                 index += 1
 

@@ -61,13 +61,16 @@ def from_episodes(
         logs = copy_arrays(list(episodes))
         return Source(name, "memory", lambda: _read_rows(logs))
     listed = _ListedEpisodes(list(_read_episodes(name, episodes)))
+    for episode in listed.episodes:
+        for _, column in episode.columns:
+            column.flags.writeable = False
     num_rows = sum(episode.num_steps for episode in listed.episodes)
     return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
 
 
 @dataclass(frozen=True)
 class _ListedEpisodes:
-    """Episodes in a list, which is never modified: readers get copies; implements `EpisodeRanges`."""
+    """Read-only episodes in a list; implements `EpisodeRanges`, which yields copies."""
 
     episodes: Sequence[Episode]
 
@@ -78,8 +81,8 @@ class _ListedEpisodes:
         return map(copy_arrays, self.episodes[first:stop])
 
     def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return self.read(0, len(self.episodes))
+        """Returns an iterator over all episodes, without copying them."""
+        return iter(self.episodes)
 
 
 def from_function(

@@ -50,7 +50,7 @@ class Source:
     Attributes:
       name: short name, for reports.
       kind: 'd4rl', 'rlds', 'minari', 'robomimic' or 'memory'.
-      read: function that opens the dataset and returns an iterator over its episodes.
+      read: function that opens the dataset and returns an iterator over its episodes, whose arrays may be read-only.
       num_episodes: number of episodes, or None if it is not known before they are read.
       num_rows: number of stored rows, or None if it is not known; used to show progress.
       warnings: sentences that the user should see.
@@ -93,7 +93,8 @@ class Source:
         return {**self.metadata, **{name: text for name, text in texts.items() if text is not None}}
 
     def __iter__(self) -> Iterator[Episode]:
-        return self.read()
+        """Returns an iterator over the episodes, whose arrays the caller may modify."""
+        return map(_make_writable, self.read())
 
     @property
     def first_episode(self) -> Episode:
@@ -176,6 +177,11 @@ class Source:
         dataset = scan(indices, np.int64(0), read_episode)
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
         return dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode)
+
+
+def _make_writable(episode: Episode) -> Episode:
+    is_writable = all(column.flags.writeable for _, column in episode.columns)
+    return episode if is_writable else copy_arrays(episode)
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,7 @@ def summarize(
 
 
 def _show(source: Source, on_episode: Callable[[Episode], None]) -> Iterator[Episode]:
-    for episode in source:
+    for episode in source.read():
         on_episode(episode)
         yield episode
 

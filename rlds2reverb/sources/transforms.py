@@ -236,7 +236,7 @@ class ClipActions:
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`; raises `ValueError` if the bounds of float actions are unknown."""
         clipping = self.make_clipping(source)
-        for episode in source:
+        for episode in source.read():
             clipping.add(episode)
         return self.fit_clipping(clipping, source)
 
@@ -439,7 +439,7 @@ class ScaleRewardsByReturns:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
-        returns = [episode.total_reward for episode in source if episode.num_steps]
+        returns = [episode.total_reward for episode in source.read() if episode.num_steps]
         return self.fit_returns(returns, source.name).fit(source)
 
     def fit_returns(self, returns: Sequence[float], name: str) -> ScaleRewards:
