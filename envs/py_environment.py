@@ -39,7 +39,8 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         self._observation_spec = _convert_spec(env.observation_spec(), "observation")
         self._action_spec = _convert_spec(env.action_spec(), "action")
         self._reward_spec = _convert_spec(env.reward_spec(), "reward")
-        self._reward_shape = (self.batch_size, *env.reward_spec().shape) if self.batched else env.reward_spec().shape
+        leading = (self.batch_size,) if self.batched else ()
+        self._reward_shape: Any = (*leading, *env.reward_spec().shape)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":

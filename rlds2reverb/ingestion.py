@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,6 +37,7 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
+from rlds2reverb.sources.memory import borrow_episodes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
@@ -176,7 +177,7 @@ def ingest(
     if not destination:
         raise ValueError("destination must be a server, a directory or a list of these, got an empty list")
     opened = [run.open(each) for each in destination]
-    source = load(source)
+    source = _load(source)
     if on_invalid == "error":
         for batch in batch_episodes(source):
             batch.require_valid(source.step_spec)
@@ -242,7 +243,7 @@ class _Run:
 
     def write(self, source: Any, destination: Path | _Server, *, shard: tuple[int, int] | None = None) -> IngestReport:
         """Writes a dataset, or one of its shards, to one destination."""
-        source = load(source)
+        source = _load(source)
         conversion = make_conversion(source, self.adder, self.priority, on_invalid=self.on_invalid, layout=self.layout)
         report = replace(self.make_report(source), left_out_fields=conversion.left_out_fields)
         transfer = Transfer(source, conversion, self.on_invalid, self.resume, report, self.progress)
@@ -282,6 +283,12 @@ def _find_directory(destination: Server | str | Path) -> Path | None:
     """Returns the directory to write to, or None if the destination is a server."""
     is_path = isinstance(destination, (str, Path)) and server_address(destination) is None
     return Path(destination) if is_path else None
+
+
+def _load(source: Any) -> Source:
+    """Returns the source of a dataset; listed episodes need no copy, because they are read before `ingest` returns."""
+    is_listed = isinstance(source, list) and source and all(isinstance(episode, Mapping) for episode in source)
+    return borrow_episodes(source) if is_listed else load(source)
 
 
 def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:

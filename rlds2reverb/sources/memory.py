@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,25 @@ def from_episodes(
     if independent_rows:
         logs = copy_arrays(list(episodes))
         return Source(name, "memory", lambda: _read_rows(logs))
-    listed = _ListedEpisodes(list(_read_episodes(name, episodes)))
-    for episode in listed.episodes:
-        for _, column in episode.columns:
-            column.flags.writeable = False
+    return _list_episodes(name, _read_episodes(name, episodes))
+
+
+def borrow_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory") -> Source:
+    """Returns the same as `from_episodes`, but copies no RLDS steps, which must not change while the source is used."""
+    return _list_episodes(name, _read_episodes(name, episodes, copy=False))
+
+
+def _list_episodes(name: str, episodes: Iterable[Episode]) -> Source:
+    listed = _ListedEpisodes([replace(episode, steps=map_structure(_lock, episode.steps)) for episode in episodes])
     num_rows = sum(episode.num_steps for episode in listed.episodes)
     return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
+
+
+def _lock(column: np.ndarray) -> np.ndarray:
+    """Returns a read-only view of an array."""
+    view = column.view()
+    view.flags.writeable = False
+    return view
 
 
 @dataclass(frozen=True)
@@ -124,19 +137,20 @@ def from_function(
     return Source(name, "memory", read)
 
 
-def _read_episodes(name: str, logs: Iterable[Any]) -> Iterator[Episode]:
+def _read_episodes(name: str, logs: Iterable[Any], *, copy: bool = True) -> Iterator[Episode]:
     check = ContinuityCheck(name)
     for index, log in enumerate(logs):
-        episode = _make_episode(index, log)
+        episode = _make_episode(index, log, copy=copy)
         check.add(episode, episode.num_transitions + episode.dropped_last_transition)
         yield episode
     check.finish()
 
 
-def _make_episode(index: int, log: Any) -> Episode:
+def _make_episode(index: int, log: Any, *, copy: bool) -> Episode:
     where = f"episode {index}"
     if isinstance(log, Mapping) and all(name in log for name in fields.STEP_FIELDS):
-        return Episode(copy_arrays(as_steps(log, where)), index)
+        steps = as_steps(log, where)
+        return Episode(copy_arrays(steps) if copy else steps, index)
     columns, terminated = _parse_log(where, log)
     if terminated[:-1].any():
         raise SourceError(
