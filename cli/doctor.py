@@ -129,8 +129,8 @@ def _print_finding(finding: Finding) -> None:
 
 def _check_python() -> Iterator[Finding]:
     version = platform.python_version()
-    is_supported = sys.version_info[:2] in ((3, 10), (3, 11)) and sys.platform == "linux"
-    fix = "" if is_supported else "use Python 3.10 or 3.11 on Linux; dm-reverb 0.14.0 has no wheels for anything else"
+    is_supported = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    fix = "" if is_supported else "use Python 3.10 to 3.13"
     yield Finding("python", "ok" if is_supported else "broken", f"{version} on {sys.platform}", fix)
 
 
