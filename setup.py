@@ -26,7 +26,7 @@ def only(marker, *requirements):
 TF_AGENTS = [
     *only(WITH_REVERB, "tensorflow==2.15.1", "tf-agents==0.19.0", "numpy<2"),
     *only(WITHOUT_REVERB, "tensorflow>=2.19,<2.22", "tf-keras>=2.19,<2.22", "tensorflow-probability>=0.25,<0.26"),
-    *only(WITHOUT_REVERB, "gym==0.26.2", "gin-config", "pillow", "pygame>=2.6", "six", "wrapt"),
+    *only(WITHOUT_REVERB, "tensorboard", "gym==0.26.2", "gin-config", "pillow", "pygame>=2.6", "six", "wrapt"),
 ]
 
 # Minari downloads with the extra "hf". Install it together with the rest: on its own it upgrades typing-extensions.
