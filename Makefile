@@ -14,6 +14,7 @@ DATA := tests/data/d4rl/hopper_medium-v2.hdf5
 TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 # Tests run in four processes, because they often wait for servers, and in a random order that SEED determines.
 SEED ?= 0
+PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install dev demo test test-slow test-environments test-install drill lint types docs wheel-test bench lock clean
@@ -58,8 +59,8 @@ demo: install  ## convert a D4RL file, verify every item, and train an agent
 	@$(BIN)/rlds2reverb train --algo bc --top-percent 50 --data $(TRAIN_DATA) --run-dir build/demo \
 	    --reference-file tests/data/d4rl/ref_scores.json --steps 5000 --eval-every 500 --log-every 2500
 
-test: dev  ## run the fast tests, in random order (SEED=0)
-	@$(TESTS) -m "not slow" tests
+test: dev  ## run the fast tests in PATHS=tests, in random order (SEED=0)
+	@$(TESTS) -m "not slow" $(PATHS)
 
 test-slow: dev  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
