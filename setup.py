@@ -112,7 +112,7 @@ setup(
     install_requires=[
         *TF_AGENTS,
         'dm-reverb==0.14.0; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
-        "rlds==0.1.8",
+        *only(WITH_REVERB, "rlds==0.1.8"),  # imports dm-reverb
         "tensorflow-datasets>=4.9.7,<4.10",
         # Two traps that `pip check` does not detect: with a tensorflow-metadata that requires protobuf 5 (TF 2.15
         # requires 4.25), TFDS imports as an empty module; without importlib_resources, it cannot prepare a dataset.

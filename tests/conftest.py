@@ -28,15 +28,15 @@ from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import rlds
     import tensorflow_datasets
     import tf_agents.trajectories
 
     HAS_REVERB = find_spec("reverb") is not None
     if HAS_REVERB:
+        import rlds  # noqa: F401 - imports dm-reverb
         import tf_agents.replay_buffers.reverb_utils
 
-IMPORTED = (properties, rlds, tensorflow_datasets, tf_agents)
+IMPORTED = (properties, tensorflow_datasets, tf_agents)
 
 _FIRST_PORT, _LAST_PORT = 25_000, 32_000
 
