@@ -52,7 +52,9 @@ def test_installed_versions_match_the_requirements():
     requirements = [Requirement(text) for text in importlib.metadata.requires("rlds2reverb")]
     required = [r for r in requirements if not r.marker or r.marker.evaluate({"extra": ""})]
     names = {"tensorflow", "tensorflow-datasets"}
-    names |= {"tf-agents", "dm-reverb", "rlds"} if sys.version_info < (3, 12) else {"tf-keras", "tensorflow-probability"}
+    names |= (
+        {"tf-agents", "dm-reverb", "rlds"} if sys.version_info < (3, 12) else {"tf-keras", "tensorflow-probability"}
+    )
     assert names <= {r.name for r in required}
     for requirement in required:
         names = ["tensorflow", "tensorflow-cpu"] if requirement.name == "tensorflow" else [requirement.name]
