@@ -17,9 +17,9 @@ from tensorflow.python.data.ops import iterator_ops
 
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 
-from .versions import require_version
+from .versions import require_tested
 
-require_version("tensorflow", tf.__version__, "2.15.1")
+require_tested("tensorflow", tf.__version__, feature="sampling with tf.data")
 
 _TYPES: dict[str, type[Exception]] = {
     error.__name__: error for error in (ServerUnavailableError, SpecMismatchError, TimeoutError)

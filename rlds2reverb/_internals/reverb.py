@@ -1,6 +1,7 @@
 """Uses of dm-reverb internals: its messages, gRPC methods, a destructor and log messages.
 
-The field numbers in `_encoding.messages` are also internals of this version.
+The field numbers in `_encoding.messages` are also internals. Whether a server understands them is tried; see
+`_writing.compatibility`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-from importlib.metadata import version
 from typing import Any
 
 import reverb
@@ -18,10 +18,6 @@ from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.reverb_types import TableInfo
 
 from rlds2reverb import _logs
-
-from .versions import require_version
-
-require_version("dm-reverb", version("dm-reverb"), "0.14.0")
 
 # At exit, the destructor uses modules that Python has unloaded already.
 atexit.register(setattr, reverb.Server, "__del__", lambda server: None)

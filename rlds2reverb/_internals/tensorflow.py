@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
@@ -18,9 +17,9 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
 
-from .versions import require_version
+from .versions import require_tested
 
-require_version("tensorflow", tf.__version__, "2.15.1")
+require_tested("tensorflow", tf.__version__, feature="reading and sampling with tf.data")
 
 # At exit, the destructor uses modules that Python has unloaded already.
 atexit.register(setattr, atomic_function.AtomicFunction, "__del__", lambda function: None)
@@ -74,7 +73,7 @@ def extract_sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
         )
     except tf.errors.OpError:  # The dataset cannot be serialised as a graph, or is too large.
         return None
-    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     nodes = {node.name: node for node in graph.node}
     operations = sorted({node.op for node in graph.node})
     slices = [node for node in graph.node if node.op == "TensorSliceDataset"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import reverb
 
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
+from rlds2reverb._internals.versions import TESTED_VERSIONS, is_tested
 from rlds2reverb._server.connection import ServerConnection, server_state_id
 from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
 from rlds2reverb._server.replay_server import ReplayServer
@@ -85,7 +87,18 @@ def find_incompatibility(
         if reason is None:
             return None
         server_state_id(client.server_address, timeout_secs=timeout_secs)
-    return reason
+    return f"{reason}{_describe_untested_version()}"
+
+
+def _describe_untested_version() -> str:
+    """Returns a clause that names the installed version of dm-reverb if it is not among the tested ones."""
+    try:
+        installed = version("dm-reverb")
+    except PackageNotFoundError:
+        return ""
+    if is_tested("dm-reverb", installed):
+        return ""
+    return f"; dm-reverb {installed} is installed, but tested is {' or '.join(TESTED_VERSIONS['dm-reverb'])}"
 
 
 def _find_incompatibility_once(
