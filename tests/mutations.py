@@ -327,10 +327,10 @@ MUTATIONS = [
     Mutation(
         "timeouts count while the process is suspended",
         "replay",
-        "rlds2reverb/_server/pausable_deadline.py",
+        "rlds2reverb/client/pausable_deadline.py",
         "min(now - self._last_read, _MAX_TICKS_PER_GAP * self._tick_secs)",
         "now - self._last_read",
-        "tests/core/server/test_pausable_deadline.py",
+        "tests/core/client/test_pausable_deadline.py",
     ),
     Mutation(
         "a restored buffer continues with a different generator",

@@ -15,6 +15,7 @@ PARTS = [
     "_internals",
     "replay",
     "_encoding",
+    "client",
     "sources",
     "_server",
     "_writing",

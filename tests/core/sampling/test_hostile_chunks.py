@@ -13,8 +13,8 @@ from reference_impls import episode
 
 from rlds2reverb._encoding import messages
 from rlds2reverb._encoding.packing import Packing, packed_signature
-from rlds2reverb._internals.reverb import ChunkData, InsertStreamRequest, PrioritizedItem
-from rlds2reverb._server.connection import ServerConnection, confirmed_keys
+from rlds2reverb.client import Connection, confirmed_keys
+from rlds2reverb.client.messages import ChunkData, InsertStreamRequest, PrioritizedItem
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import sample_dataset
@@ -73,7 +73,7 @@ def insert(port, signature, change):
         yield request
         is_confirmed.wait(60)  # A stream that ends may lose its confirmations.
 
-    with ServerConnection(f"localhost:{port}") as connection:
+    with Connection(f"localhost:{port}") as connection:
         try:
             assert list(confirmed_keys(next(connection.insert_stream(requests())))) == [KEY]
         finally:
@@ -117,7 +117,7 @@ def server(tmp_path, layout):
 def require_survival(server, layout):
     """Deletes the hostile item and trains on valid ones."""
     running, port = server
-    with ServerConnection(f"localhost:{port}") as connection:
+    with Connection(f"localhost:{port}") as connection:
         connection.delete("replay", [KEY], timeout_secs=30)
     ingest(EPISODES, port, layout=layout)
     batches, exit_code = run_training(port)
