@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tree
 
+from rlds2reverb._encoding.messages import literal_header
 from rlds2reverb.client.messages import SampleBatchesResponse
 from rlds2reverb.client.samples import decode_column
 from rlds2reverb.client.tensors import add_deltas, raw_content, read_spec
@@ -87,7 +88,9 @@ class BlockDecoder:
                     f"an item of table {self._table!r} has {len(stored)} columns, but the table's signature has "
                     f"{len(columns)}; find the writer that inserted it, and accept trusted writers only"
                 )
-            by_key = {chunk.chunk_key: (chunk, chunk.data.tensors, chunk.delta_encoded) for chunk in chunks}
+            by_key = {}
+            for chunk in chunks:
+                by_key[chunk.chunk_key] = (chunk.data.tensors, chunk.delta_encoded, chunk)
             try:
                 for column, spec, content in zip(stored, columns, contents):  # noqa: B905 - Faster, and checked above.
                     content.append(spec.read(column, by_key))
@@ -130,10 +133,13 @@ class _Column:
         self._index, self._shape, self._table = index, shape, table
         self._tf_dtype, self.dtype = dtype, np.dtype(dtype.as_numpy_dtype)
         self._number = dtype.as_datatype_enum
-        #: For items with and without a time axis, the number of rows in a tensor by its dtype number and encoded shape.
-        self._num_rows: tuple[dict[Any, int], dict[Any, int]] = ({}, {})
-        self._row_bytes = (self._count_row_bytes(shape[1:]), self._count_row_bytes(shape))
         self._is_fixed = None not in shape
+        self._row_bytes = (self._count_row_bytes(shape[1:]), self._count_row_bytes(shape))
+        #: The size of an item, which is that of a single row; None if it varies.
+        self._item_bytes = self._row_bytes[1]
+        #: For items with and without a time axis, the number of rows in a tensor, their size, the header of its content
+        #: if it is not compressed, and the size of that content, by its dtype and encoded shape.
+        self._layouts: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
 
     def _count_row_bytes(self, row_shape: tuple[int | None, ...]) -> int | None:
         """Returns the size of a row, or None if its size varies or it consists of objects."""
@@ -144,46 +150,52 @@ class _Column:
     def read(self, column: Any, chunks: dict[int, Any]) -> Any:
         """Returns the content of an item: bytes, or an array if the rows of the column vary in size."""
         squeeze = column.squeeze
-        row_bytes = self._row_bytes[squeeze]
-        if row_bytes is None:
-            array = decode_column(column, {key: chunk for key, (chunk, _, _) in chunks.items()})
-            return self._require_match(array)
-        parts, total = [], 0
-        for piece in column.chunk_slices:
-            try:
-                _, tensors, delta_encoded = chunks[piece.chunk_key]
-                tensor = tensors[piece.index]
-            except (KeyError, IndexError):
-                raise ValueError("it refers to a missing chunk") from None
-            spec = (tensor.dtype, tensor.tensor_shape)
-            num_rows = self._num_rows[squeeze].get(spec)
-            if num_rows is None:
-                num_rows = self._check_spec(spec, squeeze=squeeze)
-            raw, begin = raw_content(tensor.tensor_content, num_rows * row_bytes)
-            if delta_encoded:
-                rows = np.frombuffer(raw, self.dtype, offset=begin, count=num_rows * row_bytes // self.dtype.itemsize)
-                raw, begin = add_deltas(rows.reshape(read_spec(*spec)[1])).tobytes(), 0
-            first, length = piece.offset, piece.length
-            if not (0 <= first < first + length <= num_rows):
-                raise ValueError(f"it refers to rows {first} to {first + length} of a chunk with {num_rows}")
-            begin += first * row_bytes
-            parts.append(raw[begin : begin + length * row_bytes])
-            total += length
-        if squeeze:
-            if total != 1:
-                raise ValueError(f"it should be a single row, but has {total}")
-        elif not self._shape or (self._shape[0] is not None and total != self._shape[0]):
-            raise self._make_mismatch(self.dtype, (total, *self._shape[1:]))
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._row_bytes[squeeze] is None:
+            return self._require_match(decode_column(column, {key: chunk for key, (_, _, chunk) in chunks.items()}))
+        pieces = column.chunk_slices
+        if len(pieces) == 1:  # Fast path for the common case.
+            content = self._read_piece(pieces[0], chunks, squeeze)
+        else:
+            content = b"".join([self._read_piece(piece, chunks, squeeze) for piece in pieces])
+        if self._item_bytes is not None and len(content) != self._item_bytes:
+            length = sum(piece.length for piece in pieces)
+            raise self._make_mismatch(self.dtype, (length, *(self._shape if squeeze else self._shape[1:])))
+        return content
 
-    def _check_spec(self, spec: tuple[int, bytes], *, squeeze: bool) -> int:
-        """Checks the rows of a tensor, and returns their number."""
+    def _read_piece(self, piece: Any, chunks: dict[int, Any], squeeze: bool) -> bytes:
+        """Returns the content of a slice of a chunk."""
+        try:
+            tensors, delta_encoded, _ = chunks[piece.chunk_key]
+            tensor = tensors[piece.index]
+        except (KeyError, IndexError):
+            raise ValueError("it refers to a missing chunk") from None
+        spec = (tensor.dtype, tensor.tensor_shape)
+        layout = self._layouts[squeeze].get(spec) or self._add_layout(spec, squeeze=squeeze)
+        num_rows, row_bytes, header, size = layout
+        raw, begin = tensor.tensor_content, len(header)
+        if len(raw) != size or not raw.startswith(header):
+            raw, begin = raw_content(raw, num_rows * row_bytes)
+        if delta_encoded:
+            rows = np.frombuffer(raw, self.dtype, offset=begin, count=num_rows * row_bytes // self.dtype.itemsize)
+            raw, begin = add_deltas(rows.reshape(read_spec(*spec)[1])).tobytes(), 0
+        first = piece.offset
+        end = first + piece.length
+        if not 0 <= first < end <= num_rows:
+            raise ValueError(f"it refers to rows {first} to {end} of a chunk with {num_rows}")
+        return raw[begin + first * row_bytes : begin + end * row_bytes]
+
+    def _add_layout(self, spec: tuple[int, bytes], *, squeeze: bool) -> tuple[int, int, bytes, int]:
+        """Checks the rows of a tensor, and returns their number, their size, and what an uncompressed content has."""
         dtype, shape = read_spec(*spec)
         expected = self._shape if squeeze else self._shape[1:]
-        if spec[0] != self._number or shape[1:] != expected:
-            raise self._make_mismatch(dtype, shape[1:] if squeeze else (self._shape[0], *shape[1:]))
-        self._num_rows[squeeze][spec] = shape[0]
-        return shape[0]
+        fits = spec[0] == self._number and shape[1:] == expected and (squeeze or len(self._shape) > 0)
+        if not fits:
+            raise self._make_mismatch(dtype, shape[1:] if squeeze else (*self._shape[:1], *shape[1:]))
+        row_bytes = self._row_bytes[squeeze] or 0
+        header = literal_header(shape[0] * row_bytes)
+        layout = shape[0], row_bytes, header, len(header) + shape[0] * row_bytes
+        self._layouts[squeeze][spec] = layout
+        return layout
 
     def _require_match(self, array: np.ndarray) -> np.ndarray:
         """Raises `SpecMismatchError` unless an item has the dtype and shape of the column."""

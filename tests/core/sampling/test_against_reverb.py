@@ -1,7 +1,5 @@
 """Differential tests: batches of `sample` equal those of `reverb.TrajectoryDataset` on the same tables, bit for bit."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import reverb
@@ -124,7 +122,7 @@ def test_items_of_trajectory_writers_are_equal(chunk_length):
                     for name in rows:
                         writer.configure((name,), num_keep_alive_refs=9, max_chunk_length=chunk_length)
                 if row >= 3:
-                    writer.create_item("items", 1.0, {name: writer.history[name][row - 3 : row + 1] for name in rows})
+                    writer.create_item("items", 1.0, {name: writer.history[name][-4:] for name in rows})
             writer.flush()
         require_equal(server)
 
@@ -171,10 +169,10 @@ def test_items_of_structured_writers_are_equal():
     pattern = structured_writer.pattern_from_transform(step, lambda ref: {name: ref[name][-3:] for name in names})
     config = structured_writer.create_config(pattern, "items")
     with ReplayServer([CONFIG], make_signature(3, names=names)) as server:
-        with contextlib.closing(reverb.Client(server.address).structured_writer([config])) as writer:
-            for row in range(8):
-                writer.append({name: rows[name][row] for name in names})
-            writer.flush()
+        writer = reverb.Client(server.address).structured_writer([config])
+        for row in range(8):
+            writer.append({name: rows[name][row] for name in names})
+        writer.flush()
         require_equal(server)
 
 
