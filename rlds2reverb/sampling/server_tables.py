@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlds2reverb._encoding.packing import Packing, find_packing
-from rlds2reverb.client import NO_LIMIT, Server, explain_missing_samples, find_addresses, server_state_id, table_infos
+from rlds2reverb.client import NO_LIMIT, Server, explain_missing_samples, find_addresses, table_infos
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
-
-_REACHABLE_SECS = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,6 @@ class ServerTables:
             any(_may_run_dry(info) for info in tables.values()),
             tuple(index for index in range(len(addresses)) if index not in tables),
         )
-
-    def is_reachable(self, index: int) -> bool:
-        """Returns whether a server answers within half a second."""
-        try:
-            server_state_id(self.addresses[index], timeout_secs=_REACHABLE_SECS)
-        except ServerUnavailableError:
-            return False
-        return True
 
     def explain_missing_samples(self, indices: Sequence[int], *, waited_secs: float) -> list[str]:
         """Returns, for each of some servers, a sentence on why it returns no samples."""
