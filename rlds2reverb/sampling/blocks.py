@@ -154,15 +154,15 @@ class _Column:
             return self._require_match(decode_column(column, {key: chunk for key, (_, _, chunk) in chunks.items()}))
         pieces = column.chunk_slices
         if len(pieces) == 1:  # Fast path for the common case.
-            content = self._read_piece(pieces[0], chunks, squeeze)
+            content = self._read_piece(pieces[0], chunks, squeeze=squeeze)
         else:
-            content = b"".join([self._read_piece(piece, chunks, squeeze) for piece in pieces])
+            content = b"".join([self._read_piece(piece, chunks, squeeze=squeeze) for piece in pieces])
         if self._item_bytes is not None and len(content) != self._item_bytes:
             length = sum(piece.length for piece in pieces)
             raise self._make_mismatch(self.dtype, (length, *(self._shape if squeeze else self._shape[1:])))
         return content
 
-    def _read_piece(self, piece: Any, chunks: dict[int, Any], squeeze: bool) -> bytes:
+    def _read_piece(self, piece: Any, chunks: dict[int, Any], *, squeeze: bool) -> bytes:
         """Returns the content of a slice of a chunk."""
         try:
             tensors, delta_encoded, _ = chunks[piece.chunk_key]

@@ -75,7 +75,7 @@ class BlockStreams:
         self._changed = threading.Condition()
         self._is_closed = threading.Event()
         self._blocks: list[deque[Block]] = [deque() for _ in addresses]
-        self._errors: deque[SpecMismatchError] = deque()
+        self._errors: deque[Exception] = deque()
         self._idle_secs = [timeout_secs if index in stalled_at_start else 0.0 for index in range(len(addresses))]
         self._is_reported = [index in stalled_at_start for index in range(len(addresses))]
         self._last = -1
@@ -128,7 +128,7 @@ class BlockStreams:
             self._blocks[server].append(block)
             self._changed.notify_all()
 
-    def fail(self, error: SpecMismatchError) -> None:
+    def fail(self, error: Exception) -> None:
         """Makes a call of `get` raise an error."""
         with self._changed:
             self._errors.append(error)
@@ -199,8 +199,10 @@ class _Reader:
                     continue
             except ServerUnavailableError:
                 pass
-            except (SpecMismatchError, DecodeError) as error:
-                self._streams.fail(SpecMismatchError(str(error)))
+            except DecodeError as error:
+                self._streams.fail(SpecMismatchError(f"the server at {self._address} sent a damaged message ({error})"))
+            except Exception as error:  # The consumer gets it.
+                self._streams.fail(error)
             self._is_closed.wait(_RETRY_SECS)
 
     def _read(self, connection: Connection) -> None:
