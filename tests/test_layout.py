@@ -117,7 +117,11 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
 
 
 def test_only_servers_and_the_fallback_writer_import_reverb():
-    layers = {f"rlds2reverb.{path.stem}": path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")}
+    layers = {
+        ".".join(["rlds2reverb", *path.relative_to(ROOT).with_suffix("").parts]): path
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+    }
     users = {
         module
         for module, path in {**FILES, **layers}.items()
