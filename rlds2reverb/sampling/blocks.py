@@ -190,7 +190,8 @@ class _Column:
         expected = self._shape if squeeze else self._shape[1:]
         fits = spec[0] == self._number and shape[1:] == expected and (squeeze or len(self._shape) > 0)
         if not fits:
-            raise self._make_mismatch(dtype, shape[1:] if squeeze else (*self._shape[:1], *shape[1:]))
+            axes: tuple[int | None, ...] = () if squeeze else self._shape[:1]
+            raise self._make_mismatch(dtype, (*axes, *shape[1:]))
         row_bytes = self._row_bytes[squeeze] or 0
         header = literal_header(shape[0] * row_bytes)
         layout = shape[0], row_bytes, header, len(header) + shape[0] * row_bytes
