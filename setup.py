@@ -78,6 +78,7 @@ setup(
         "rlds2reverb._internals",
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
+        "rlds2reverb.client",
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",

@@ -410,9 +410,9 @@ def _require_vacant(out: Path) -> None:
 
 
 def _require_empty(server: ReplayServer | ShardedReplayServer) -> None:
-    from rlds2reverb._server.clients import connect_all, table_infos
+    from rlds2reverb.client import find_addresses, table_infos
 
-    tables = [table for client in connect_all(server) for table in table_infos(client).items()]
+    tables = [table for address in find_addresses(server) for table in table_infos(address).items()]
     for name, info in tables:
         if info.current_size:
             raise click.UsageError(

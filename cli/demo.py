@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,12 +122,11 @@ def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]
 
 
 def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
-    import reverb
-    from tf_agents.trajectories.trajectory import Trajectory
+    from rlds2reverb.sampling import sample
 
-    dataset = reverb.TrajectoryDataset.from_table_signature(address, "replay", max_in_flight_samples_per_worker=512)
-    for sample in dataset.batch(_BATCH_SIZE).prefetch(4).take(num_batches):
-        yield Trajectory(*sample.data)
+    with sample(address, "replay", _BATCH_SIZE, max_in_flight=512) as batches:
+        for batch in itertools.islice(batches, num_batches):
+            yield batch.data
 
 
 class _FileRows:

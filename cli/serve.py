@@ -154,12 +154,12 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
       Terminated: After SIGTERM, once the last checkpoint is written.
     """
-    from rlds2reverb._server.clients import connect_all, table_infos
+    from rlds2reverb.client import find_addresses, table_infos
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
-    all_infos = [table_infos(client) for client in connect_all(server)]
+    all_infos = [table_infos(address) for address in find_addresses(server)]
     for name, info in sorted(all_infos[0].items()):
         size = sum(infos[name].current_size for infos in all_infos)
         max_size = sum(infos[name].max_size for infos in all_infos)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
-import reverb
 import tensorflow as tf
 import tree
 from tf_agents.trajectories import Trajectory, Transition
@@ -112,7 +111,7 @@ def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
     Raises:
       SpecMismatchError: If the items are dicts with other fields than those of a transition.
     """
-    if isinstance(batch, (reverb.ReplaySample, Batch)):
+    if getattr(batch, "_fields", None) == ("info", "data") or isinstance(batch, Batch):
         _require_transition_fields(batch.data)
         return convert_data(batch.data), batch.info
     is_pair = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2

@@ -15,6 +15,7 @@ PARTS = [
     "_internals",
     "replay",
     "_encoding",
+    "client",
     "sources",
     "_server",
     "_writing",
@@ -23,6 +24,14 @@ PARTS = [
     "beam",
 ]
 ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
+#: The modules that import dm-reverb: those that run servers, and the one that uses Reverb's own writer.
+REVERB_USERS = {
+    "rlds2reverb._internals.reverb",
+    "rlds2reverb._server.checkpoint_root",
+    "rlds2reverb._server.replay_server",
+    "rlds2reverb._writing.reverb_writer",
+    "rlds2reverb.tables",
+}
 #: The layers above the core, with those that each of them may import.
 LAYERS_BELOW = {
     "adders": set(),
@@ -105,6 +114,20 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
             )
     for imported in modules_imported(FILES[module], module):
         assert imported.split(".")[0] not in LAYERS, f"{module} imports {imported}, a layer by its bare name"
+
+
+def test_only_servers_and_the_fallback_writer_import_reverb():
+    layers = {
+        ".".join(["rlds2reverb", *path.relative_to(ROOT).with_suffix("").parts]): path
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+    }
+    users = {
+        module
+        for module, path in {**FILES, **layers}.items()
+        if any(name.partition(".")[0] == "reverb" for name in modules_imported(path, module.rpartition(".")[0]))
+    }
+    assert users == REVERB_USERS
 
 
 def test_modules_do_not_import_each_other_in_a_circle():

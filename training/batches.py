@@ -13,8 +13,8 @@ from rlds2reverb.learners.feeds import Feed, InMemoryDataset, StreamingDataset
 
 from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ingest, packed_signature, sample_dataset
 from rlds2reverb._encoding.packing import Packing
-from rlds2reverb._server.clients import split_servers
 from rlds2reverb._writing.report import IngestWarning
+from rlds2reverb.client import split_servers
 from rlds2reverb.sampling import LinearSchedule
 from rlds2reverb.sources import Source
 

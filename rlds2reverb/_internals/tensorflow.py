@@ -1,4 +1,4 @@
-"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs and options of datasets, a clock, determinism."""
+"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs and options of datasets, determinism."""
 
 from __future__ import annotations
 
@@ -81,18 +81,6 @@ def extract_sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
         return None
     tensors = [nodes[name].attr["value"].tensor for name in slices[0].input]
     return [tf.io.parse_tensor(tensor.SerializeToString(), tensor.dtype).numpy() for tensor in tensors]
-
-
-def make_clock(tick_secs: float) -> tf.data.Dataset:
-    """Returns an infinite dataset that yields an int64 every `tick_secs` seconds and can be destroyed immediately."""
-    numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-    delayed = tf.raw_ops.SleepDataset(
-        input_dataset=tf.data.experimental.to_variant(numbers),
-        sleep_microseconds=tf.constant(int(1e6 * tick_secs), tf.int64),
-        output_types=[tf.int64],
-        output_shapes=[()],
-    )
-    return tf.data.experimental.from_variant(delayed, numbers.element_spec)
 
 
 def scan(dataset: tf.data.Dataset, initial_state: Any, step: Callable[..., Any]) -> tf.data.Dataset:

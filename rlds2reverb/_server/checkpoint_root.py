@@ -14,12 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import reverb
-
 from rlds2reverb._encoding import tfrecords
 from rlds2reverb._file_lock import FileLock
-from rlds2reverb._internals.reverb import PriorityTableCheckpoint
 from rlds2reverb._sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb.client.messages import PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
@@ -63,6 +61,8 @@ def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
 
 def table_records(tables: Sequence[TableConfig], signature: Nest) -> list[Any]:
     """Returns the `PriorityTableCheckpoint` message that Reverb writes for each table while it is empty."""
+    import reverb
+
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         server = reverb.Server(
             [table.build(signature) for table in tables],

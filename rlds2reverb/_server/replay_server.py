@@ -9,18 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import reverb
 
 from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._internals import reverb as reverb_internals  # noqa: F401 - Checks and quiets dm-reverb.
 from rlds2reverb._signals import defer_signals
+from rlds2reverb.client import Connection, require_table, table_infos
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
 from .checkpoint_root import CheckpointRoot
-from .clients import require_table, table_infos
-from .connection import ServerConnection
 from .isolation import isolate_port
 from .memory import require_memory
 from .ports import pick_port, reserve_port
@@ -175,7 +174,7 @@ class ReplayServer:
                 self._server.stop()
                 raise
         self.client = reverb.Client(self.address)
-        infos = table_infos(self.client, timeout_secs=_START_SECS)
+        infos = table_infos(self.address, timeout_secs=_START_SECS)
         if signature is not None:
             for table in self._tables:
                 require_table(infos, table.name, signature)
@@ -234,16 +233,16 @@ class ReplayServer:
 
     def _write_checkpoint(self, root: CheckpointRoot, timeout_secs: float) -> Path:
         try:
-            with ServerConnection(self.address) as connection:
+            with Connection(self.address) as connection:
                 return connection.checkpoint(timeout_secs=timeout_secs)
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # The server may still be writing.
-                raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
+        except ServerUnavailableError:  # The server may still be writing.
+            raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
+        except CheckpointError as error:
             root.delete_interrupted()
-            if "No space left" in str(error.details()):
+            if "No space left" in str(error):
                 message = f"no space left for a checkpoint in {root.path}; the previous one is kept: free some space"
                 raise StorageFullError(errno.ENOSPC, message) from error
-            raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error.details()})") from error
+            raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error})") from error
 
     def save_data(self, folder: str | Path, *, timeout_secs: float = 600.0) -> None:
         """Writes a checkpoint of the tables into a folder of its own; a checkpoint root is not required.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import reverb
 from faults import convert, process, read_checkpoint, receive, run_ingest, serve_table, within
 from numbers_served import serve_in_process
 from reference_impls import episode, rlds_dataset
@@ -32,7 +33,7 @@ from rlds2reverb import (
     mixed_dataset,
     sample_dataset,
 )
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
@@ -108,7 +109,7 @@ CALLS = {
     "mixed_dataset": sample_mixed,
     "PriorityWriter.update": update,
     "PriorityUpdates.flush": partial(update, flush=True),
-    "table_infos": lambda address: table_infos(connect(address), timeout_secs=TIMEOUT_SECS),
+    "table_infos": lambda address: table_infos(address, timeout_secs=TIMEOUT_SECS),
     "report_tables": lambda address: report_tables(address, timeout_secs=TIMEOUT_SECS),
 }
 
@@ -141,7 +142,7 @@ def test_training_raises_within_its_timeout(tmp_path, fault, name):
 def test_push_raises_within_its_timeout(tmp_path, fault, fast):
     with process(serve_with_signature, tmp_path / "root") as (server, channel):
         address = f"localhost:{receive(channel)}"
-        observer = reverb_utils.ReverbAddTrajectoryObserver(connect(address), "replay", sequence_length=2)
+        observer = reverb_utils.ReverbAddTrajectoryObserver(reverb.Client(address), "replay", sequence_length=2)
         inflict(server, fault)
         dataset = rlds_dataset(EPISODES)
         with within(FIXED_TIMEOUT_SECS + MARGIN_SECS), pytest.raises(ServerUnavailableError, match=address):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from faults import convert, make_episodes, process, read_checkpoint, receive, serve_table
 
-from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.tables import TableConfig
 
@@ -126,7 +126,7 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
     with process(convert_command, arguments, tmp_path) as (_, channel):
         assert receive(channel) == "started" and receive(channel) == 0
     with ReplayServer.from_directory(tmp_path / "out") as server:
-        assert table_infos(connect(server.address))["replay"].current_size == 10_202
+        assert table_infos(server.address)["replay"].current_size == 10_202
 
 
 # --- SIGSTOP

@@ -10,7 +10,7 @@ from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import open_data
 
 from rlds2reverb import ServerUnavailableError, TableConfig, ingest
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.sources import load
 
 NUM_ITEMS = 6
@@ -88,7 +88,7 @@ def test_server_of_the_run_stops_with_the_batches():
             batches.fill()
             read(batches.feed)
         with pytest.raises(ServerUnavailableError):
-            table_infos(connect(address), timeout_secs=1)
+            table_infos(address, timeout_secs=1)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])

@@ -25,7 +25,7 @@ from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-DTYPES = sorted(messages._DATA_TYPES)
+DTYPES = sorted(messages.DATA_TYPES)
 WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]
 
 

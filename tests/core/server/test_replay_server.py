@@ -10,9 +10,9 @@ from faults import DAMAGES, damage_file, process, receive
 from reference_impls import episode
 
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.clients import table_infos
 from rlds2reverb._server.ports import require_free_port
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sources import load

@@ -29,8 +29,7 @@ def unchecked_servers(monkeypatch):
     monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
 
 
-def test_first_check_leaves_nothing_behind(unchecked_servers, monkeypatch):
-    monkeypatch.setattr(compatibility, "_INFO_SECS", 30)
+def test_first_check_leaves_nothing_behind(unchecked_servers):
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]

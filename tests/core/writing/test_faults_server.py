@@ -32,8 +32,8 @@ from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb._sealed_files import load_json
-from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,
@@ -76,7 +76,7 @@ def checkpoint(to_server):
 
 
 def count_items(address):
-    return table_infos(connect(address))["replay"].current_size
+    return table_infos(address)["replay"].current_size
 
 
 @pytest.fixture(scope="module")
