@@ -66,10 +66,7 @@ class CollectedItems(Feed):
         rows = items.starts if items.squeeze else items.starts[:, None] + np.arange(items.lengths.max())
         specs, columns = tree.flatten(self._packing.item_spec), tree.flatten(items.columns)
         packed = pack_columns(
-            [
-                np.asarray(column, spec.dtype.as_numpy_dtype)[rows]
-                for spec, column in zip(specs, columns, strict=True)
-            ]
+            [np.asarray(column, spec.dtype.as_numpy_dtype)[rows] for spec, column in zip(specs, columns, strict=True)]
         )
         skipped = max(count - self.capacity, 0)  # Items that later ones of the same call replace.
         self._matrix[(self.num_added + np.arange(skipped, count)) % self.capacity] = packed[skipped:]

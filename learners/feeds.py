@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ import tree
 from tf_agents.trajectories import Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._encoding.packing import Packing, pack_columns, unpack
+from rlds2reverb._encoding.packing import Packing, pack_columns, unpack, unpack_arrays
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items
@@ -212,7 +213,7 @@ class InMemoryDataset(Feed):
         seed: int = 0,
         to_experience: Callable[[Nest], Nest] | None = None,
     ):
-        """Packs the items, which are not needed afterwards.
+        """Packs the items, unless `collect_items` did.
 
         Args:
           items: items of all episodes, as returned by `collect_items`; at least one, all of the same length.
@@ -235,16 +236,11 @@ class InMemoryDataset(Feed):
                 f"all items must have the same number of rows, got {lengths.min()} to {lengths.max()}; "
                 "sample items of different lengths from a table"
             )
-        leading = () if items.squeeze else (int(lengths[0]),)
-        item_spec = tree.map_structure(
-            lambda column: tf.TensorSpec((*leading, *column.shape[1:]), column.dtype), items.columns
-        )
-        _require_numbers(item_spec)
-        self._packing = Packing(item_spec, items.squeeze)
-        self._matrix = pack_columns([np.asarray(column) for column in tree.flatten(items.columns)])
+        self._packing = _make_packing(items, int(lengths[0]))
+        self._matrix = _pack(items) if items.packed is None else items.packed
         is_item_per_row = np.array_equal(items.starts, np.arange(len(items)))
         self._starts = None if is_item_per_row else items.starts
-        self._offsets = np.arange(*leading) if leading else None
+        self._offsets = None if items.squeeze else np.arange(lengths[0])
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
         self._convert = to_experience or convert_data
 
@@ -351,19 +347,45 @@ def collect_items(item_groups: Iterable[Items]) -> Items:
     Args:
       item_groups: items of each episode, such as `map(adder, source)`.
 
+    Returns:
+      The items, whose columns are views of one packed matrix, which an `InMemoryDataset` uses without a copy.
+
     Raises:
       SourceError: If there is no episode.
+      SpecMismatchError: If the episodes have different items, or items contain text.
     """
-    groups = list(item_groups)
-    if not groups:
+    groups = iter(item_groups)
+    first = next(groups, None)
+    if first is None:
         raise SourceError("there are no episodes to train on")
-    offsets = np.cumsum([0] + [items.num_rows for items in groups])
-    return Items(
-        tree.map_structure(lambda *columns: np.concatenate(columns), *[items.columns for items in groups]),
-        np.concatenate([items.starts + offset for items, offset in zip(groups, offsets, strict=False)]),
-        np.concatenate([items.lengths for items in groups]),
-        groups[0].squeeze,
+    packing, kinds = _make_packing(first), None
+    matrices, starts, lengths, num_rows = [], [], [], 0
+    for items in itertools.chain([first], groups):
+        got = [(column.dtype, column.shape[1:]) for column in tree.flatten(items.columns)]
+        kinds = kinds or got
+        if got != kinds:
+            raise SpecMismatchError(f"the items of all episodes must have the same columns, got {kinds} and {got}")
+        matrices.append(_pack(items))
+        starts.append(items.starts + num_rows)
+        lengths.append(items.lengths)
+        num_rows += items.num_rows
+    packed = np.concatenate(matrices)
+    columns = unpack_arrays(packed, packing)
+    return Items(columns, np.concatenate(starts), np.concatenate(lengths), first.squeeze, packed)
+
+
+def _make_packing(items: Items, length: int | None = None) -> Packing:
+    """Returns the packing of items, which have `length` rows; raises `SpecMismatchError` if they contain text."""
+    leading = () if items.squeeze else (length,)
+    item_spec = tree.map_structure(
+        lambda column: tf.TensorSpec((*leading, *column.shape[1:]), column.dtype), items.columns
     )
+    _require_numbers(item_spec)
+    return Packing(item_spec, items.squeeze)
+
+
+def _pack(items: Items) -> np.ndarray:
+    return pack_columns([np.asarray(column) for column in tree.flatten(items.columns)])
 
 
 def require_experience(spec: Nest, agent: Any) -> None:

@@ -42,8 +42,8 @@ class Learner:
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
             learner.start(100_000)
 
-    Each call of the graph runs up to `steps_per_call` iterations, and reads its batches from the dataset itself. Hooks
-    run between two calls; a call ends early at an iteration where a hook is due. After a call, everything happens in
+    Each call of the graph runs up to `steps_per_call` iterations, while a thread reads the next batches. Hooks run
+    between two calls; a call ends early at an iteration where a hook is due. After a call, everything happens in
     this order, whatever the priorities of hooks: new priorities, evaluations, other hooks, checkpoints, logs. Names
     such as `last_iter`, `learn_info`, `priority_info`, `log_buffer` and `call_hook` are DI-engine's.
 

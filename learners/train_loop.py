@@ -242,7 +242,8 @@ class TrainLoop:
 
     def _run_on_batches(self, data: Any, info: Any) -> tuple[dict[str, np.ndarray], Any]:
         """Runs iterations on arrays `[n, B, ...]`; returns the metrics `[n]` and the TD errors `[n, B]`, or ()."""
-        self._require_divisible(tf.nest.map_structure(lambda column: column[0], data))
+        if tf.nest.flatten(self._feed.experience_spec)[0].shape[0] is None:
+            self._require_divisible(tf.nest.map_structure(lambda column: column[0], data))
         first, keys = self.step, getattr(info, "key", None)
         arrays = (data, info.weight) if self._has_weights else (data,)
         self.is_update_incomplete = True
@@ -366,9 +367,11 @@ class TrainLoop:
             # The call of the graph has completed only once all of its updates have.
             with tf.control_dependencies([finite.op]):
                 self._step.assign_add(1)
-            return index + 1, finite, [
-                stack.write(index, row) for stack, row in zip(stacks, tf.nest.flatten(rows), strict=True)
-            ]
+            return (
+                index + 1,
+                finite,
+                [stack.write(index, row) for stack, row in zip(stacks, tf.nest.flatten(rows), strict=True)],
+            )
 
         state = (tf.constant(0), tf.constant(True), stacks)
         _, finite, stacks = tf.while_loop(should_continue, iterate, state, parallel_iterations=1)

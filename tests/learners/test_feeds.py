@@ -116,9 +116,26 @@ def test_invalid_in_memory_dataset_raises(invalid_items, arguments, message):
         InMemoryDataset(invalid_items, **{"batch_size": 4, **arguments})
 
 
-def test_collect_items_raises_without_episodes():
+def test_collect_items_raises_without_episodes_and_for_different_ones():
     with pytest.raises(SourceError, match="there are no episodes"):
         collect_items([])
+    whole = Items({"reward": np.arange(2)}, np.arange(2), np.ones(2, np.int64), True)
+    with pytest.raises(SpecMismatchError, match="must have the same columns, got .*float32.* and .*int64"):
+        collect_items([items([1.0]), whole])
+    text = Items({"note": np.array(["a", "b"])}, np.arange(2), np.ones(2, np.int64), True)
+    with pytest.raises(SpecMismatchError, match=r"\['note'\] is text"):
+        collect_items([text])
+
+
+def test_collected_items_are_trained_on_without_a_copy():
+    columns = {"a": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.array([1, 2, 3, 4], np.int32)}
+    collected = collect_items([Items(columns, np.arange(4), np.ones(4, np.int64), True)] * 2)
+    assert np.shares_memory(collected.columns["a"], collected.packed) and collected.packed.shape == (8, 3)
+    tree.map_structure(lambda got, column: assert_same_bits(got[4:], column), collected.columns, columns)
+    (rows,), _ = InMemoryDataset(collected, 64).read(0, 1)
+    collected.packed[:, 2] = 9
+    (changed,), _ = InMemoryDataset(collected, 64).read(0, 1)
+    assert set(rows[:, 2]) == {1, 2, 3, 4} and set(changed[:, 2]) == {9}
 
 
 def test_n_step_matches_the_agents_conversion_of_trajectories(episodes):
@@ -241,6 +258,23 @@ def test_invalid_beta_raises():
     dataset = tf.data.Dataset.from_tensors(make_prioritized_batch([1.0, 0.5]))
     with pytest.raises(ValueError, match="beta must be a number in .*, got 2"):
         StreamingDataset(dataset, beta=2)
+
+
+def test_batches_of_a_different_shape_or_with_an_error_are_left_for_the_next_call():
+    class Stream:
+        element_spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), transitions(np.zeros(1)))  # fmt: skip
+
+        def __iter__(self):
+            for number, size in enumerate((2, 2, 3, 0, 3)):
+                if not size:
+                    raise ConnectionError("cut")
+                yield tf.nest.map_structure(np.asarray, transitions(np.full(size, number)))
+
+    feed = StreamingDataset(Stream())
+    rewards = [feed.read(0, 9)[0].next_time_step.reward.tolist() for _ in range(2)]
+    assert rewards == [[[0, 0], [1, 1]], [[2, 2, 2]]]
+    with pytest.raises(ConnectionError, match="cut"):
+        feed.read(3, 9)
 
 
 def test_closed_feed_releases_its_iterator_and_opens_another():
