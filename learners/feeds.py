@@ -20,7 +20,7 @@ from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items
 from rlds2reverb.sampling.importance import Beta, require_beta
-from rlds2reverb.specs import Nest, describe, path_name
+from rlds2reverb.specs import Nest, concatenate, describe, path_name
 
 
 class Feed(abc.ABC):
@@ -369,7 +369,7 @@ def collect_items(item_groups: Iterable[Items]) -> Items:
         starts.append(items.starts + num_rows)
         lengths.append(items.lengths)
         num_rows += items.num_rows
-    packed = np.concatenate(matrices)
+    packed = concatenate(matrices)
     columns = unpack_arrays(packed, packing)
     return Items(columns, np.concatenate(starts), np.concatenate(lengths), first.squeeze, packed)
 

@@ -224,19 +224,21 @@ class TrainLoop:
             case.
         """
         self.prepare()
-        parts, waited = [], 0.0
+        self.is_update_incomplete, parts, waited = False, [], 0.0
         while self.step < until:
             began = time.perf_counter()
             data, info = self._batches.take(self.step, until - self.step, until if last is None else last)
             waited += time.perf_counter() - began
-            parts.append((*self._run_on_batches(data, info), info))
-        metrics, errors, infos = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *parts)
+            metrics, errors = self._run_on_batches(data, info)
+            rows = tf.nest.map_structure(lambda column: column.reshape(-1, *column.shape[2:]), (info, errors))
+            parts.append((metrics, *rows))
+        metrics, infos, errors = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *parts)
         return CallResult(
             len(metrics["loss"]),
             {name: float(np.mean(values, dtype=np.float64)) for name, values in metrics.items()},
             {name: float(values[-1]) for name, values in metrics.items()},
-            tf.nest.map_structure(lambda column: column.reshape(-1, *column.shape[2:]), infos),
-            None if isinstance(errors, tuple) else errors.reshape(-1),
+            infos,
+            None if isinstance(errors, tuple) else errors,
             waited,
         )
 
