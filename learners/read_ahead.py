@@ -64,8 +64,8 @@ class ReadAhead:
             self._pending = self._read(first_step + self._num_held, last)
         count = min(count, self._num_held)
         taken = tf.nest.map_structure(lambda column: column[:count], self._held)
-        self._held = tf.nest.map_structure(lambda column: column[count:], self._held)
         self._first_step, self._num_held = first_step + count, self._num_held - count
+        self._held = tf.nest.map_structure(lambda column: column[count:], self._held) if self._num_held else None
         return taken
 
     def close(self) -> None:

@@ -110,7 +110,12 @@ def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: boo
 
 
 class TrainLoop:
-    """Iterations of an agent in a graph that is traced once for any number of iterations per call."""
+    """Iterations of an agent in a graph that is traced once for any number of iterations per call.
+
+    A batch crosses two borders. A thread of `ReadAhead` reads it with `Feed.read`, as NumPy arrays; it is the only code
+    that waits for data or fails because of them. The caller's thread passes the arrays of several iterations to the
+    graph, which is a pure function of them, the weights and the agent's state.
+    """
 
     def __init__(
         self,

@@ -371,6 +371,15 @@ def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(
         assert find_steps(tmp_path) == ([25], [10, 20, 30, 40])
 
 
+def test_batches_after_the_last_iteration_are_not_read(tmp_path):
+    stream = NumpyBatches(fail_at=1000)
+    with Learner(tmp_path, MeanAgent(), stream, hooks=[SaveCkptHook(every=3)], steps_per_call=4) as learner:
+        learner.start(7)
+        assert stream.number == 6
+        learner.start(8)
+    assert stream.number == 7
+
+
 def test_error_of_the_dataset_without_new_iterations_saves_no_checkpoint(tmp_path):
     with Learner(tmp_path, MeanAgent(), make_failing_batches(0)) as learner:
         with pytest.raises(tf.errors.InvalidArgumentError, match="training stopped after 0 iterations$"):
