@@ -245,7 +245,7 @@ class InMemoryDataset(Feed):
         self._convert = to_experience or convert_data
 
     @property
-    def data_spec(self) -> tf.TensorSpec:  # type: ignore[override]
+    def data_spec(self) -> tf.TensorSpec:
         """The spec of the packed rows of a batch."""
         leading = [] if self._offsets is None else [len(self._offsets)]
         return tf.TensorSpec([self._batch_size, *leading, self._matrix.shape[1]], self._matrix.dtype)
