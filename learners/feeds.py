@@ -154,10 +154,12 @@ class StreamingDataset(Feed):
         return [np.asarray(leaf) for leaf in tf.nest.flatten(_split_batch(batch))]
 
     def close(self) -> None:
-        """Releases the iterator, unless the caller passed one.
+        """Releases the iterator, and closes it if it has a method `close`, unless the caller passed it.
 
         An iterator over samples of a server that has stopped blocks until its timeout when it is deleted.
         """
+        if self._iterator is not self._dataset and hasattr(self._iterator, "close"):
+            self._iterator.close()
         self._iterator = self._next = None
 
 

@@ -275,6 +275,11 @@ def test_batches_of_a_different_shape_or_with_an_error_are_left_for_the_next_cal
     assert rewards == [[[0, 0], [1, 1]], [[2, 2, 2]]]
     with pytest.raises(ConnectionError, match="cut"):
         feed.read(3, 9)
+    feed.close()
+    assert feed.read(0, 1)[0].next_time_step.reward.tolist() == [[0, 0]]
+    opened = feed._iterator
+    feed.close()
+    assert opened.gi_frame is None  # The generator was closed.
 
 
 def test_closed_feed_releases_its_iterator_and_opens_another():
