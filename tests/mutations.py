@@ -602,11 +602,11 @@ MUTATIONS = [
         "tests/learners/test_resume.py",
     ),
     Mutation(
-        "counters are incremented although reading the batch failed",
+        "the error of a batch that was read ahead is lost",
         "learner",
-        "learners/train_loop.py",
-        "with tf.control_dependencies(arrived):",
-        "with tf.control_dependencies([]):",
+        "learners/feeds.py",
+        "                self._next = error",
+        "                pass",
         "tests/learners/test_learner.py",
     ),
     Mutation(
@@ -713,8 +713,8 @@ MUTATIONS = [
         "iterations continue after the loss is no longer finite",
         "learner",
         "learners/train_loop.py",
-        "return (step < until) & finite",
-        "return step < until",
+        "return (index < count) & finite",
+        "return index < count",
         "tests/learners/test_learner.py",
     ),
     Mutation(

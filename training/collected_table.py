@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 
 from rlds2reverb import ReplayServer, TableConfig, packed_signature, sample_dataset
@@ -28,8 +27,6 @@ class CollectedTable(Feed):
       server: the server.
     """
 
-    has_info = False
-
     def __init__(self, item_spec: Nest, capacity: int, batch_size: int, *, squeeze: bool):
         """Starts the server.
 
@@ -46,7 +43,7 @@ class CollectedTable(Feed):
         self._writer = ItemWriter(self.server, TABLE)
         samples = sample_dataset(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
         self._feed = StreamingDataset(samples)
-        self.experience_spec = self._feed.experience_spec
+        self.data_spec = self._feed.data_spec
 
     def append(self, items: Items) -> None:
         """Adds items of the spec, and waits until the server has them.
@@ -58,9 +55,9 @@ class CollectedTable(Feed):
             self._writer.write(items, self.num_added)
             self.num_added += len(items)
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`."""
-        return self._feed.next(step)[0], ()
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`."""
+        return self._feed.read(first_step, count)[0], ()
 
     def close(self) -> None:
         """Releases the iterator over the samples."""

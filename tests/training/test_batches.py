@@ -24,8 +24,9 @@ def make_episodes():
 
 def read(feed, step=0):
     """Returns a batch of a feed as numpy arrays."""
-    function = tf.function(feed.next, autograph=False)
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), function(tf.constant(step, tf.int64)))
+    data, info = tf.nest.map_structure(lambda column: column[0], feed.read(step, 1))
+    experience = tf.function(feed.to_experience, autograph=False)(tf.nest.map_structure(tf.constant, data))
+    return tf.nest.map_structure(np.asarray, experience), info
 
 
 @pytest.fixture(scope="module")
