@@ -61,6 +61,7 @@ setup(
         "rlds2reverb._internals",
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
+        "rlds2reverb._server_process",
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",
@@ -89,6 +90,7 @@ setup(
     },
     package_data={
         "rlds2reverb": ["py.typed"],
+        "rlds2reverb._server_process": ["requirements.txt"],
         "rlds2reverb.training.presets": ["*.gin"],
         "rlds2reverb.training.reports": ["assets/*"],
     },

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 from rich.console import Console
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._text import format_number
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load
@@ -52,7 +53,8 @@ def demo(file: Path, num_batches: int) -> None:
     """
     start = time.perf_counter()
     out = output.console()
-    import_quietly("reverb", "tf_agents.trajectories")
+    start_launcher()
+    import_quietly("tensorflow", "tf_agents.trajectories")
     make_train_step = _import_agent()
     source = load(file)
     if source.kind != "d4rl":
@@ -121,12 +123,12 @@ def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]
 
 
 def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
-    import reverb
     from tf_agents.trajectories.trajectory import Trajectory
 
-    dataset = reverb.TrajectoryDataset.from_table_signature(address, "replay", max_in_flight_samples_per_worker=512)
-    for sample in dataset.batch(_BATCH_SIZE).prefetch(4).take(num_batches):
-        yield Trajectory(*sample.data)
+    from rlds2reverb.sampling.dataset import sample_dataset
+
+    for batch in sample_dataset(address, "replay", _BATCH_SIZE).take(num_batches):
+        yield Trajectory(*batch.data)
 
 
 class _FileRows:

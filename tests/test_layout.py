@@ -11,6 +11,7 @@ CORE = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
 #: Parts of the core, each importing only those before it. "shared types" are the modules directly in `rlds2reverb/`.
 PARTS = [
+    "_server_process",
     "shared types",
     "_internals",
     "replay",

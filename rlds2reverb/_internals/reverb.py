@@ -6,7 +6,6 @@ The field numbers in `_encoding.messages` are also internals of this version.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +16,7 @@ from reverb.cc import schema_pb2
 from reverb.cc.checkpointing import checkpoint_pb2
 from reverb.reverb_types import TableInfo
 
-from rlds2reverb import _logs
+from rlds2reverb._server_process.quiet import silence_reverb
 
 from .versions import require_version
 
@@ -111,28 +110,4 @@ def never_delete(writer: reverb.TrajectoryWriter) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer._writer))
 
 
-#: std::ios_base::badbit in libstdc++; a stream in this state writes nothing.
-_BAD_BIT = 1
-
-
-def _quiet_reverb() -> None:
-    """Suppresses Reverb's informational messages by disabling the C++ stream `std::clog`, to which it writes them.
-
-    Fatal errors go to a different stream and are still printed. Other C++ code that writes to `std::clog` is also
-    silenced.
-    """
-    if _logs.library_logs_enabled():
-        return
-    # With a C++ library other than libstdc++, the messages are not suppressed.
-    with contextlib.suppress(OSError, AttributeError, ValueError):
-        library = ctypes.CDLL("libstdc++.so.6")
-        clear = library._ZNSt9basic_iosIcSt11char_traitsIcEE5clearESt12_Ios_Iostate
-        clear.argtypes, clear.restype = [ctypes.c_void_p, ctypes.c_int], None
-        stream = ctypes.addressof(ctypes.c_char.in_dll(library, "_ZSt4clog"))
-        vtable = ctypes.c_void_p.from_address(stream).value or 0
-        # The offset of an ostream's state is stored three words before its vtable.
-        state = stream + ctypes.c_ssize_t.from_address(vtable - 3 * ctypes.sizeof(ctypes.c_void_p)).value
-        clear(state, _BAD_BIT)
-
-
-_quiet_reverb()
+silence_reverb()

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-import reverb
 
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._signals import defer_signals
@@ -19,12 +18,15 @@ from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
 from .checkpoint_root import CheckpointRoot
-from .clients import require_table, table_infos
+from .clients import require_table
 from .connection import ServerConnection
-from .isolation import isolate_port
 from .memory import require_memory
-from .ports import pick_port, reserve_port
+from .ports import batch_port, pick_port, reserve_port
+from .process import ServerProcess
 from .scratch import scratch_folder
+
+if TYPE_CHECKING:
+    import reverb
 
 #: A new server may have to wait until calls that other servers of this process left unanswered have timed out.
 _START_SECS = 60.0
@@ -152,7 +154,7 @@ class ReplayServer:
                 root.verify_latest(against_manifest=False)
             self._own_root, self._tables, self._signature = root, tables, signature
             self._start_reverb()
-            stack.callback(lambda: self._server.stop())
+            stack.callback(lambda: self._process.stop())
             self._resources = stack.pop_all()
 
     def _start_reverb(self) -> None:
@@ -160,25 +162,38 @@ class ReplayServer:
         root, signature = self._own_root, self._signature
         #: The checkpoint that the server started from; None if it started empty.
         self.started_from = root.latest()
-        checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
         try:
-            reverb_tables = [table.build(signature) for table in self._tables]
-            self._server = reverb.Server(reverb_tables, port=self.port, checkpointer=checkpointer)
+            self._process = ServerProcess(
+                self._tables,
+                signature,
+                checkpoints=root.checkpoints,
+                port=self.port,
+                batch_port=batch_port(self.port),
+                isolate=self._isolate,
+            )
         except (RuntimeError, ValueError) as error:
             if self.started_from is None:
                 raise
             raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
-        if self._isolate:
-            try:
-                isolate_port(self.port)
-            except BaseException:
-                self._server.stop()
-                raise
-        self.client = reverb.Client(self.address)
-        infos = table_infos(self.client, timeout_secs=_START_SECS)
-        if signature is not None:
+        try:
+            self._require_signature()
+        except BaseException:
+            self._process.stop()
+            raise
+
+    def _require_signature(self) -> None:
+        with ServerConnection(self.address) as connection:
+            infos = connection.table_infos(timeout_secs=_START_SECS)
+        if self._signature is not None:
             for table in self._tables:
-                require_table(infos, table.name, signature)
+                require_table(infos, table.name, self._signature)
+
+    @property
+    def client(self) -> reverb.Client:
+        """A Reverb client of the server; requires dm-reverb in this environment."""
+        import reverb
+
+        return reverb.Client(self.address)
 
     @property
     def address(self) -> str:
@@ -217,7 +232,7 @@ class ReplayServer:
         Raises:
           ValueError: If the server has no checkpoint root.
           CheckpointError: If the root has foreign files, or Reverb cannot write the checkpoint.
-          ServerUnavailableError: If writing takes longer than the timeout.
+          ServerUnavailableError: If writing takes longer than the timeout, or the server's process has ended.
           StorageFullError: If the disk is full; the previous checkpoint is kept.
         """
         if self._root is None:
@@ -239,6 +254,7 @@ class ReplayServer:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # The server may still be writing.
                 raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
+            self.require_running()
             root.delete_interrupted()
             if "No space left" in str(error.details()):
                 message = f"no space left for a checkpoint in {root.path}; the previous one is kept: free some space"
@@ -291,10 +307,14 @@ class ReplayServer:
             if self._root is not None and self._keep_previous:
                 self._root.keep_newest()
             self._own_root.start_from(saved)
-            self._server.stop()
+            self._process.stop()
             self._start_reverb()
             if self._root is None:
                 self._own_root.delete_all()
+
+    def require_running(self) -> None:
+        """Raises `ServerUnavailableError` if the server's process has ended although it was not stopped."""
+        self._process.require_running()
 
     def stop(self) -> None:
         """Stops the server and releases its port and checkpoint root."""
