@@ -188,9 +188,7 @@ def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:
     )
 
 
-def _wait_for_signal(
-    signals: list[int], secs: float | None, server: ReplayServer | ShardedReplayServer
-) -> int | None:
+def _wait_for_signal(signals: list[int], secs: float | None, server: ReplayServer | ShardedReplayServer) -> int | None:
     """Waits for a signal, at most `secs`; returns the first one that arrived or None, and clears the list.
 
     Raises:

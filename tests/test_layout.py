@@ -1,6 +1,7 @@
 """The import rules: the parts of the core have an order, and layers import only the layers below them."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,14 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
             )
     for imported in modules_imported(FILES[module], module):
         assert imported.split(".")[0] not in LAYERS, f"{module} imports {imported}, a layer by its bare name"
+
+
+def test_server_process_imports_only_what_its_environment_contains():
+    allowed = {"google", "grpc", "numpy", "reverb", "rlds2reverb", "tensorflow", *sys.stdlib_module_names}
+    for module, path in FILES.items():
+        if part_name(module) == "_server_process":
+            for imported in modules_imported(path, "rlds2reverb._server_process"):
+                assert imported.split(".")[0] in allowed, f"{module} imports {imported}"
 
 
 def test_modules_do_not_import_each_other_in_a_circle():

@@ -105,6 +105,6 @@ def _last_line(output: str) -> str:
 def _creation_error(reason: str) -> ServerUnavailableError:
     return ServerUnavailableError(
         f"an environment for Reverb servers cannot be created: {reason}. With a network and uv or Python {_PYTHON}, "
-        f"try again; or run 'python{_PYTHON} -m pip install -r {LOCK_FILE}' in an environment and set {VARIABLE} to its "
-        "interpreter; or use a server on another machine, by its address HOST:PORT"
+        f"try again; or run 'python{_PYTHON} -m pip install -r {LOCK_FILE}' in an environment and set {VARIABLE} to "
+        "its interpreter; or use a server on another machine, by its address HOST:PORT"
     )

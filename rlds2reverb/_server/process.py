@@ -48,7 +48,6 @@ class _Launcher:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[other.fileno()],
-                start_new_session=True,  # Ctrl-C is for this process.
             )
 
     def fork(self) -> socket.socket:

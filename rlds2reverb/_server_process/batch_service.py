@@ -64,7 +64,8 @@ class BatchService:
     def _sample_batches(self, encoded: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yields batches until the client cancels the call, or the rate limiter's timeout passes.
 
-        Items that were sampled before the timeout are sent first, so the last batch may be smaller.
+        Items that were sampled before the timeout are sent first, so the last batch may be smaller. As with Reverb's
+        own streams, each worker of a cancelled stream may still take the one item that it waits for.
         """
         request = SampleBatchesRequest.FromString(encoded)
         info = reverb.Client(self._address).server_info(_INFO_SECS).get(request.table)
@@ -72,15 +73,18 @@ class BatchService:
         if reason is not None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         varies = any(size is None for spec in tf.nest.flatten(info.signature) for size in spec.shape)
-        batches = iter(_make_dataset(self._address, request, info, varies=varies))
+        dataset = _make_dataset(self._address, request, info, varies=varies)
         manager = cancellation.CancellationManager()
         if not context.add_callback(manager.start_cancel):
             return
-        get_next = tf.function(lambda: next(batches), autograph=False).get_concrete_function()
-        get_next = manager.get_cancelable_function(get_next)
+        read = tf.function(lambda iterator: next(iterator), autograph=False)
+        iterator_spec = tf.data.IteratorSpec(dataset.element_spec)
+        get_next = manager.get_cancelable_function(read.get_concrete_function(iterator_spec))
+        # Nothing else may refer to the iterator: workers sample until it is deleted, or cancelled while it is read.
+        batches = iter(dataset)
         while context.is_active():
             try:
-                sample = get_next()
+                sample = get_next(batches)
             except tf.errors.OutOfRangeError:
                 context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the table returned no samples in time")
             except tf.errors.CancelledError:

@@ -16,7 +16,7 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(descriptor: int) -> None:
-    """Forks a server for each socket received over the inherited socket `descriptor`, until that is closed; never returns.
+    """Forks a server for each socket received over the inherited socket `descriptor`; ends when that is closed.
 
     Each message consists of one byte and one end of a socket pair, over which `server.serve` is controlled. This
     process must start neither threads nor gRPC, because a fork would copy their locks but not the threads.

@@ -11,7 +11,7 @@ _PACKAGE = "rlds2reverb"
 
 #: The fields of each message as (name, type, repeated), numbered from 1. The order must never change.
 _MESSAGES: dict[str, list[tuple[str, Any, bool]]] = {
-    "Uint128": [("high", _Field.TYPE_FIXED64, False), ("low", _Field.TYPE_FIXED64, False)],
+    "Uint128": [("high", _Field.TYPE_UINT64, False), ("low", _Field.TYPE_UINT64, False)],
     # The first field of Reverb's ServerInfoResponse.
     "IdentifyResponse": [("tables_state_id", f".{_PACKAGE}.Uint128", False)],
     "SampleBatchesRequest": [
