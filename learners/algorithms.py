@@ -56,6 +56,11 @@ class Algorithm:
         """The name of the agent's class or function, which is also its name in gin files."""
         return self.agent.rpartition(":")[2].rpartition(".")[2]
 
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards affect what is learned; True if that is unknown."""
+        return self.factory is not None or self.has_td_errors is not False
+
 
 _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1, for all three.
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -233,15 +233,12 @@ def run_ingest(destination: Any, **options: Any) -> dict[str, Any]:
         return receive(channel)
 
 
-def kill_after(secs: float, destination: Any, **options: Any) -> bool:
-    """Kills an ingestion some seconds after it has begun; returns whether it was still running."""
-    with process(convert, destination, options) as (running, channel):
-        assert receive(channel) == "begun"
-        has_finished = channel.poll(secs)
+def kill_after(moment: Moment, destination: Any, **options: Any) -> None:
+    """Kills an ingestion at a moment, unless it ends before."""
+    with process(convert, destination, options, [moment[:2]]) as (running, channel):
+        continue_until(moment, channel)
         running.kill()
         running.join()
-        assert not has_finished or receive(channel)["items"]
-        return not has_finished
 
 
 def kill_at(stage: str, index: int, destination: Any, **options: Any) -> None:
@@ -250,10 +247,22 @@ def kill_at(stage: str, index: int, destination: Any, **options: Any) -> None:
         assert [receive(channel), receive(channel)] == ["begun", "held"]
 
 
-def random_times(num_times: int, duration_secs: float, *, seed: int) -> list[float]:
-    """Returns times spread over a duration: a random one in each of `num_times` equal parts."""
-    parts = np.arange(num_times) + np.random.default_rng(seed).random(num_times)
-    return [float(secs) for secs in parts * duration_secs / num_times]
+#: A stage of an ingestion, an episode, and the number of seconds after that episode's turn.
+Moment: TypeAlias = tuple[str, int, float]
+
+
+def random_moments(num_moments: int, *stages: str, seed: int) -> list[Moment]:
+    """Returns moments that are spread evenly over the stages of an ingestion of 100 episodes, however long it takes."""
+    random = np.random.default_rng(seed)
+    places = (np.arange(num_moments) + random.random(num_moments)) * len(stages) / num_moments
+    return [(stages[int(place)], int(100 * (place % 1)), float(random.uniform(0, 0.02))) for place in places]
+
+
+def continue_until(moment: Moment, channel: Connection) -> None:
+    """Lets an ingestion that `convert` holds at a moment's episode run until that moment."""
+    assert [receive(channel), receive(channel)] == ["begun", "held"]
+    channel.send("continue")
+    time.sleep(moment[2])
 
 
 def convert_on_full_disk(channel: Connection, folder: Path, sizes: Sequence[int]) -> None:

@@ -365,7 +365,7 @@ class TrainingConfig:
             require_count("steps", self.steps)
             return
         algorithm = get_algorithm(self.algo)
-        if algorithm.factory is None and algorithm.has_td_errors is False:
+        if not algorithm.learns_from_rewards:
             raise ValueError(f"online_steps requires an algorithm that learns from rewards, unlike {self.algo}")
         if self.env is None:
             raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
@@ -507,7 +507,7 @@ class TrainingConfig:
         return [*names, "steps"] if self.online_steps else []
 
     def describe_unused(self) -> list[str]:
-        """Returns sentences about options that were set, but have no effect without an online phase or evaluation."""
+        """Returns sentences about options that were set, but have no effect in this run."""
         unused = {_ONLINE: "online_steps"} if not self.online_steps else {}
         unused |= {_EVALUATION: "an environment"} if self.env is None else {}
         declared, sentences = declared_options(), []
@@ -518,6 +518,10 @@ class TrainingConfig:
             names = [name for name in changed if name in declared and declared[name].group == group]
             if names:
                 sentences.append(f"{', '.join(names)}: no effect without {missing}")
+        if not get_algorithm(self.algo).learns_from_rewards:
+            of_rewards = ("gamma", "n_step") if self.top_percent else ("gamma", "n_step", "reward")
+            if names := [name for name in changed if name in of_rewards]:
+                sentences.append(f"{', '.join(names)}: no effect on {self.algo}, which does not learn from rewards")
         return sentences
 
     def settings(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:

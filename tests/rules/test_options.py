@@ -246,7 +246,7 @@ def test_training_lists_the_fields_that_it_does_not_use():
 @pytest.mark.parametrize(
     ("options", "sentences"),
     [
-        ({"env": "Hopper-v5", "eval_every": 7}, []),
+        ({"env": "Hopper-v5", "eval_every": 7, "n_step": 3, "gamma": 0.9, "reward": "scale:2"}, []),
         (
             {"env": "Hopper-v5", "num_envs": 2, "update_every": 5},
             ["update_every, num_envs: no effect without online_steps"],
@@ -257,6 +257,16 @@ def test_training_lists_the_fields_that_it_does_not_use():
 )
 def test_training_lists_the_options_without_effect(options, sentences):
     assert TrainingConfig("td3_bc", **options).describe_unused() == sentences
+
+
+def test_options_of_rewards_have_no_effect_on_cloning():
+    def describe(**options):
+        return TrainingConfig("bc", env=None, **options).describe_unused()
+
+    sentence = "no effect on bc, which does not learn from rewards"
+    assert describe(n_step=3, reward="scale:2") == [f"n_step, reward: {sentence}"]
+    assert describe(gamma=0.9, reward="scale:2", top_percent=10.0) == [f"gamma: {sentence}"]
+    assert describe(top_percent=10.0) == []
 
 
 def test_training_prints_the_options_without_effect(tmp_path, capsys):

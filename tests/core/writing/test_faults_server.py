@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from faults import (
     checkpoint_on_full_disk,
+    continue_until,
     convert,
     damage_file,
     find_server,
@@ -21,7 +22,7 @@ from faults import (
     kill_at,
     make_episodes,
     process,
-    random_times,
+    random_moments,
     read_checkpoint,
     receive,
     run_ingest,
@@ -90,19 +91,6 @@ def expected(tmp_path_factory):
     return items, chunks
 
 
-@pytest.fixture(scope="module")
-def duration_secs(tmp_path_factory):
-    """The shortest duration of three runs."""
-    folder, durations = tmp_path_factory.mktemp("server"), []
-    for name in "abc":
-        with start_server(folder, name) as server, process(convert, server.address, {}) as (_, channel):
-            assert receive(channel) == "begun"
-            start = time.monotonic()
-            receive(channel)
-            durations.append(time.monotonic() - start)
-    return min(durations)
-
-
 # --- the run is killed
 
 
@@ -127,15 +115,15 @@ def test_killed_run_resumes_and_stores_every_item_once(tmp_path, expected, held_
 
 @pytest.mark.slow
 @pytest.mark.drill("F2")
-def test_run_killed_at_20_random_times_resumes(tmp_path, expected, duration_secs):
-    num_killed = num_resumed = 0
-    for number, secs in enumerate(random_times(20, duration_secs, seed=1)):
+def test_run_killed_at_20_random_times_resumes(tmp_path, expected):
+    num_resumed = 0
+    for number, moment in enumerate(random_moments(20, "check", "write", seed=1)):
         with start_server(tmp_path, f"root{number}") as server:
-            num_killed += kill_after(secs, server.address, state_home=tmp_path)
+            kill_after(moment, server.address, state_home=tmp_path)
             report = run_ingest(server.address, state_home=tmp_path)
             num_resumed += report["resumed_episodes"] > 0
-            assert read_checkpoint(server.checkpoint()) == expected, f"killed after {secs} s"
-    assert num_killed >= 5 and num_resumed >= 1
+            assert read_checkpoint(server.checkpoint()) == expected, f"killed at {moment}"
+    assert num_resumed >= 1
 
 
 def read_num_episodes(journal):
@@ -382,29 +370,28 @@ def test_server_killed_during_a_checkpoint_starts_from_the_previous_one(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.drill("F1")
-def test_server_killed_at_20_random_times_gets_every_item_once(tmp_path, expected, duration_secs):
+def test_server_killed_at_20_random_times_gets_every_item_once(tmp_path, expected):
     num_recovered = 0
-    for number, secs in enumerate(random_times(20, duration_secs, seed=2)):
-        num_recovered += kill_and_restart(tmp_path / f"root{number}", tmp_path, secs, expected)
+    for number, moment in enumerate(random_moments(20, "check", "write", seed=2)):
+        num_recovered += kill_and_restart(tmp_path / f"root{number}", tmp_path, moment, expected)
     assert num_recovered >= 3
 
 
-def kill_and_restart(root, journals, secs, expected):
+def kill_and_restart(root, journals, moment, expected):
     """Kills and restarts the server during a run; returns whether the run continued by itself."""
     with process(serve_table, root) as (first, to_first):
         port = receive(to_first)
-        with process(convert, port, {"state_home": journals}) as (_, channel):
-            assert receive(channel) == "begun"
-            channel.poll(secs / 2)
+        with process(convert, port, {"state_home": journals}, [moment[:2]]) as (_, channel):
+            continue_until((*moment[:2], 0.0), channel)
             checkpoint(to_first)
-            channel.poll(secs / 2)
+            time.sleep(moment[2])
             kill(first)
             with process(serve_table, root, port) as (_, to_second):
                 assert receive(to_second) == port
                 recovered = finishes_after_restart(channel)
                 if not recovered:  # The run finished before the kill, or raised an error.
                     run_ingest(port, state_home=journals)
-                assert read_checkpoint(checkpoint(to_second)) == expected, f"killed after {secs} s"
+                assert read_checkpoint(checkpoint(to_second)) == expected, f"killed at {moment}"
                 return recovered
 
 
