@@ -81,8 +81,9 @@ def _selector_options(selector: Selector) -> dict[str, Any]:
         return {"prioritized": {"priority_exponent": selector.exponent}}
     if selector.kind == "uniform":
         return {"uniform": True}
-    kind = {"heap": {"min_heap": selector.kind == "min_heap"}} if "heap" in selector.kind else {selector.kind: True}
-    return {**kind, "is_deterministic": True}
+    if selector.kind in ("min_heap", "max_heap"):
+        return {"heap": {"min_heap": selector.kind == "min_heap"}, "is_deterministic": True}
+    return {selector.kind: True, "is_deterministic": True}
 
 
 class CheckpointRoot:

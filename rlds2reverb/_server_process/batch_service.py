@@ -65,7 +65,7 @@ class BatchService:
         """Yields batches until the client cancels the call, or the rate limiter's timeout passes.
 
         Items that were sampled before the timeout are sent first, so the last batch may be smaller. As with Reverb's
-        own streams, each worker of a cancelled stream may still take the one item that it waits for.
+        own datasets, a cancelled stream that waits for items ends when the next ones arrive, and takes some of them.
         """
         request = SampleBatchesRequest.FromString(encoded)
         info = reverb.Client(self._address).server_info(_INFO_SECS).get(request.table)
@@ -89,12 +89,12 @@ class BatchService:
                 context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the table returned no samples in time")
             except tf.errors.CancelledError:
                 return
-            encode = _encode_varying if varies else _encode_fixed
-            response = encode(sample)
+            response = _encode_varying(sample) if varies else _encode_fixed(sample)
             if response is None:
                 context.abort(
                     grpc.StatusCode.FAILED_PRECONDITION, f"the columns of table {request.table!r} differ in length"
                 )
+                return
             yield response
 
 

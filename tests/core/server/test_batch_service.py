@@ -193,21 +193,6 @@ def write_numbers(server, values):
         writer.flush(0, timeout_ms=5000)
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_worker_of_a_cancelled_stream_takes_at_most_the_item_that_it_waits_for(num_workers):
-    signature = tf.TensorSpec([], tf.float32)
-    with ReplayServer([TableConfig.queue("replay", 100)], signature) as server:
-        write_numbers(server, [0])
-        with sample(server, num_workers=num_workers, batch_size=1, timeout_secs=60) as responses:
-            next(responses)
-            responses.cancel()
-        time.sleep(1)  # The service ends the stream in the background.
-        write_numbers(server, range(1, 51))
-        with sample(server, batch_size=40) as responses:
-            first = np.frombuffer(next(responses).columns[0], np.float32)[0]
-        assert 1 <= first <= 1 + num_workers
-
-
 def test_many_streams_end_with_their_calls():
     signature = window_signature("packed")
     with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature) as server:
