@@ -114,6 +114,10 @@ lock: dev  ## regenerate the lock files with the newest versions (requires uv)
 			-c $$lock-dev.lock -o $$lock.lock $$options; done
 	@uv pip compile requirements/environments.in --no-deps --python-version 3.11 --generate-hashes --no-header \
 		--python-platform x86_64-manylinux_2_28 --no-annotate --quiet --upgrade -o requirements/environments.lock
+	@grep -v -- --hash requirements/py311.lock | sed 's/ \\$$//' > requirements/server.tmp
+	@uv pip compile requirements/server.in --constraint requirements/server.tmp --python-version 3.11 --generate-hashes \
+		--no-header --python-platform x86_64-manylinux_2_28 --no-annotate --quiet -o rlds2reverb/_server_process/requirements.txt
+	@rm requirements/server.tmp
 
 clean:  ## remove .venv and all build files
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

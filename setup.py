@@ -79,6 +79,7 @@ setup(
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
         "rlds2reverb.client",
+        "rlds2reverb._server_process",
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",
@@ -107,6 +108,7 @@ setup(
     },
     package_data={
         "rlds2reverb": ["py.typed"],
+        "rlds2reverb._server_process": ["requirements.txt"],
         "rlds2reverb.training.presets": ["*.gin"],
         "rlds2reverb.training.reports": ["assets/*"],
     },

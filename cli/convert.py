@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.locations import is_table_directory
@@ -281,7 +282,9 @@ def convert(
     require_item_options(options)
     with raise_on_sigterm():
         source = open_source(options)
-        import_quietly("reverb", "tf_agents.trajectories")
+        if serve:
+            start_launcher()
+        import_quietly("tensorflow", "tf_agents.trajectories")
         adder = make_adder(options)
         with status("computing the statistics of the dataset"):
             source, statistics = apply_transform_options(source, options)

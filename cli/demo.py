@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 from rich.console import Console
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._text import format_number
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load
@@ -53,7 +54,8 @@ def demo(file: Path, num_batches: int) -> None:
     """
     start = time.perf_counter()
     out = output.console()
-    import_quietly("reverb", "tf_agents.trajectories")
+    start_launcher()
+    import_quietly("tensorflow", "tf_agents.trajectories")
     make_train_step = _import_agent()
     source = load(file)
     if source.kind != "d4rl":

@@ -31,6 +31,7 @@ from rlds2reverb.client import (
     Server,
     TableInfo,
     find_address,
+    format_selector,
     require_table,
     split_servers,
     table_infos,
@@ -314,9 +315,9 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
     """Raises `ValueError` unless a server's table has the settings of a configuration, or these are the defaults."""
     if config == TableConfig(config.name):
         return
-    got, expected = _read_settings(info), _read_settings(config.build().info)
-    for name, value in expected.items():
-        if got[name] != value:
+    got, expected = _read_settings(info), config.as_reverb_values()
+    for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
+        if got[name] != expected[name]:
             raise ValueError(
                 f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
                 "create the table with it, or pass the table's name alone"
@@ -324,15 +325,21 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
 
 
 def _read_settings(info: TableInfo) -> dict[str, Any]:
-    """Returns the settings of a table, by the names that they have in a `TableConfig`."""
+    """Returns the settings of a table, in the form of `TableConfig.as_reverb_values`."""
     limiter = info.rate_limiter_info
+    names = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
     return {
-        "sampler": info.sampler_options.SerializeToString(),
-        "remover": info.remover_options.SerializeToString(),
+        "sampler": _read_selector(info.sampler_options),
+        "remover": _read_selector(info.remover_options),
         "max_size": info.max_size,
         "max_times_sampled": info.max_times_sampled,
-        "rate_limiter": (limiter.min_size_to_sample, limiter.samples_per_insert, limiter.min_diff, limiter.max_diff),
+        "rate_limiter": {name: getattr(limiter, name) for name in names},
     }
+
+
+def _read_selector(options: Any) -> dict[str, Any]:
+    kind = format_selector(options).partition(":")[0]
+    return {"kind": kind, "exponent": options.prioritized.priority_exponent if kind == "prioritized" else None}
 
 
 def make_encoder(

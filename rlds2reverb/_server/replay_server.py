@@ -7,23 +7,23 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-
-import reverb
+from typing import TYPE_CHECKING, Any
 
 from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._internals import reverb as reverb_internals  # noqa: F401 - Checks and quiets dm-reverb.
 from rlds2reverb._signals import defer_signals
-from rlds2reverb.client import Connection, require_table, table_infos
+from rlds2reverb.client import Connection, batch_port, require_table, table_infos
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
 from .checkpoint_root import CheckpointRoot
-from .isolation import isolate_port
 from .memory import require_memory
 from .ports import pick_port, reserve_port
+from .process import ServerProcess
 from .scratch import scratch_folder
+
+if TYPE_CHECKING:
+    import reverb
 
 #: A new server may have to wait until calls that other servers of this process left unanswered have timed out.
 _START_SECS = 60.0
@@ -151,7 +151,7 @@ class ReplayServer:
                 root.verify_latest(against_manifest=False)
             self._own_root, self._tables, self._signature = root, tables, signature
             self._start_reverb()
-            stack.callback(lambda: self._server.stop())
+            stack.callback(lambda: self._process.stop())
             self._resources = stack.pop_all()
 
     def _start_reverb(self) -> None:
@@ -159,25 +159,37 @@ class ReplayServer:
         root, signature = self._own_root, self._signature
         #: The checkpoint that the server started from; None if it started empty.
         self.started_from = root.latest()
-        checkpointer = reverb.checkpointers.DefaultCheckpointer(str(root.checkpoints))
         try:
-            reverb_tables = [table.build(signature) for table in self._tables]
-            self._server = reverb.Server(reverb_tables, port=self.port, checkpointer=checkpointer)
+            self._process = ServerProcess(
+                self._tables,
+                signature,
+                checkpoints=root.checkpoints,
+                port=self.port,
+                batch_port=batch_port(self.port),
+                isolate=self._isolate,
+            )
         except (RuntimeError, ValueError) as error:
             if self.started_from is None:
                 raise
             raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
-        if self._isolate:
-            try:
-                isolate_port(self.port)
-            except BaseException:
-                self._server.stop()
-                raise
-        self.client = reverb.Client(self.address)
+        try:
+            self._require_signature()
+        except BaseException:
+            self._process.stop()
+            raise
+
+    def _require_signature(self) -> None:
         infos = table_infos(self.address, timeout_secs=_START_SECS)
-        if signature is not None:
+        if self._signature is not None:
             for table in self._tables:
-                require_table(infos, table.name, signature)
+                require_table(infos, table.name, self._signature)
+
+    @property
+    def client(self) -> reverb.Client:
+        """A Reverb client of the server; requires dm-reverb in this environment."""
+        import reverb
+
+        return reverb.Client(self.address)
 
     @property
     def address(self) -> str:
@@ -216,7 +228,7 @@ class ReplayServer:
         Raises:
           ValueError: If the server has no checkpoint root.
           CheckpointError: If the root has foreign files, or Reverb cannot write the checkpoint.
-          ServerUnavailableError: If writing takes longer than the timeout.
+          ServerUnavailableError: If writing takes longer than the timeout, or the server's process has ended.
           StorageFullError: If the disk is full; the previous checkpoint is kept.
         """
         if self._root is None:
@@ -238,6 +250,7 @@ class ReplayServer:
         except ServerUnavailableError:  # The server may still be writing.
             raise ServerUnavailableError(f"waited {timeout_secs:g} s for a checkpoint in {root.path}") from None
         except CheckpointError as error:
+            self.require_running()
             root.delete_interrupted()
             if "No space left" in str(error):
                 message = f"no space left for a checkpoint in {root.path}; the previous one is kept: free some space"
@@ -290,10 +303,14 @@ class ReplayServer:
             if self._root is not None and self._keep_previous:
                 self._root.keep_newest()
             self._own_root.start_from(saved)
-            self._server.stop()
+            self._process.stop()
             self._start_reverb()
             if self._root is None:
                 self._own_root.delete_all()
+
+    def require_running(self) -> None:
+        """Raises `ServerUnavailableError` if the server's process has ended although it was not stopped."""
+        self._process.require_running()
 
     def stop(self) -> None:
         """Stops the server and releases its port and checkpoint root."""

@@ -165,6 +165,11 @@ class ShardedReplayServer:
             self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])
         return self._commits.path
 
+    def require_running(self) -> None:
+        """Raises `ServerUnavailableError` if the process of a server has ended although it was not stopped."""
+        for server in self.servers:
+            server.require_running()
+
     def stop(self) -> None:
         """Stops the servers and releases their ports and directories."""
         self._resources.close()

@@ -15,17 +15,16 @@ from google.protobuf.message import DecodeError
 
 from rlds2reverb._arguments import require_timeout
 from rlds2reverb._encoding.messages import encode_priority_updates, encode_row
+from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError
 
 from .messages import (
     BATCH_SERVICE,
     REVERB_SERVICE,
     CheckpointResponse,
-    IdentifyResponse,
     InsertStreamResponse,
     MutatePrioritiesRequest,
     ResetRequest,
-    SampleBatchesRequest,
     SampleStreamRequest,
     SampleStreamResponse,
     ServerInfoResponse,

@@ -1,4 +1,4 @@
-"""The messages of a Reverb server's gRPC service, and of the service of batches that runs next to it.
+"""The messages of a Reverb server's gRPC service; `_server_process.messages` has those of the service of batches.
 
 They are declared in a descriptor pool of their own, so that dm-reverb may be imported in the same process. The field
 numbers are those of `reverb/cc/schema.proto`, `reverb_service.proto` and `checkpointing/checkpoint.proto` in dm-reverb
@@ -162,23 +162,6 @@ _MESSAGES = {
         1 tables_state_id Uint128
         2 table_info *TableInfo
     """,
-    "IdentifyResponse": "1 tables_state_id Uint128",
-    "SampleBatchesRequest": """
-        1 table string
-        2 batch_size int32
-        3 rate_limiter_timeout_ms int64
-        4 num_workers int32
-        5 max_in_flight int32
-    """,
-    "SampleBatchesResponse": """
-        1 keys bytes
-        2 priorities bytes
-        3 probabilities bytes
-        4 table_sizes bytes
-        5 times_sampled bytes
-        6 columns *bytes
-        7 lengths bytes
-    """,
 }
 
 
@@ -224,6 +207,3 @@ SampleStreamRequest = _CLASSES["SampleStreamRequest"]
 SampleStreamResponse = _CLASSES["SampleStreamResponse"]
 CheckpointResponse = _CLASSES["CheckpointResponse"]
 ServerInfoResponse = _CLASSES["ServerInfoResponse"]
-IdentifyResponse = _CLASSES["IdentifyResponse"]
-SampleBatchesRequest = _CLASSES["SampleBatchesRequest"]
-SampleBatchesResponse = _CLASSES["SampleBatchesResponse"]

@@ -14,13 +14,10 @@ SIMPLIFIED = {"signature", "tensor_shape", "dtype"}
 #: Messages of services whose descriptors no package contains.
 UNDESCRIBED = {
     "CheckpointResponse",
-    "IdentifyResponse",
     "InsertStreamRequest",
     "InsertStreamResponse",
     "MutatePrioritiesRequest",
     "ResetRequest",
-    "SampleBatchesRequest",
-    "SampleBatchesResponse",
     "SampleEntry",
     "SampleStreamRequest",
     "SampleStreamResponse",

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import portpicker
 import pytest
-from faults import HANG_SECS, process, receive
+from faults import HANG_SECS, find_server, process, receive
 from numbers_served import exit_with_open_iterator, serve_in_process, serve_numbers
 
 from rlds2reverb.errors import ServerUnavailableError
@@ -74,14 +74,15 @@ def test_dead_server_is_reported_and_sampling_continues(failure):
         if failure == "killed":
             kill(first)
         else:
-            os.kill(first.pid, signal.SIGSTOP)
+            stopped = find_server(lost_address)
+            os.kill(stopped, signal.SIGSTOP)
         read_until_reported(batches, reports)
         ((address, reason),) = reports
         assert address == lost_address and "gone" in reason
         assert f"waited {TIMEOUT_SECS:g} s for a sample of table 'items' at" in reason
         read_until_only_from(1, batches)
         if failure == "stopped":
-            os.kill(first.pid, signal.SIGCONT)
+            os.kill(stopped, signal.SIGCONT)
             read_until_from(0, batches)
         assert len(reports) == 1
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from numbers_served import NUMBER, serve_numbers
 
 from rlds2reverb import ReplayServer, TableConfig
+from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
 from rlds2reverb.client import Connection, batch_port
-from rlds2reverb.client.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sampling import sample
 from rlds2reverb.tables import Selector

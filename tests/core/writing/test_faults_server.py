@@ -17,6 +17,7 @@ from faults import (
     continue_until,
     convert,
     damage_file,
+    find_server,
     kill_after,
     kill_at,
     make_episodes,
@@ -505,8 +506,9 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
 @pytest.fixture
 def stoppable_server(tmp_path):
     """A server in a process: its process id, the channel to it, and its port."""
-    with process(serve_table, tmp_path / "root") as (server, to_server):
-        yield server.pid, to_server, receive(to_server)
+    with process(serve_table, tmp_path / "root") as (_, to_server):
+        port = receive(to_server)
+        yield find_server(port), to_server, port
 
 
 @pytest.mark.slow
