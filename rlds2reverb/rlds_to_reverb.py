@@ -144,7 +144,7 @@ def push_rlds_to_reverb(
     """
     require_one_of("validate", validate, VALIDATE_MODES)
     client = getattr(reverb_observer, "py_client", None)
-    if hasattr(client, "server_address"):
+    if isinstance(getattr(client, "server_address", None), str):
         table_infos(client)  # TF-Agents would wait forever for a server that does not answer.
     signature = reverb_observer.get_table_signature()
     spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)

@@ -33,6 +33,8 @@ _MAX_TICK_SECS = 0.25
 #: A longer gap between two ticks means that this process was stopped.
 _MAX_TICKS_PER_GAP = 3
 _RETRY_SECS = 0.5
+#: Maximum time for which the first block waits for those of other servers.
+_START_SECS = 0.5
 _CONNECT_SECS = 2.0
 #: Seconds by which the answer of a server may exceed its own timeout.
 _GRACE_SECS = 5.0
@@ -79,6 +81,7 @@ class BlockStreams:
         self._idle_secs = [timeout_secs if index in stalled_at_start else 0.0 for index in range(len(addresses))]
         self._is_reported = [index in stalled_at_start for index in range(len(addresses))]
         self._last = -1
+        self._starts_at = time.monotonic() + _START_SECS
         self._readers = [
             _Reader(self, index, address, table, decoder, block_size, max_in_flight, timeout_secs, self._is_closed)
             for _ in range(num_streams)
@@ -109,7 +112,8 @@ class BlockStreams:
                     raise StopIteration
                 if self._errors:
                     raise self._errors.popleft()
-                for index in (*range(self._last + 1, num_servers), *range(self._last + 1)):
+                wait_secs = self._get_start_delay()
+                for index in (*range(self._last + 1, num_servers), *range(self._last + 1)) if not wait_secs else ():
                     if self._blocks[index]:
                         self._last = index
                         self._changed.notify_all()
@@ -117,7 +121,13 @@ class BlockStreams:
                 if min(self._idle_secs) >= self._timeout_secs:
                     self._idle_secs = [0.0] * num_servers  # The next call waits again.
                     return None
-                self._changed.wait()
+                self._changed.wait(wait_secs or None)
+
+    def _get_start_delay(self) -> float:
+        """Returns for how long the first block waits, so that the first batch has items of all servers that answer."""
+        if self._last >= 0 or all(map(any, zip(self._blocks, self._is_reported, strict=True))):
+            return 0.0
+        return max(0.0, self._starts_at - time.monotonic())
 
     def put(self, server: int, block: Block) -> None:
         """Adds a block; waits while the queue of its server is full."""

@@ -6,10 +6,11 @@ from concurrent import futures
 import grpc
 import numpy as np
 import pytest
+import reverb
 import tensorflow as tf
-from numbers_served import NUMBER, serve_numbers
+from numbers_served import NUMBER, write_numbers
 
-from rlds2reverb import ReplayServer, TableConfig
+from rlds2reverb import TableConfig
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
 from rlds2reverb.client import Connection, batch_port
 from rlds2reverb.errors import SpecMismatchError
@@ -60,12 +61,18 @@ def serve_batches(port, *, state_id, responses):
 
 
 @contextlib.contextmanager
-def serve(signature, responses):
-    with ReplayServer([TableConfig("items", Selector("uniform"))], signature) as server:
-        with Connection(server) as connection:
-            state_id = connection.state_id(timeout_secs=10)
+def serve(signature, responses, *, numbers=None, state_id=None):
+    """Runs a plain Reverb server and the service; yields the server and the service's requests."""
+    server = reverb.Server([TableConfig("items", Selector("uniform")).build(signature)], port=None)
+    try:
+        write_numbers(server.localhost_client(), numbers or {})
+        if state_id is None:
+            with Connection(server) as connection:
+                state_id = connection.state_id(timeout_secs=10)
         with serve_batches(batch_port(server.port), state_id=state_id, responses=responses) as requests:
             yield server, requests
+    finally:
+        server.stop()
 
 
 def test_batches_are_those_of_the_service():
@@ -98,21 +105,17 @@ def test_items_of_varying_length_are_padded_and_masked():
 
 
 def test_samples_are_read_from_reverb_if_the_service_refuses():
-    with serve_numbers({1: 1.0}) as (server,):
-        with Connection(server) as connection:
-            state_id = connection.state_id(timeout_secs=10)
-        with serve_batches(batch_port(server.port), state_id=state_id, responses=()) as requests:
-            with sample(server, "items", 2, num_workers=1) as batches:
-                assert next(batches).data.tolist() == [1, 1]
-            assert len(requests) == 1
+    with serve(NUMBER, (), numbers={1: 1.0}) as (server, requests):
+        with sample(server, "items", 2, num_workers=1) as batches:
+            assert next(batches).data.tolist() == [1, 1]
+        assert len(requests) == 1
 
 
 def test_service_of_another_server_is_not_used():
-    with serve_numbers({1: 1.0}) as (server,):
-        with serve_batches(batch_port(server.port), state_id="0" * 32, responses=[]) as requests:
-            with sample(server, "items", 2) as batches:
-                assert next(batches).data.tolist() == [1, 1]
-            assert not requests
+    with serve(NUMBER, [], numbers={1: 1.0}, state_id="0" * 32) as (server, requests):
+        with sample(server, "items", 2) as batches:
+            assert next(batches).data.tolist() == [1, 1]
+        assert not requests
 
 
 @pytest.mark.parametrize(

@@ -111,14 +111,14 @@ def test_batches_are_the_items_that_reverb_samples(layout, num_workers):
 
 def test_items_of_varying_length_are_sent_one_after_another():
     signature = {"id": tf.TensorSpec([], tf.int32), "rows": tf.TensorSpec([None, 2], tf.float32)}
-    with ReplayServer([TableConfig.queue("replay", 10)], signature) as server:
+    with ReplayServer([TableConfig(sampler=Selector("fifo"), max_size=4)], signature) as server:
         write_varying(server, signature, [3, 1, 5, 0])
         with sample(server, batch_size=4) as responses:
             response = next(responses)
-        assert np.frombuffer(response.lengths, "<i4").tolist() == [3, 1, 5, 4]
         ids, rows = read_items(response, signature, num_items=4)
-        assert ids.tolist() == [0, 1, 2, 3]
-        for number, item in enumerate(rows):
+        assert [len(item) for item in rows] == np.frombuffer(response.lengths, "<i4").tolist()
+        for number, item in zip(ids.tolist(), rows, strict=True):
+            assert len(item) == [3, 1, 5, 4][number]
             np.testing.assert_array_equal(item, number + np.arange(2 * len(item)).reshape(-1, 2))
 
 
@@ -175,22 +175,18 @@ def test_stream_ends_after_the_timeout_of_the_rate_limiter(num_workers):
             assert_refused(responses, "no samples in time", grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-def test_queue_is_read_in_order_and_its_last_items_are_sent_before_the_timeout():
-    signature = tf.TensorSpec([], tf.float32)
-    with ReplayServer([TableConfig.queue("replay", 100)], signature) as server:
-        write_numbers(server, range(11))
-        with sample(server, num_workers=4, timeout_secs=0.5) as responses:
-            batches = [np.frombuffer(next(responses).columns[0], np.float32).tolist() for _ in range(2)]
-            assert batches == [list(range(8)), [8, 9, 10]]
-            assert_refused(responses, "no samples in time", grpc.StatusCode.DEADLINE_EXCEEDED)
-
-
-def write_numbers(server, values):
-    with server.client.trajectory_writer(1) as writer:
-        for value in values:
-            writer.append(np.float32(value))
-            writer.create_item("replay", 1.0, writer.history[-1])
-        writer.flush(0, timeout_ms=5000)
+@pytest.mark.parametrize(
+    "config",
+    [
+        TableConfig.queue("replay", 100),
+        TableConfig(max_times_sampled=2),
+        TableConfig(rate_limiter=RateLimiter.parse("sample_to_insert_ratio:2:10:20")),
+        TableConfig(rate_limiter=RateLimiter.parse("max_samples_per_insert:2:10")),
+    ],
+)
+def test_tables_whose_samples_are_counted_are_refused(config):
+    with ReplayServer([config], tf.TensorSpec([], tf.float32)) as server, sample(server) as responses:
+        assert_refused(responses, "samples of table 'replay' are counted")
 
 
 def test_many_streams_end_with_their_calls():
