@@ -7,9 +7,10 @@ from typing import Any
 
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 
-from rlds2reverb import ReplayServer, TableConfig, packed_signature, sample_dataset
+from rlds2reverb import ReplayServer, TableConfig, packed_signature
 from rlds2reverb._encoding.packing import Packing
 from rlds2reverb.items import Items
+from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.specs import Nest
 
 from .collected_pieces import ItemWriter
@@ -41,7 +42,7 @@ class CollectedTable(Feed):
             [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze))
         )
         self._writer = ItemWriter(self.server, TABLE)
-        samples = sample_dataset(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
+        samples = SamplePlan(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
         self._feed = StreamingDataset(samples)
         self.data_spec = self._feed.data_spec
 

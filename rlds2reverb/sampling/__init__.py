@@ -3,7 +3,7 @@
 from rlds2reverb.experience import to_experience
 from rlds2reverb.sample_info import ReplaySample, SampleInfo
 
-from .batches import SampleIterator, sample
+from .batches import SampleIterator, SamplePlan, sample
 from .dataset import sample_dataset
 from .errors import translate_error
 from .importance import LinearSchedule
@@ -19,6 +19,7 @@ __all__ = [
     "ReplaySample",
     "SampleInfo",
     "SampleIterator",
+    "SamplePlan",
     "mixed_dataset",
     "sample",
     "sample_dataset",

@@ -131,7 +131,10 @@ def sample(
 
 
 class SamplePlan:
-    """The checked arguments of `sample`; each `open` returns an iterator of its own."""
+    """The checked arguments of `sample`, an iterable whose iterators each open streams of their own.
+
+    It has an `element_spec`, so that a `learners.StreamingDataset` can read it.
+    """
 
     def __init__(
         self,
@@ -139,13 +142,13 @@ class SamplePlan:
         table: str,
         batch_size: int,
         *,
-        beta: Beta,
-        min_priority: Any,
-        max_in_flight: int,
-        num_workers: int,
-        prefetch: int,
-        timeout_secs: float,
-        on_server_lost: OnServerLost,
+        beta: Beta = DEFAULT_BETA,
+        min_priority: Any = None,
+        max_in_flight: int = 256,
+        num_workers: int = 2,
+        prefetch: int = 1,
+        timeout_secs: float = 30.0,
+        on_server_lost: OnServerLost = warn_server_lost,
     ):
         """Checks the arguments and the tables of the servers; see `sample`."""
         require_count("batch_size", batch_size)
@@ -175,6 +178,21 @@ class SamplePlan:
     def open(self) -> SampleIterator:
         """Starts the streams, and returns an iterator over their batches."""
         return SampleIterator(self, self._open_streams())
+
+    __iter__ = open
+
+    @property
+    def element_spec(self) -> ReplaySample:
+        """The nest of `tf.TensorSpec` of a batch."""
+        import tensorflow as tf
+
+        tables, size = self.tables, self.batch_size
+        item_spec = tables.signature if tables.packing is None else tables.packing.item_spec
+        data = tree.map_structure(lambda leaf: tf.TensorSpec((size, *leaf.shape), leaf.dtype), item_spec)
+        info = {name: tf.TensorSpec((size,), dtype) for name, dtype in INFO_DTYPES.items()}
+        mask = () if find_timed_leaf(tables.signature) is None else tf.TensorSpec((size, None), tf.bool)
+        weight, server = tf.TensorSpec((size,), tf.float32), tf.TensorSpec((size,), tf.int32)
+        return ReplaySample(SampleInfo(**info, weight=weight, server=server, mask=mask), data)
 
     def _open_streams(self) -> BlockStreams:
         tables = self.tables

@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tree
 
 from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
 from rlds2reverb._internals.tensorflow import without_autograph, without_autotuning
 from rlds2reverb.client import Server
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
-from rlds2reverb.sample_info import ReplaySample, SampleInfo
+from rlds2reverb.sample_info import ReplaySample
 
-from .batches import DEFAULT_BETA, OnServerLost, SamplePlan, find_timed_leaf, warn_server_lost
-from .blocks import INFO_DTYPES
+from .batches import DEFAULT_BETA, OnServerLost, SamplePlan, warn_server_lost
 from .importance import Beta
 
 
@@ -76,7 +74,7 @@ def sample_dataset(
         timeout_secs=timeout_secs,
         on_server_lost=on_server_lost,
     )
-    spec = _make_spec(plan)
+    spec = plan.element_spec
     flat = tf.nest.flatten(spec)
     nothing = [np.zeros([size or 0 for size in leaf.shape], leaf.dtype.as_numpy_dtype) for leaf in flat]
 
@@ -99,21 +97,3 @@ def sample_dataset(
 
     batches = tf.data.Dataset.from_generator(iterate, output_signature=(*flat, tf.TensorSpec((), tf.string)))
     return TranslatedDataset(without_autotuning(batches.map(check).prefetch(prefetch)))
-
-
-def _make_spec(plan: SamplePlan) -> ReplaySample:
-    """Returns the spec of a batch."""
-    tables, size = plan.tables, plan.batch_size
-    item_spec = tables.signature if tables.packing is None else tables.packing.item_spec
-    data = tree.map_structure(lambda leaf: tf.TensorSpec((size, *leaf.shape), leaf.dtype), item_spec)
-    info = {name: tf.TensorSpec((size,), dtype) for name, dtype in INFO_DTYPES.items()}
-    is_timed = find_timed_leaf(tables.signature) is not None
-    return ReplaySample(
-        SampleInfo(
-            **info,
-            weight=tf.TensorSpec((size,), tf.float32),
-            server=tf.TensorSpec((size,), tf.int32),
-            mask=tf.TensorSpec((size, None), tf.bool) if is_timed else (),
-        ),
-        data,
-    )
