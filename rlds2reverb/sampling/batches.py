@@ -247,6 +247,7 @@ class SampleIterator(Iterator[ReplaySample]):
         self._num_batches = 0
         self._blocks: list[tuple[int, Block]] = []
         self._finalizer = weakref.finalize(self, streams.close)
+        self._finalizer.atexit = False  # Other threads may still read when the interpreter exits.
 
     def __enter__(self) -> SampleIterator:
         return self
