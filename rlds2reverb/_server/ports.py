@@ -5,12 +5,11 @@ A server has two: Reverb's own, which users know, and that of the batch service,
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-
-import portpicker
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
@@ -31,9 +30,14 @@ _NUM_PORTS = 65536
 def pick_port() -> int:
     """Returns a free port with a free batch port that no server of this process has used, if found in 100 tries."""
     for _ in range(_MAX_TRIES):
-        port = portpicker.pick_unused_port()
-        if port not in _USED_PORTS and portpicker.is_port_free(batch_port(port)):
-            break
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        with contextlib.suppress(ResourceInUseError):
+            require_free_port(port)
+            require_free_port(batch_port(port))
+            if port not in _USED_PORTS:
+                break
     return port
 
 
