@@ -124,11 +124,13 @@ def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]
 
 
 def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
+    from tf_agents.trajectories import Trajectory
+
     from rlds2reverb.sampling import sample
 
     with sample(address, "replay", _BATCH_SIZE, max_in_flight=512) as batches:
         for batch in itertools.islice(batches, num_batches):
-            yield batch.data
+            yield Trajectory(*batch.data)
 
 
 class _FileRows:
@@ -154,8 +156,8 @@ class _FileRows:
 
     def require_equal(self, batch: Any) -> None:
         """Raises `ValueError` unless each item of a batch is a row of the file, with that row's next observation."""
-        observation = batch.observation.numpy()
-        keys = _make_keys(observation[:, 0], batch.action.numpy()[:, 0], batch.reward.numpy()[:, 0])
+        observation = batch.observation
+        keys = _make_keys(observation[:, 0], batch.action[:, 0], batch.reward[:, 0])
         for key, next_observation in zip(keys, observation[:, 1], strict=True):
             rows = self._index.get(key, [])
             if not any(self._next[row].tobytes() == next_observation.tobytes() for row in rows):
