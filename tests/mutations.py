@@ -208,8 +208,8 @@ MUTATIONS = [
         "weights of prioritized batches do not correct the probabilities",
         "sampling",
         "training/batches.py",
-        "samples = sample_dataset(server, table, size, beta=1.0, prefetch=PREFETCH)",
-        "samples = sample_dataset(server, table, size, beta=0.0, prefetch=PREFETCH)",
+        "samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)",
+        "samples = SamplePlan(server, table, size, beta=0.0, prefetch=PREFETCH)",
         "tests/training/test_batches.py",
     ),
     Mutation(

@@ -30,15 +30,20 @@ _NUM_PORTS = 65536
 def pick_port() -> int:
     """Returns a free port with a free batch port that no server of this process has used, if found in 100 tries."""
     for _ in range(_MAX_TRIES):
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
+        port = _find_port()
         with contextlib.suppress(ResourceInUseError):
             require_free_port(port)
             require_free_port(batch_port(port))
             if port not in _USED_PORTS:
                 break
     return port
+
+
+def _find_port() -> int:
+    """Returns a port that the system chooses."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -138,7 +138,7 @@ class ServerProcess:
         *,
         checkpoints: Path,
         port: int,
-        batch_port: int,
+        batch_port: int | None,
         isolate: bool = False,
     ):
         """Starts the server and waits until it serves.
@@ -148,7 +148,7 @@ class ServerProcess:
           signature: signature of the items, or None to accept any item.
           checkpoints: Reverb's own checkpoint root; the server starts from the newest checkpoint there.
           port: Reverb's port.
-          batch_port: port of the batch service.
+          batch_port: port of the batch service, or None not to start it.
           isolate: whether to accept connections from this machine only.
 
         Raises:

@@ -46,6 +46,7 @@ class ReplayServer:
         verify: bool = True,
         keep_previous: bool = True,
         isolate: bool = False,
+        serve_batches: bool | None = None,
     ):
         """Starts a server with empty tables, or from the newest valid checkpoint in `checkpoint_root` if there is one.
 
@@ -64,6 +65,8 @@ class ReplayServer:
           isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
             container, this machine is the container. It requires Linux 5.7 or root. Other machines can connect for some
             milliseconds while Reverb starts; their connections are cut off before the constructor returns.
+          serve_batches: whether to also serve finished batches, which are sampled about three times as fast. They are
+            sampled in the server's process, which a malformed chunk of a hostile writer can end. None for `isolate`.
 
         Raises:
           ResourceInUseError: If the port or the checkpoint root is in use.
@@ -73,6 +76,7 @@ class ReplayServer:
           ValueError: If there are no tables.
         """
         self._isolate = isolate
+        self._serve_batches = isolate if serve_batches is None else serve_batches
         self._start(tables, signature, None, port, checkpoint_root, verify=verify, keep_previous=keep_previous)
 
     @classmethod
@@ -87,6 +91,7 @@ class ReplayServer:
         force: bool = False,
         keep_previous: bool = True,
         isolate: bool = False,
+        serve_batches: bool | None = None,
     ) -> ReplayServer:
         """Starts a server with the items in a directory that `ingest` wrote; the directory is not changed.
 
@@ -101,6 +106,7 @@ class ReplayServer:
           force: whether to start even if the items need more memory than is free.
           keep_previous: as for `ReplayServer`.
           isolate: as for `ReplayServer`.
+          serve_batches: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If the directory is missing, damaged, not written by `ingest`, or has different tables; or
@@ -110,6 +116,7 @@ class ReplayServer:
         """
         server = cls.__new__(cls)
         server._isolate = isolate
+        server._serve_batches = isolate if serve_batches is None else serve_batches
         path = Path(directory)
         server._start(
             tables, None, path, port, checkpoint_root, verify=verify, keep_previous=keep_previous, force=force
@@ -165,7 +172,7 @@ class ReplayServer:
                 signature,
                 checkpoints=root.checkpoints,
                 port=self.port,
-                batch_port=batch_port(self.port),
+                batch_port=batch_port(self.port) if self._serve_batches else None,
                 isolate=self._isolate,
             )
         except (RuntimeError, ValueError) as error:

@@ -50,7 +50,8 @@ def _start(description: Mapping[str, Any]) -> reverb.Server:
 
     Args:
       description: `tables`, the values for `build_table`; `signature`, a `StructuredValue` in base64 or None;
-        `checkpoints`, Reverb's own checkpoint root; `port`; `batch_port`; and `isolate`.
+        `checkpoints`, Reverb's own checkpoint root; `port`; `batch_port`, None for no batch
+        service; and `isolate`.
     """
     encoded = description["signature"]
     signature = None
@@ -61,8 +62,11 @@ def _start(description: Mapping[str, Any]) -> reverb.Server:
     port, batch_port = description["port"], description["batch_port"]
     checkpointer = reverb.checkpointers.DefaultCheckpointer(description["checkpoints"])
     server = reverb.Server(tables, port=port, checkpointer=checkpointer)
-    BatchService(port).start(batch_port)
+    ports = [port]
+    if batch_port is not None:
+        BatchService(port).start(batch_port)
+        ports.append(batch_port)
     if description["isolate"]:
-        for each in (port, batch_port):
+        for each in ports:
             isolate_port(each)
     return server

@@ -65,7 +65,7 @@ def read_with_reverb(address, num_samples):
     return items
 
 
-def require_equal(server, *, packing=None, num_samples=100):
+def require_equal(server, *, packing=None, num_samples=3000):
     """Checks the items of a table, and that every one of them is sampled."""
     expected = read_with_reverb(server.address, num_samples)
     seen = set()

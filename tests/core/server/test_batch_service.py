@@ -78,7 +78,7 @@ def window_signature(layout):
 
 
 def test_identity_is_that_of_the_reverb_server():
-    with ReplayServer([TableConfig()]) as server:
+    with ReplayServer([TableConfig()], serve_batches=True) as server:
         with grpc.insecure_channel(f"localhost:{batch_port(server.port)}") as channel:
             response = channel.unary_unary(SERVICE + "Identify")(b"", timeout=60)
         state_id = IdentifyResponse.FromString(response).tables_state_id
@@ -90,7 +90,7 @@ def test_identity_is_that_of_the_reverb_server():
 @pytest.mark.parametrize("layout", ["packed", "columns"])
 def test_batches_are_the_items_that_reverb_samples(layout, num_workers):
     signature = window_signature(layout)
-    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature) as server:
+    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature, serve_batches=True) as server:
         report = ingest(EPISODES, server, layout=layout)
         expected = read_expected(server, 3000)
         assert len(expected) == report.items
@@ -111,7 +111,7 @@ def test_batches_are_the_items_that_reverb_samples(layout, num_workers):
 
 def test_items_of_varying_length_are_sent_one_after_another():
     signature = {"id": tf.TensorSpec([], tf.int32), "rows": tf.TensorSpec([None, 2], tf.float32)}
-    with ReplayServer([TableConfig(sampler=Selector("fifo"), max_size=4)], signature) as server:
+    with ReplayServer([TableConfig(sampler=Selector("fifo"), max_size=4)], signature, serve_batches=True) as server:
         write_varying(server, signature, [3, 1, 5, 0])
         with sample(server, batch_size=4) as responses:
             response = next(responses)
@@ -135,7 +135,7 @@ def write_varying(server, signature, lengths):
 
 def test_columns_of_different_lengths_are_refused():
     signature = {"a": tf.TensorSpec([None], tf.float32), "b": tf.TensorSpec([None], tf.float32)}
-    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature) as server:
+    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature, serve_batches=True) as server:
         with server.client.trajectory_writer(4) as writer:
             for value in range(3):
                 writer.append({"a": np.float32(value), "b": np.float32(value)})
@@ -161,7 +161,10 @@ def test_invalid_requests_are_refused():
         (deep, {"batch_size": 0}, "must be at least 1"),
         (deep, {"num_workers": 0}, "must be at least 1"),
     ]:
-        with ReplayServer([TableConfig()], signature) as server, sample(server, **options) as responses:
+        with (
+            ReplayServer([TableConfig()], signature, serve_batches=True) as server,
+            sample(server, **options) as responses,
+        ):
             assert_refused(responses, message)
 
 
@@ -169,7 +172,7 @@ def test_invalid_requests_are_refused():
 def test_stream_ends_after_the_timeout_of_the_rate_limiter(num_workers):
     config = TableConfig(sampler=Selector("uniform"), rate_limiter=RateLimiter(size=1000))
     signature = window_signature("columns")
-    with ReplayServer([config], signature) as server:
+    with ReplayServer([config], signature, serve_batches=True) as server:
         ingest(EPISODES, server)
         with sample(server, num_workers=num_workers, timeout_secs=0.2) as responses:
             assert_refused(responses, "no samples in time", grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -185,13 +188,16 @@ def test_stream_ends_after_the_timeout_of_the_rate_limiter(num_workers):
     ],
 )
 def test_tables_whose_samples_are_counted_are_refused(config):
-    with ReplayServer([config], tf.TensorSpec([], tf.float32)) as server, sample(server) as responses:
+    with (
+        ReplayServer([config], tf.TensorSpec([], tf.float32), serve_batches=True) as server,
+        sample(server) as responses,
+    ):
         assert_refused(responses, "samples of table 'replay' are counted")
 
 
 def test_many_streams_end_with_their_calls():
     signature = window_signature("packed")
-    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature) as server:
+    with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature, serve_batches=True) as server:
         ingest(EPISODES, server, layout="packed")
         pid = find_server(server.port)
         for _ in range(20):
