@@ -166,6 +166,7 @@ class ServerProcess:
         }
         self._port, self.pid = port, 0
         self._control = _fork_server()
+        weakref.finalize(self, self._control.close)  # Ends the server.
         _servers.add(self)
         try:
             self._control.sendall(json.dumps(description).encode() + b"\n")

@@ -121,7 +121,7 @@ def test_a_server_stays_isolated_when_it_loads_data(tmp_path):
         server.save_data(tmp_path / "saved")
         server.load_data(tmp_path / "saved")
         assert bound_interfaces_of(server) == [[b"lo\0"]] * 2
-    with ReplayServer([TableConfig()]) as server:
+    with ReplayServer([TableConfig()], serve_batches=True) as server:
         assert not server.is_isolated and bound_interfaces_of(server) == [[b""]] * 2
 
 
