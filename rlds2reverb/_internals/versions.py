@@ -13,6 +13,10 @@ TESTED_VERSIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: The version of dm-reverb whose formats are written, whether or not one is installed.
+REVERB_FORMAT = "0.14.0"
+
+
 def is_tested(library: str, installed: str) -> bool:
     """Returns whether a version of a library is among the tested ones."""
     return any(SpecifierSet(specifier).contains(installed) for specifier in TESTED_VERSIONS[library])

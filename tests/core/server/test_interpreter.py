@@ -46,6 +46,7 @@ def fake_uv(no_reverb, tmp_path, monkeypatch):
 
 
 def test_running_interpreter_is_used_if_it_has_dm_reverb(monkeypatch):
+    pytest.importorskip("reverb")
     monkeypatch.setenv(VARIABLE, "/other/python")
     python, paths = find_server_python()
     assert python == sys.executable and os.path.abspath(sys.path[-1]) in paths
