@@ -5,14 +5,16 @@ SHELL := /bin/bash
 # Without bytecode files, each of the many processes of the tests would compile TensorFlow's sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
-PYTHON ?= $(shell for p in python3.11 python3.10 python3; do \
-	if "$$p" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done)
-VENV := .venv
+# The newest supported Python on the PATH.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; do \
+	if "$$p" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then echo "$$p"; break; fi; done)
+VENV ?= .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/hopper_medium-v2.hdf5
 TRAIN_DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 # Tests run in four processes, because they often wait for servers, and in a random order that SEED determines.
 SEED ?= 0
+PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install dev demo test test-slow test-environments test-install drill lint types docs wheel-test bench lock clean
@@ -23,6 +25,9 @@ help:  ## list the targets (default)
 # The file's name depends on the set of Python files, so that the links of the editable install are updated when files
 # are added or removed.
 LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs training cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
+
+VERSIONS := 3.10 3.11 3.12 3.13
+LOCKS := $(foreach v,$(VERSIONS),requirements/py$(subst .,,$(v)).lock)
 
 install: $(LINKED)  ## create .venv with the package and the extras eval and minari
 	@:
@@ -35,15 +40,15 @@ $(LINKED): $(VENV)/.installed
 	@rm -f $(VENV)/.linked-*
 	@touch $@
 
-$(VENV)/.installed: setup.py pyproject.toml requirements/py310.lock requirements/py311.lock requirements/install.sh
+$(VENV)/.installed: setup.py pyproject.toml $(LOCKS) requirements/install.sh
 	@if [ "$$(uname -s)-$$(uname -m)" != Linux-x86_64 ]; then \
-		echo "rlds2reverb requires Linux on x86-64 (dm-reverb has no wheels for anything else), but this is $$(uname -s) on $$(uname -m); use a Linux machine, a container or WSL 2."; exit 1; fi
+		echo "the lock files are for Linux on x86-64, but this is $$(uname -s) on $$(uname -m); install with pip as in docs/versions.md, and run servers in a container."; exit 1; fi
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "rlds2reverb requires Python 3.10 or 3.11 (dm-reverb 0.14.0 has no wheels for later versions); install python3.11 and run 'make PYTHON=python3.11 $(MAKECMDGOALS)'."; exit 1; fi
+		echo "rlds2reverb requires Python 3.10 to 3.13; install python3.13 and run 'make PYTHON=python3.13 $(MAKECMDGOALS)'."; exit 1; fi
 	@requirements/install.sh "$(PYTHON)" $(VENV)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed requirements/py310-dev.lock requirements/py311-dev.lock
+$(VENV)/.dev: $(VENV)/.installed $(LOCKS:.lock=-dev.lock)
 	@requirements/install.sh --dev $(VENV)
 	@touch $@
 
@@ -54,16 +59,16 @@ demo: install  ## convert a D4RL file, verify every item, and train an agent
 	@$(BIN)/rlds2reverb train --algo bc --top-percent 50 --data $(TRAIN_DATA) --run-dir build/demo \
 	    --reference-file tests/data/d4rl/ref_scores.json --steps 5000 --eval-every 500 --log-every 2500
 
-test: dev  ## run the fast tests, in random order (SEED=0)
-	@$(TESTS) -m "not slow" tests
+test: dev  ## run the fast tests in PATHS=tests, in random order (SEED=0)
+	@$(TESTS) -m "not slow" $(PATHS)
 
 test-slow: dev  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
 
 # These packages take 1 GB, so that only this target installs them, beside the other ones.
 test-environments: dev  ## test environments of EnvPool and dm_control (Python 3.11; installs them)
-	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-		echo "skipped, because EnvPool requires Python 3.11"; exit; fi; \
+	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
+		echo "skipped, because the lock file of EnvPool is for Python 3.11"; exit; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 	    --target build/environments -r requirements/environments.lock; \
 	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider tests/envs/test_envpool.py \
@@ -102,12 +107,17 @@ test-install: install  ## install each documented extra as users do, and import 
 lock: dev  ## regenerate the lock files with the newest versions (requires uv)
 	@options="--override requirements/overrides.txt --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header \
 		--no-annotate --quiet"; \
-	for v in 3.10 3.11; do lock=requirements/py$${v/./}; \
+	for v in $(VERSIONS); do lock=requirements/py$${v/./}; \
+		case $$v in 3.10|3.11) ;; *) options+=" --override requirements/tf_agents.txt";; esac; \
 		uv pip compile setup.py requirements/cpu.in --extra dev --python-version $$v --upgrade -o $$lock-dev.lock $$options; \
 		uv pip compile setup.py requirements/cpu.in --extra eval --extra minari --python-version $$v --upgrade \
 			-c $$lock-dev.lock -o $$lock.lock $$options; done
 	@uv pip compile requirements/environments.in --no-deps --python-version 3.11 --generate-hashes --no-header \
 		--python-platform x86_64-manylinux_2_28 --no-annotate --quiet --upgrade -o requirements/environments.lock
+	@grep -v -- --hash requirements/py311.lock | sed 's/ \\$$//' > requirements/server.tmp
+	@uv pip compile requirements/server.in --constraint requirements/server.tmp --python-version 3.11 --generate-hashes \
+		--no-header --python-platform x86_64-manylinux_2_28 --no-annotate --quiet -o rlds2reverb/_server_process/requirements.txt
+	@rm requirements/server.tmp
 
 clean:  ## remove .venv and all build files
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,28 +5,45 @@ from pathlib import Path
 
 from setuptools import setup
 
-if not ((3, 10) <= sys.version_info[:2] <= (3, 11) and sys.platform == "linux"):
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
     raise SystemExit(
-        "rlds2reverb requires Python 3.10 or 3.11 on Linux (dm-reverb 0.14.0 has no wheels for anything else), got "
-        f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}; "
-        "install Python 3.11 and run 'python3.11 -m pip install .' in the checkout."
+        f"rlds2reverb requires Python 3.10 to 3.13, got {sys.version_info[0]}.{sys.version_info[1]}; "
+        "run 'python3.13 -m pip install .' in the checkout."
     )
+
+#: With dm-reverb, which has wheels for these versions only, and loads with TensorFlow 2.14 and 2.15 only.
+WITH_REVERB = 'python_version < "3.12"'
+WITHOUT_REVERB = 'python_version >= "3.12"'
+
+
+def only(marker, *requirements):
+    """Returns the requirements with a marker for some versions of Python."""
+    return [f"{requirement}; {marker}" for requirement in requirements]
+
+
+# TF-Agents 0.19.0 requires exact versions of gym, pygame and typing-extensions that Python 3.12 and its TensorFlow
+# reject. There it is installed without its requirements, of which it needs the following.
+TF_AGENTS = [
+    *only(WITH_REVERB, "tensorflow==2.15.1", "tf-agents==0.19.0", "numpy<2"),
+    *only(WITHOUT_REVERB, "tensorflow>=2.19,<2.22", "tf-keras>=2.19,<2.22", "tensorflow-probability>=0.25,<0.26"),
+    *only(WITHOUT_REVERB, "tensorboard", "gym==0.26.2", "gin-config", "pillow", "pygame>=2.6", "six", "wrapt"),
+]
 
 # Minari downloads with the extra "hf". Install it together with the rest: on its own it upgrades typing-extensions.
 # The versions that accept the typing-extensions 4.5.0 that TF-Agents requires; pip tries hundreds before it finds them.
-MINARI = ["minari[hdf5,arrow,hf]==0.5.3", "anyio<4", "typer<0.29"]
+MINARI = ["minari[hdf5,arrow,hf]==0.5.3", *only(WITH_REVERB, "anyio<4", "typer<0.29")]
 
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
-EVAL = ["gymnasium[mujoco]==1.3.0", "mujoco==3.3.7"]
+EVAL = ["gymnasium[mujoco]>=1,<2", "mujoco==3.3.7"]
 
 # Further environments. Like Minari, EnvPool must be installed together with the rest, because later versions of optree
 # require a later typing-extensions than TF-Agents.
-ENVPOOL = [*EVAL, 'envpool==1.2.5; python_version >= "3.11"', 'optree<0.16; python_version >= "3.11"']
+ENVPOOL = [*EVAL, 'envpool==1.2.5; python_version >= "3.11"', 'optree<0.16; python_version == "3.11"']
 DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 
 # Experiment trackers: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
-WANDB = ["wandb>=0.18,<=0.19.11", "pydantic<2"]
-MLFLOW = ["mlflow-skinny>=2.9,<3.6", "pydantic<2"]
+WANDB = [*only(WITH_REVERB, "wandb>=0.18,<=0.19.11", "pydantic<2"), *only(WITHOUT_REVERB, "wandb>=0.18")]
+MLFLOW = [*only(WITH_REVERB, "mlflow-skinny>=2.9,<3.6", "pydantic<2"), *only(WITHOUT_REVERB, "mlflow-skinny>=2.9")]
 
 # Conversion on Apache Beam. Install it together with the rest: on its own it upgrades protobuf.
 BEAM = ["apache-beam==2.77.0"]
@@ -40,10 +57,10 @@ FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
 
 # The documentation site: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
 DOCS = ["sphinx>=8,<8.2", "furo", "myst-nb>=1.2,<2", "sphinx-click", "sphinx-copybutton", "sphinx-design"]
-DOCS += ["ipython<8.22"]
+DOCS += only(WITH_REVERB, "ipython<8.22")
 
 # The notebooks, run by a kernel in this environment. Tests run them without a frontend.
-NOTEBOOKS = [*MINARI, *EVAL, "ipykernel>=6.29,<8", "ipython<8.22"]
+NOTEBOOKS = [*MINARI, *EVAL, "ipykernel>=6.29,<8", *only(WITH_REVERB, "ipython<8.22")]
 NOTEBOOK_TESTS = ["jupyter_client>=8", "nbclient>=0.10", "nbformat>=5.10"]
 
 setup(
@@ -53,7 +70,7 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.12",
+    python_requires=">=3.10,<3.14",
     # setuptools does not find packages through package_dir, so each one is listed here.
     packages=[
         "rlds2reverb",
@@ -61,6 +78,8 @@ setup(
         "rlds2reverb._internals",
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
+        "rlds2reverb.client",
+        "rlds2reverb._server_process",
         "rlds2reverb._server",
         "rlds2reverb._writing",
         "rlds2reverb.sampling",
@@ -89,25 +108,26 @@ setup(
     },
     package_data={
         "rlds2reverb": ["py.typed"],
+        "rlds2reverb._server_process": ["requirements.txt"],
         "rlds2reverb.training.presets": ["*.gin"],
         "rlds2reverb.training.reports": ["assets/*"],
     },
     install_requires=[
-        "tensorflow==2.15.1",
-        "tf-agents==0.19.0",
-        "dm-reverb==0.14.0",
-        "rlds==0.1.8",
-        "tensorflow-datasets==4.9.10",
+        *TF_AGENTS,
+        'dm-reverb==0.14.0; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
+        *only(WITH_REVERB, "rlds==0.1.8"),  # imports dm-reverb
+        "tensorflow-datasets>=4.9.7,<4.10",
         # Two traps that `pip check` does not detect: with a tensorflow-metadata that requires protobuf 5 (TF 2.15
         # requires 4.25), TFDS imports as an empty module; without importlib_resources, it cannot prepare a dataset.
-        "tensorflow-metadata>=1.15,<1.18",
+        *only(WITH_REVERB, "tensorflow-metadata>=1.15,<1.18"),
         "importlib_resources",
-        "pyarrow<26",  # TFDS imports it, and 26 fails with the NumPy that TF 2.15 requires, without declaring it
-        "numpy<2",
+        # TFDS imports it, and 26 fails with the NumPy that TF 2.15 requires, without declaring it.
+        *only(WITH_REVERB, "pyarrow<26"),
+        *only(WITHOUT_REVERB, "pyarrow"),
         "dm-tree",
         "h5py",
         "deflate>=0.9",  # libdeflate, for the gzip chunks of HDF5 files
-        "gymnasium==1.3.0",  # spaces, which describe the bounds of actions and observations
+        "gymnasium>=1,<2",  # spaces, which describe the bounds of actions and observations
         # For the bulk writer: messages, checksums and compression.
         "grpcio",
         "protobuf",
@@ -138,6 +158,7 @@ setup(
             "pytest-timeout",
             "pytest-xdist",
             "pytest-randomly",
+            "portpicker",
             "hypothesis",
             "mypy==1.10.1",
             "pyright==1.1.414",

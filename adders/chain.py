@@ -160,7 +160,14 @@ class _PrioritizedChain(_Chain):
         names = super().row_spec(columns_step_spec(steps))
         columns = {name: nest for name, nest in items.columns.items() if name in names}
         priorities = self.priorities.mix_priorities(items)
-        return PrioritizedItems(columns, items.starts, items.lengths, items.squeeze, priorities, self.priorities)
+        return PrioritizedItems(
+            columns,
+            items.starts,
+            items.lengths,
+            items.squeeze,
+            priorities=priorities,
+            computed_by=self.priorities,
+        )
 
 
 @dataclass(frozen=True)

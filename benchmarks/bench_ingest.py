@@ -36,8 +36,8 @@ from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
 from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._server.connection import confirmed_keys
 from rlds2reverb._writing.conversion import make_conversion
+from rlds2reverb.client import confirmed_keys
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.trajectory_items import TrajectoryWindows

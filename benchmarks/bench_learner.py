@@ -181,7 +181,8 @@ class Bench:
         return InMemoryDataset(self.items, BATCH_SIZE, to_experience=self.adder.as_transition)
 
     def make_one_batch(self) -> tf.data.Dataset:
-        experience, _ = self.make_in_memory().next(tf.constant(0, tf.int64))
+        feed = self.make_in_memory()
+        experience = feed.to_experience(tf.constant(feed.read(0, 1)[0][0]))
         return tf.data.Dataset.from_tensors(experience).repeat()
 
     def _time(self, run: Callable[[int], Any]) -> Callable[[], float]:

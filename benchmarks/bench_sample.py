@@ -14,13 +14,14 @@ import contextlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
 # Imported first because it silences TensorFlow.
 from bench_ingest import make_rlds_dataset, push_with_tf_agents, start_server  # isort: skip
 import numpy as np
+import reverb
 import tensorflow as tf
 import tree
 from bench_data import make_float_episodes, print_machine
@@ -28,6 +29,7 @@ from tf_agents.replay_buffers import reverb_replay_buffer
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
 from rlds2reverb._encoding.packing import Packing, packed_signature
+from rlds2reverb.sampling import sample as sample_arrays
 
 BATCH_SIZE = 256
 ALPHA = 0.6
@@ -84,7 +86,7 @@ def make_baseline_dataset(server: ReplayServer) -> tf.data.Dataset:
 
 
 def time_dataset(
-    dataset: tf.data.Dataset, num_batches: int, on_batch: OnBatch = lambda batch: None
+    dataset: Iterable[Any], num_batches: int, on_batch: OnBatch = lambda batch: None
 ) -> Callable[[], float]:
     """Returns a function that times `num_batches` batches of a dataset, after a warm-up, in seconds."""
 
@@ -184,7 +186,14 @@ def compare(episodes: list[dict], runs: int, num_batches: int) -> None:
     print("\nservers in separate processes")
     for layout in ("columns", "packed"):
         with serve_in_process(len(episodes), layout) as address:
+            dataset = reverb.TrajectoryDataset.from_table_signature(
+                address, "replay", max_in_flight_samples_per_worker=256, num_workers_per_iterator=2
+            ).batch(BATCH_SIZE)
+            run = time_dataset(dataset.prefetch(1), num_batches)
+            measure(f"reverb.TrajectoryDataset, {layout}", num_batches, run, runs, baseline)
             sample(f"sample_dataset, {layout}", address)
+            with sample_arrays(address, "replay", BATCH_SIZE) as batches:
+                measure(f"sample, {layout}", num_batches, time_dataset(batches, num_batches), runs, baseline)
     print("\nupper limit: no server, arrays in memory")
     many = 5 * num_batches
     limits = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.locations import is_table_directory
@@ -281,7 +282,9 @@ def convert(
     require_item_options(options)
     with raise_on_sigterm():
         source = open_source(options)
-        import_quietly("reverb", "tf_agents.trajectories")
+        if serve:
+            start_launcher()
+        import_quietly("tensorflow", "tf_agents.trajectories")
         adder = make_adder(options)
         with status("computing the statistics of the dataset"):
             source, statistics = apply_transform_options(source, options)
@@ -410,9 +413,9 @@ def _require_vacant(out: Path) -> None:
 
 
 def _require_empty(server: ReplayServer | ShardedReplayServer) -> None:
-    from rlds2reverb._server.clients import connect_all, table_infos
+    from rlds2reverb.client import find_addresses, table_infos
 
-    tables = [table for client in connect_all(server) for table in table_infos(client).items()]
+    tables = [table for address in find_addresses(server) for table in table_infos(address).items()]
     for name, info in tables:
         if info.current_size:
             raise click.UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import h5py
 import numpy as np
 from rich.console import Console
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._text import format_number
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import Source, load
@@ -52,7 +54,8 @@ def demo(file: Path, num_batches: int) -> None:
     """
     start = time.perf_counter()
     out = output.console()
-    import_quietly("reverb", "tf_agents.trajectories")
+    start_launcher()
+    import_quietly("tensorflow", "tf_agents.trajectories")
     make_train_step = _import_agent()
     source = load(file)
     if source.kind != "d4rl":
@@ -121,12 +124,13 @@ def _serve_dataset(source: Source) -> Iterator[tuple[ReplayServer, IngestReport]
 
 
 def _sample_batches(address: str, num_batches: int) -> Iterator[Any]:
-    import reverb
-    from tf_agents.trajectories.trajectory import Trajectory
+    from tf_agents.trajectories import Trajectory
 
-    dataset = reverb.TrajectoryDataset.from_table_signature(address, "replay", max_in_flight_samples_per_worker=512)
-    for sample in dataset.batch(_BATCH_SIZE).prefetch(4).take(num_batches):
-        yield Trajectory(*sample.data)
+    from rlds2reverb.sampling import sample
+
+    with sample(address, "replay", _BATCH_SIZE, max_in_flight=512) as batches:
+        for batch in itertools.islice(batches, num_batches):
+            yield Trajectory(*batch.data)
 
 
 class _FileRows:
@@ -152,8 +156,8 @@ class _FileRows:
 
     def require_equal(self, batch: Any) -> None:
         """Raises `ValueError` unless each item of a batch is a row of the file, with that row's next observation."""
-        observation = batch.observation.numpy()
-        keys = _make_keys(observation[:, 0], batch.action.numpy()[:, 0], batch.reward.numpy()[:, 0])
+        observation = batch.observation
+        keys = _make_keys(observation[:, 0], batch.action[:, 0], batch.reward[:, 0])
         for key, next_observation in zip(keys, observation[:, 1], strict=True):
             rows = self._index.get(key, [])
             if not any(self._next[row].tobytes() == next_observation.tobytes() for row in rows):

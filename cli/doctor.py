@@ -29,10 +29,15 @@ _MARKS = {"ok": "[green]ok    [/]", "note": "[yellow]note  [/]", "broken": "[red
 _TRIALS = {
     "h5py": ("h5py works", "pip install --force-reinstall --no-deps h5py"),
     "tensorflow": ("TensorFlow works", "pip install 'tensorflow==2.15.1' 'numpy<2' 'ml-dtypes~=0.3.1'"),
-    "tf_agents": ("TF-Agents works", "pip install 'tf-agents==0.19.0' 'tensorflow==2.15.1'"),
+    "tf_agents": ("TF-Agents works", "pip install --no-deps 'tf-agents==0.19.0'"),
     "tfds": ("TFDS works", "pip install 'tensorflow-metadata>=1.15,<1.18' importlib_resources"),
     "reverb": ("Reverb works", "pip install 'dm-reverb==0.14.0' 'tensorflow==2.15.1' (it loads with no other version)"),
 }
+
+if sys.version_info >= (3, 12):  # For which dm-reverb has no wheels.
+    del _TRIALS["reverb"]
+    _TRIALS["tensorflow"] = ("TensorFlow works", "pip install 'tensorflow>=2.19,<2.22' 'tf-keras>=2.19,<2.22'")
+    _TRIALS["tfds"] = ("TFDS works", "pip install tensorflow-metadata importlib_resources")
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,8 @@ def _print_finding(finding: Finding) -> None:
 
 def _check_python() -> Iterator[Finding]:
     version = platform.python_version()
-    is_supported = sys.version_info[:2] in ((3, 10), (3, 11)) and sys.platform == "linux"
-    fix = "" if is_supported else "use Python 3.10 or 3.11 on Linux; dm-reverb 0.14.0 has no wheels for anything else"
+    is_supported = (3, 10) <= sys.version_info[:2] <= (3, 13)
+    fix = "" if is_supported else "use Python 3.10 to 3.13"
     yield Finding("python", "ok" if is_supported else "broken", f"{version} on {sys.platform}", fix)
 
 
@@ -204,7 +209,7 @@ def _make_finding(library: str, outcome: dict[str, str]) -> Finding:
 
     name, fix = _TRIALS[library]
     if installed_version("tensorflow-cpu"):  # `tensorflow` beside it would break both.
-        fix = fix.replace("'tensorflow==", "'tensorflow-cpu==")
+        fix = fix.replace("'tensorflow=", "'tensorflow-cpu=").replace("'tensorflow>", "'tensorflow-cpu>")
     if "error" in outcome:
         return Finding(name, "broken", outcome["error"], fix)
     return Finding(name, "ok", outcome["result"])

@@ -20,7 +20,7 @@ from rlds2reverb.tables import MAX_ITEMS
 from . import checks, directories, output
 from .options import GroupedCommand, open_source, parameter_names, reading_options, require_unused
 from .output import json_option
-from .quiet import import_quietly, quiet_imports, status
+from .quiet import quiet_imports, status
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -184,7 +184,6 @@ def _describe_run(run: Run) -> dict[str, Any]:
 
 
 def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: float = 10.0) -> None:
-    import_quietly("reverb")
     from rlds2reverb.training.reports import report_tables
 
     with status(f"writing {path}"):
@@ -214,15 +213,14 @@ def _inspect_server(address: str, timeout: float, report_path: Path | None, *, a
     if report_path is not None:
         _report_tables(address, report_path, as_json=as_json, timeout_secs=timeout)
         return
-    import_quietly("reverb")
-    from rlds2reverb._server.clients import connect, table_infos
+    from rlds2reverb.client import table_infos
 
     addresses = address.split(",")
     tables: dict[str, dict[str, Any]] = {}
     failures: list[ServerUnavailableError] = []
     for each in addresses:
         try:
-            infos = table_infos(connect(each), timeout_secs=timeout)
+            infos = table_infos(each, timeout_secs=timeout)
         except ServerUnavailableError as error:
             failures.append(error)
             continue
@@ -267,7 +265,7 @@ def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_table(info: Any) -> dict[str, Any]:
-    from rlds2reverb._server.clients import format_selector
+    from rlds2reverb.client import format_selector
 
     limiter = info.rate_limiter_info
     signature = None

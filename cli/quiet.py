@@ -34,18 +34,18 @@ def silence_logs() -> None:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Hides the warnings of packages and their output on stderr while they are imported."""
+    """Hides the warnings of packages and their output on stderr, also that of native code, while they are imported."""
     if _logs.library_logs_enabled():
         yield
         return
-    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    with _logs.hide_native_stderr(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def import_quietly(*names: str) -> None:
     """Imports slow packages without their notices, with a status line on a terminal."""
-    with status("loading TensorFlow and Reverb"), quiet_imports(), exit_on_sigint():
+    with status("loading TensorFlow and Reverb"), exit_on_sigint(), quiet_imports():
         for name in names:
             importlib.import_module(name)
 

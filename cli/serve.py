@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._server.process import start_launcher
 from rlds2reverb._signals import Terminated
 from rlds2reverb._text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS
@@ -105,7 +106,8 @@ def serve(cast_floats: bool, **options: Any) -> None:
         require_unused({"force"}, "requires --data")
     if not options["source"]:
         require_unused(set(_SIGNATURE_OPTIONS), "requires --signature-from")
-    import_quietly("reverb", *(["tf_agents.trajectories"] if options["source"] else []))
+    start_launcher()
+    import_quietly("tensorflow", *(["tf_agents.trajectories"] if options["source"] else []))
     if options["data"]:
         _report_data(options["data"], options["checkpoint_root"])
     with start_server(options, _make_signature(options, cast_floats=cast_floats)) as server:
@@ -150,16 +152,17 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
       checkpoint_secs: interval between checkpoints while waiting; None for none.
 
     Raises:
+      ServerUnavailableError: If a server's process ends, such as when there is too little memory.
       StorageFullError: If there was no space for the last checkpoint when a second signal came.
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
       Terminated: After SIGTERM, once the last checkpoint is written.
     """
-    from rlds2reverb._server.clients import connect_all, table_infos
+    from rlds2reverb.client import find_addresses, table_infos
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: signals.append(number))
-    all_infos = [table_infos(client) for client in connect_all(server)]
+    all_infos = [table_infos(address) for address in find_addresses(server)]
     for name, info in sorted(all_infos[0].items()):
         size = sum(infos[name].current_size for infos in all_infos)
         max_size = sum(infos[name].max_size for infos in all_infos)
@@ -168,7 +171,7 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
         shards = f" on {len(all_infos)} servers" if len(all_infos) > 1 else ""
         output.say(f"table {name!r}: {size:,}{limit} items{shards}{shapes}")
     output.say(f"serving on {server.address} {_describe_reach(server)}; Ctrl-C stops it")
-    while (stopped_by := _wait_for_signal(signals, checkpoint_secs)) is None:
+    while (stopped_by := _wait_for_signal(signals, checkpoint_secs, server)) is None:
         write_checkpoint(server)
     if server.has_checkpoints:
         _write_last_checkpoint(server, signals)
@@ -185,10 +188,15 @@ def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:
     )
 
 
-def _wait_for_signal(signals: list[int], secs: float | None) -> int | None:
-    """Waits for a signal, at most `secs`; returns the first one that arrived or None, and clears the list."""
+def _wait_for_signal(signals: list[int], secs: float | None, server: ReplayServer | ShardedReplayServer) -> int | None:
+    """Waits for a signal, at most `secs`; returns the first one that arrived or None, and clears the list.
+
+    Raises:
+      ServerUnavailableError: If a server ends in the meantime.
+    """
     end = math.inf if secs is None else time.monotonic() + secs
     while not signals and (remaining := end - time.monotonic()) > 0:
+        server.require_running()
         time.sleep(min(remaining, _MAX_SLEEP_SECS))
     first = signals[0] if signals else None
     signals.clear()
@@ -221,7 +229,7 @@ def _write_last_checkpoint(server: ReplayServer | ShardedReplayServer, signals: 
                     f"{_RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
                 )
                 is_reported = True
-            if _wait_for_signal(signals, _RETRY_SECS) is not None:
+            if _wait_for_signal(signals, _RETRY_SECS, server) is not None:
                 raise
 
 

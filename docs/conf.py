@@ -37,7 +37,6 @@ smartquotes = False  # They would turn -- into a dash.
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "force" if os.environ.get("NOTEBOOKS") == "execute" else "off"
-nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
@@ -74,14 +73,7 @@ def copy_notebooks() -> None:
         (HERE / "notebooks" / path.name).write_text(json.dumps(notebook), encoding="utf-8")
 
 
-def prepare_kernels() -> None:
-    """Makes `kernel_bridge`, which is not copied, and the command line available to the kernels of the notebooks."""
-    os.environ["PYTHONPATH"] = str(HERE.parent / "notebooks")
-    os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}:{os.environ['PATH']}"
-
-
 copy_notebooks()
-prepare_kernels()
 write_reference_pages(HERE / "reference")
 
 

@@ -88,7 +88,6 @@ class GymnasiumEnvironment(Environment):
         self._convert = make_converter(self._observation_spec)
         self._is_single = isinstance(self._observation_spec, ArraySpec)
         self._shape = self._observation_spec.shape if isinstance(self._observation_spec, ArraySpec) else ()
-        self._is_vector = len(self._shape) == 1
         self._is_checked = not allow_non_finite and any(
             spec.dtype.kind == "f" for _, spec in leaves(self._observation_spec)
         )
@@ -183,9 +182,7 @@ class GymnasiumEnvironment(Environment):
         if self._is_single:
             if observation.shape != self._shape:
                 self._raise_invalid(observation)
-            if self._is_checked and not math.isfinite(
-                observation.dot(observation) if self._is_vector else np.add.reduce(observation, None)
-            ):
+            if self._is_checked and not math.isfinite(np.vdot(observation, observation)):  # Never warns about overflow.
                 self._raise_invalid(observation)  # Unless only the sum exceeds the range of float32.
         else:
             self._raise_invalid(observation)

@@ -10,12 +10,13 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, unpack
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .feeds import Feed, make_output_spec
+from .feeds import Feed, sample_uniformly
 
 #: Separates the random numbers used here from those of other parts with the same seed.
 _SALT = 0x43_4F_4C_4C
@@ -23,16 +24,16 @@ _FILE = "items.npz"
 
 
 class CollectedItems(Feed):
-    """Items in variables on the device, to which items are added, and which are sampled uniformly with replacement.
+    """Items in the rows of a matrix, to which items are added, and which are sampled uniformly with replacement.
 
     When it is full, each new item replaces the oldest one. The sample of an iteration depends only on the seed, the
     iteration's number and the items, so a resumed run samples the same items as an uninterrupted one.
     """
 
-    has_info = False
+    reads_ahead = False
 
     def __init__(self, item_spec: Nest, capacity: int, batch_size: int, *, seed: int = 0):
-        """Allocates memory for all items.
+        """Reserves memory for all items, which is used as they are added.
 
         Args:
           item_spec: nest of `tf.TensorSpec` of one item, such as `adder.item_spec(...)`; of known shapes.
@@ -47,60 +48,42 @@ class CollectedItems(Feed):
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
         self.capacity, self._batch_size, self._seed = capacity, batch_size, seed
-        self._spec = item_spec
-        widths: dict[np.dtype, int] = {}
-        for leaf in tree.flatten(item_spec):
-            dtype = np.dtype(leaf.dtype.as_numpy_dtype)
-            widths[dtype] = widths.get(dtype, 0) + int(np.prod(leaf.shape))
-        self._matrices = {
-            dtype: tf.Variable(tf.zeros([capacity, width], dtype), trainable=False) for dtype, width in widths.items()
-        }
-        with tf.device("CPU"):
-            self._num_held = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # The whole item is one row, even if it has a time axis.
+        self._packing = Packing(item_spec, squeeze=True)
+        row = packed_signature(self._packing)
+        self._matrix = np.zeros([capacity, *row.shape], row.dtype.as_numpy_dtype)
+        self.data_spec = tf.TensorSpec([batch_size, *row.shape], row.dtype)
         self.num_added = 0
-        self.experience_spec = make_output_spec(self.next, tf.TensorSpec([], tf.int64))[0]
 
     def __len__(self) -> int:
         return min(self.num_added, self.capacity)
 
     def append(self, items: Items) -> None:
         """Adds items of the spec in order."""
-        rows = items.starts if items.squeeze else items.starts[:, None] + np.arange(items.lengths.max(initial=1))
         count = len(items)
         if not count:
             return
-        parts: dict[np.dtype, list[np.ndarray]] = {dtype: [] for dtype in self._matrices}
-        for leaf, column in zip(tree.flatten(self._spec), tree.flatten(items.columns), strict=True):
-            dtype = np.dtype(leaf.dtype.as_numpy_dtype)
-            parts[dtype].append(np.asarray(column, dtype)[rows].reshape(count, -1))
-        self._write({dtype: np.concatenate(columns, 1) for dtype, columns in parts.items()}, count)
-
-    def _write(self, rows: dict[np.dtype, np.ndarray], count: int) -> None:
+        rows = items.starts if items.squeeze else items.starts[:, None] + np.arange(items.lengths.max())
+        specs, columns = tree.flatten(self._packing.item_spec), tree.flatten(items.columns)
+        packed = pack_columns(
+            [np.asarray(column, spec.dtype.as_numpy_dtype)[rows] for spec, column in zip(specs, columns, strict=True)]
+        )
         skipped = max(count - self.capacity, 0)  # Items that later ones of the same call replace.
-        slots = (self.num_added + np.arange(skipped, count)) % self.capacity
-        for dtype, matrix in self._matrices.items():
-            matrix.scatter_update(tf.IndexedSlices(rows[dtype][skipped:], slots))
+        self._matrix[(self.num_added + np.arange(skipped, count)) % self.capacity] = packed[skipped:]
         self.num_added += count
-        self._num_held.assign(len(self))
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`. There must be at least one item."""
-        seed = tf.stack([tf.constant(self._seed ^ _SALT, tf.int64), tf.cast(step, tf.int64)])
-        indices = tf.random.stateless_uniform([self._batch_size], seed, maxval=self._num_held, dtype=tf.int64)
-        gathered = {dtype: tf.gather(matrix, indices) for dtype, matrix in self._matrices.items()}
-        ends = dict.fromkeys(gathered, 0)
-        columns = []
-        for leaf in tree.flatten(self._spec):
-            dtype = np.dtype(leaf.dtype.as_numpy_dtype)
-            begin = ends[dtype]
-            ends[dtype] = begin + int(np.prod(leaf.shape))
-            columns.append(tf.reshape(gathered[dtype][:, begin : ends[dtype]], [self._batch_size, *leaf.shape]))
-        return convert_data(tree.unflatten_as(self._spec, columns)), ()
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`. There must be at least one item."""
+        indices = sample_uniformly(self._seed ^ _SALT, first_step, count, self._batch_size, len(self))
+        return np.take(self._matrix, indices, axis=0), ()
+
+    def to_experience(self, data: Nest) -> Nest:
+        """Implements `Feed.to_experience`."""
+        return convert_data(unpack(data, self._packing))
 
     def save_data(self, folder: Path) -> None:
         """Writes all items into a folder."""
-        matrices = {dtype.name: matrix[: len(self)].numpy() for dtype, matrix in self._matrices.items()}
-        np.savez(Path(folder) / _FILE, num_added=self.num_added, **matrices)
+        np.savez(Path(folder) / _FILE, num_added=self.num_added, items=self._matrix[: len(self)])
 
     def load_data(self, folder: Path) -> None:
         """Replaces all items by those that `save_data` wrote into a folder.
@@ -110,15 +93,12 @@ class CollectedItems(Feed):
         """
         with np.load(Path(folder) / _FILE) as saved:
             num_added = int(saved["num_added"])
-            rows = {dtype: saved[dtype.name] for dtype in self._matrices if dtype.name in saved}
-        is_same = all(rows[dtype].shape[1:] == matrix.shape[1:] for dtype, matrix in self._matrices.items()
-                      if dtype in rows)  # fmt: skip
-        count = len(next(iter(rows.values()), ()))
-        if len(rows) != len(self._matrices) or not is_same or count != min(num_added, self.capacity):
+            rows = saved["items"] if "items" in saved else np.zeros([0, 0])  # Earlier versions had other names.
+        expected = (min(num_added, self.capacity), self._matrix.shape[1])
+        if rows.shape != expected or rows.dtype != self._matrix.dtype:
             raise CheckpointError(
-                f"{folder} contains {count:,} collected items of a different kind or capacity; use a different run_dir"
+                f"{folder} contains {len(rows):,} collected items of a different kind or capacity; use a different "
+                "run_dir"
             )
-        for dtype, matrix in self._matrices.items():
-            matrix[:count].assign(rows[dtype])
+        self._matrix[: len(rows)] = rows
         self.num_added = num_added
-        self._num_held.assign(len(self))

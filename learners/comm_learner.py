@@ -28,8 +28,8 @@ class BaseCommLearner(abc.ABC):
 
     A subclass defines where batches come from, and where the policy and the learner's progress go. `run` trains one
     task; a process that serves many calls `start`, then `run` for each task, and `close` at the end. The names are
-    DI-engine's. Its `get_data` returns the items of one batch; here a batch is read inside the graph of the update, so
-    that `get_data` returns their source, and is called once per task.
+    DI-engine's. Its `get_data` returns the items of one batch; here batches are read while the graph of the updates
+    runs, so that `get_data` returns their source, and is called once per task.
 
     With a `MultiWorkerMirroredStrategy`, several processes train each task together. The batches of each have its share
     of the task's batch size. Only rank 0 writes checkpoints and logs, and sends the policy and the progress.

@@ -1,45 +1,66 @@
-"""Sources of training batches: a streaming dataset, or items held in memory on the training device."""
+"""Sources of training batches, which are read several iterations at a time as NumPy arrays."""
 
 from __future__ import annotations
 
+import abc
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-import reverb
 import tensorflow as tf
 import tree
 from tf_agents.trajectories import Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._encoding.packing import Packing, pack_columns, unpack, unpack_arrays
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items
-from rlds2reverb.replay import Batch
-from rlds2reverb.sampling.importance import Beta, evaluate_beta, require_beta
-from rlds2reverb.specs import Nest, describe, path_name
+from rlds2reverb.sampling.importance import Beta, require_beta
+from rlds2reverb.specs import Nest, concatenate, describe, path_name
 
 
-@runtime_checkable
-class Feed(Protocol):
-    """A source of one batch per iteration, read inside the graph. Derive from it to inherit `close`."""
+class Feed(abc.ABC):
+    """A source of one batch per iteration.
 
-    #: Spec of the experience in a batch: a nest of `tf.TensorSpec` `[B, ...]`.
-    experience_spec: Nest
-    #: Whether the batches come with a `SampleInfo`: keys, weights, owners.
-    has_info: bool
+    A thread calls `read`, while the graph runs that trains on the batches before. The graph calls `to_experience`.
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Returns the experience of an iteration, and its `SampleInfo` or (); TensorFlow traces this method.
+    Attributes:
+      data_spec: nest of `tf.TensorSpec` `[B, ...]` of the data of one batch.
+      info_spec: `SampleInfo` of specs, if the batches have one (keys, weights, owners), else ().
+      reads_ahead: whether batches may be read before the iterations that precede them are completed.
+    """
+
+    data_spec: Nest
+    info_spec: Any = ()
+    reads_ahead: bool = True
+
+    @abc.abstractmethod
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Returns the data and the info of consecutive iterations as arrays `[n, B, ...]`.
 
         Args:
-          step: int64 `[]`, number of iterations done before this one.
+          first_step: number of iterations completed before the first of them.
+          count: maximum number of iterations, n. There may be fewer, but at least one, if a batch has a different shape
+            or cannot be read; the next call then returns it, or raises its error.
         """
 
+    def to_experience(self, data: Nest) -> Nest:
+        """Returns the experience of one batch from tensors of its data; TensorFlow traces this method."""
+        return convert_data(data)
+
     def close(self) -> None:
-        """Releases what `next` has opened, by default nothing. A later `next` opens it again."""
+        """Releases what `read` has opened, by default nothing. A later `read` opens it again."""
         return
+
+    @cached_property
+    def experience_spec(self) -> Nest:
+        """The spec of the experience in a batch: a nest of `tf.TensorSpec` `[B, ...]`."""
+        convert = tf.function(self.to_experience, autograph=False).get_concrete_function(self.data_spec)
+        return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), convert.structured_outputs)
 
 
 def make_feed(dataset: Any) -> Feed:
@@ -52,58 +73,94 @@ def make_feed(dataset: Any) -> Feed:
 
 
 class StreamingDataset(Feed):
-    """The batches of a `tf.data.Dataset` in order, such as those of `sample_dataset(...)` or `buffer.dataset(...)`."""
+    """The batches of a stream in order, such as those of `sample_dataset(...)` or a replay buffer's `dataset(...)`.
 
-    def __init__(self, dataset: tf.data.Dataset | tf.data.Iterator, *, beta: Beta | None = None):
+    `Learner.advance` reads up to 100 batches ahead, but none for iterations after its last one. Items are thus sampled
+    with the priorities, and from the contents, that a table or buffer had that many iterations before.
+    """
+
+    def __init__(self, dataset: Any, *, beta: Beta | None = None):
         """Checks the dataset; nothing is read before the first iteration.
 
         Args:
-          dataset: endless dataset of `reverb.ReplaySample`, of a replay buffer's `Batch`, of pairs (experience, info),
-            or of experience alone, where experience is a batch of TF-Agents' `Trajectory` `[B, T, ...]` or `Transition`
-            `[B, ...]`, or a dict of transitions (see `experience.as_transition`); or an iterator over one. With an
-            iterator that is part of the checkpoint, a run resumes with the next batch.
+          dataset: endless `tf.data.Dataset`, or other iterable with an `element_spec`, of `reverb.ReplaySample`, of a
+            replay buffer's `Batch`, of pairs (experience, info), or of experience alone, where experience is a batch of
+            TF-Agents' `Trajectory` `[B, T, ...]` or `Transition` `[B, ...]`, or a dict of transitions (see
+            `experience.as_transition`); or an iterator over one. An iterator is never read ahead. If it is part of the
+            checkpoint, a run resumes with the next batch.
           beta: exponent of the importance weights of a dataset that was made with `beta=1`: a number in [0, 1] or a
             schedule of the learner's step, such as `LinearSchedule`. The weights are `(min NP / NP)^beta` (Schaul et
             al. 2016, section 3.4). None to use the weights of the dataset.
 
         Raises:
           SpecMismatchError: If the items are dicts with other fields than those of a transition.
-          TypeError: If `dataset` is neither.
+          TypeError: If `dataset` has no `element_spec`.
           ValueError: If `beta` is out of its range, or set for batches without weights.
         """
-        if not isinstance(dataset, (tf.data.Dataset, tf.data.Iterator)):
+        if not hasattr(dataset, "element_spec"):
             advice = "; pass its dataset(batch_size)" if callable(getattr(dataset, "dataset", None)) else ""
             raise TypeError(
                 "dataset must be a feed, a tf.data.Dataset or an iterator over one, "
                 f"got a {type(dataset).__name__}{advice}"
             )
-        self._dataset = dataset
+        self._dataset, self._beta = dataset, beta
         self._iterator: Any = None
-        self.experience_spec, info = make_output_spec(split_experience_and_info, dataset.element_spec)
-        self.has_info = hasattr(info, "key")
-        self._beta = beta
+        #: What was read, but belongs to the next call of `read`: a batch of a different shape, or an error.
+        self._next: Any = None
+        self.data_spec, self.info_spec = _split_batch(dataset.element_spec)
+        self.reads_ahead = not isinstance(dataset, tf.data.Iterator)
         if beta is not None:
             require_beta(beta)
-            if not hasattr(info, "weight"):
+            if not hasattr(self.info_spec, "weight"):
                 raise ValueError("beta cannot be set for batches without weights; create the dataset by sample_dataset")
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`; returns the next batch of the dataset, whatever the step is."""
-        if self._iterator is None:
-            with tf.init_scope():
-                self._iterator = iter(self._dataset)  # An iterator over a dataset returns itself.
-        experience, info = split_experience_and_info(next(self._iterator))
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`; returns the next batches of the dataset, whatever the step is."""
+        batches = [self._read_batch()]
+        shapes = [leaf.shape for leaf in batches[0]]
+        while len(batches) < count:
+            try:
+                batch = self._read_batch()
+            except Exception as error:
+                self._next = error
+                break
+            if [leaf.shape for leaf in batch] != shapes:
+                self._next = batch
+                break
+            batches.append(batch)
+        columns = [np.stack(column) for column in zip(*batches, strict=True)]
+        data, info = tf.nest.pack_sequence_as((self.data_spec, self.info_spec), columns)
         if self._beta is not None:
-            weights = tf.cast(info.weight, tf.float64) ** evaluate_beta(self._beta, step)
-            info = info._replace(weight=tf.cast(weights, tf.float32))
-        return experience, info
+            beta = self._beta
+            steps = range(first_step, first_step + len(batches))
+            exponents = np.array([float(beta(np.int64(step)) if callable(beta) else beta) for step in steps])
+            weights = info.weight.astype(np.float64) ** exponents[:, None]
+            info = info._replace(weight=weights.astype(np.float32))
+        return data, info
+
+    def _read_batch(self) -> list[np.ndarray]:
+        """Returns the leaves of the next batch; raises the error of the dataset, or `ValueError` if it has ended."""
+        batch, self._next = self._next, None
+        if isinstance(batch, Exception):
+            raise batch
+        if batch is not None:
+            return batch
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)  # An iterator over a dataset returns itself.
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            raise ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()") from None
+        return [np.asarray(leaf) for leaf in tf.nest.flatten(_split_batch(batch))]
 
     def close(self) -> None:
-        """Releases the iterator, unless the caller passed one. Graphs that have traced `next` must be dropped as well.
+        """Releases the iterator, and closes it if it has a method `close`, unless the caller passed it.
 
         An iterator over samples of a server that has stopped blocks until its timeout when it is deleted.
         """
-        self._iterator = None
+        if self._iterator is not self._dataset and hasattr(self._iterator, "close"):
+            self._iterator.close()
+        self._iterator = self._next = None
 
 
 def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
@@ -112,12 +169,21 @@ def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
     Raises:
       SpecMismatchError: If the items are dicts with other fields than those of a transition.
     """
-    if isinstance(batch, (reverb.ReplaySample, Batch)):
+    data, info = _split_batch(batch)
+    return convert_data(data), info
+
+
+def _split_batch(batch: Any) -> tuple[Nest, Any]:
+    """Returns the data of a batch, or of the spec of one, and its info without a mask."""
+    names = getattr(batch, "_fields", ())
+    if {*names} == {"data", "info"}:  # A `reverb.ReplaySample`, or the `Batch` of a replay buffer.
         _require_transition_fields(batch.data)
-        return convert_data(batch.data), batch.info
-    is_pair = isinstance(batch, tuple) and not hasattr(batch, "_fields") and len(batch) == 2
-    experience, info = cast(Any, batch) if is_pair else (batch, ())
-    return convert_data(experience), info
+        data, info = batch.data, batch.info
+    else:
+        is_pair = isinstance(batch, tuple) and not names and len(batch) == 2
+        data, info = batch if is_pair else (batch, ())
+    # Masks differ in length from batch to batch, and no receiver of priorities needs them.
+    return data, info._replace(mask=()) if hasattr(info, "mask") else info
 
 
 def _require_transition_fields(data: Nest) -> None:
@@ -135,13 +201,11 @@ _SALT = 0x52_45_53_49
 
 
 class InMemoryDataset(Feed):
-    """Items held as tensors on the device, and sampled uniformly with replacement inside the graph.
+    """Items held in memory as rows of a packed matrix, and sampled uniformly with replacement.
 
     The sample of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
-    items as an uninterrupted one. There is no server, and no step copies anything to the device.
+    items as an uninterrupted one. (Versions before this one sampled different items.)
     """
-
-    has_info = False
 
     def __init__(
         self,
@@ -151,7 +215,7 @@ class InMemoryDataset(Feed):
         seed: int = 0,
         to_experience: Callable[[Nest], Nest] | None = None,
     ):
-        """Copies the items to the device.
+        """Packs the items, unless `collect_items` did.
 
         Args:
           items: items of all episodes, as returned by `collect_items`; at least one, all of the same length.
@@ -161,6 +225,7 @@ class InMemoryDataset(Feed):
             the items are experience, or dicts of transitions (see `experience.as_transition`).
 
         Raises:
+          SpecMismatchError: If the items contain text.
           ValueError: If there are no items, if they differ in length, or if a number is out of range.
         """
         require_count("batch_size", batch_size)
@@ -173,40 +238,67 @@ class InMemoryDataset(Feed):
                 f"all items must have the same number of rows, got {lengths.min()} to {lengths.max()}; "
                 "sample items of different lengths from a table"
             )
-        self._packed = _PackedColumns(items.columns)
+        self._packing = _make_packing(items, int(lengths[0]))
+        self._matrix = _pack(items) if items.packed is None else items.packed
         is_item_per_row = np.array_equal(items.starts, np.arange(len(items)))
-        self._starts = None if is_item_per_row else tf.constant(items.starts, tf.int64)
-        self._length = None if items.squeeze else int(lengths[0])
+        self._starts = None if is_item_per_row else items.starts
+        self._offsets = None if items.squeeze else np.arange(lengths[0])
         self.num_items, self._batch_size, self._seed = len(items), batch_size, seed
-        self._to_experience = to_experience or convert_data
-        self.experience_spec, _ = make_output_spec(self.next, tf.TensorSpec([], tf.int64))
+        self._convert = to_experience or convert_data
+
+    @property
+    def data_spec(self) -> tf.TensorSpec:
+        """The spec of the packed rows of a batch."""
+        leading = [] if self._offsets is None else [len(self._offsets)]
+        return tf.TensorSpec([self._batch_size, *leading, self._matrix.shape[1]], self._matrix.dtype)
 
     def resize(self, batch_size: int) -> InMemoryDataset:
         """Returns a dataset with batches of a different size of the same items, which are not copied."""
         require_count("batch_size", batch_size)
         resized = copy.copy(self)
         resized._batch_size = batch_size
-        resized.experience_spec, _ = make_output_spec(resized.next, tf.TensorSpec([], tf.int64))
+        resized.__dict__.pop("experience_spec", None)
         return resized
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`."""
-        indices = self.sample_indices(step)
-        rows = indices if self._starts is None else tf.gather(self._starts, indices)
-        if self._length is not None:
-            rows = rows[:, None] + tf.range(self._length, dtype=tf.int64)
-        return self._to_experience(self._packed.gather(rows)), ()
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`."""
+        indices = self.sample_indices(first_step, count)
+        rows = indices if self._starts is None else self._starts[indices]
+        if self._offsets is not None:
+            rows = rows[..., None] + self._offsets
+        return np.take(self._matrix, rows, axis=0), ()
 
-    def sample_indices(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the indices of the items in an iteration's batch: int64 `[batch_size]`, in [0, `num_items`)."""
-        seed = tf.stack([tf.constant(self._seed ^ _SALT, tf.int64), tf.cast(step, tf.int64)])
-        return tf.random.stateless_uniform([self._batch_size], seed, maxval=self.num_items, dtype=tf.int64)
+    def to_experience(self, data: Nest) -> Nest:
+        """Implements `Feed.to_experience`."""
+        return self._convert(unpack(data, self._packing))
+
+    def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray:
+        """Returns the indices of the items in the batches of consecutive iterations.
+
+        Args:
+          first_step: number of iterations completed before the first of them.
+          count: number of iterations.
+
+        Returns:
+          int64 `[count, batch_size]`, in [0, `num_items`).
+        """
+        return sample_uniformly(self._seed ^ _SALT, first_step, count, self._batch_size, self.num_items)
+
+
+def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:
+    """Returns random integers in [0, `num_items`), int64 `[count, batch_size]`; row k depends on `first_step + k` only.
+
+    They are Philox's 64-bit numbers (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") modulo
+    `num_items`. Each step has its own part of the counter, and each increment of the counter makes four numbers.
+    """
+    increments = -(-batch_size // 4)
+    numbers = np.random.Philox(key=seed, counter=first_step * increments).random_raw(count * increments * 4)
+    rows = numbers.reshape(count, increments * 4)[:, :batch_size]
+    return (rows % np.uint64(num_items)).astype(np.int64)
 
 
 class JoinedFeed(Feed):
     """Batches that consist of the batches of several feeds, one after the other."""
-
-    has_info = False
 
     def __init__(self, feeds: Sequence[Feed]):
         """Checks that the batches can be joined.
@@ -228,50 +320,27 @@ class JoinedFeed(Feed):
                 f"the feeds must have the same experience to be joined, got {rows[0]} and {different}; convert all "
                 "data with the same adder"
             )
-        self.experience_spec, _ = make_output_spec(self.next, tf.TensorSpec([], tf.int64))
+        self.data_spec = tuple(feed.data_spec for feed in feeds)
+        self.reads_ahead = all(feed.reads_ahead for feed in feeds)
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`."""
-        batches = [feed.next(step)[0] for feed in self._feeds]
-        return tf.nest.map_structure(lambda *columns: tf.concat(columns, 0), *batches), ()
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`."""
+        parts = []
+        for feed in self._feeds:
+            parts.append(feed.read(first_step, count)[0])
+            count = len(tf.nest.flatten(parts[-1])[0])
+        # A feed whose next batch cannot be read has fewer; what the others have read for that iteration is dropped.
+        return tf.nest.map_structure(lambda column: column[:count], tuple(parts)), ()
+
+    def to_experience(self, data: Nest) -> Nest:
+        """Implements `Feed.to_experience`."""
+        batches = [feed.to_experience(part) for feed, part in zip(self._feeds, data, strict=True)]
+        return tf.nest.map_structure(lambda *columns: tf.concat(columns, 0), *batches)
 
     def close(self) -> None:
         """Closes all feeds."""
         for feed in self._feeds:
             feed.close()
-
-
-def make_output_spec(function: Callable[[Any], Any], spec: Any) -> Any:
-    """Returns the specs of what a function returns for a nest of tensors with the given specs."""
-    outputs = tf.function(function, autograph=False).get_concrete_function(spec).structured_outputs
-    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), outputs)
-
-
-class _PackedColumns:
-    """Columns `[R, ...]` on the device, concatenated by dtype so that a batch needs only one gather per dtype."""
-
-    def __init__(self, columns: Nest):
-        flat = [np.asarray(column) for column in tree.flatten(columns)]
-        self._shapes = [column.shape[1:] for column in flat]
-        self._dtypes = [column.dtype for column in flat]
-        by_dtype: dict[np.dtype, list[np.ndarray]] = {}
-        for column in flat:
-            width = int(np.prod(column.shape[1:]))
-            by_dtype.setdefault(column.dtype, []).append(column.reshape(len(column), width))
-        self._matrices = {dtype: tf.constant(np.concatenate(parts, 1)) for dtype, parts in by_dtype.items()}
-        self._structure = tree.map_structure(lambda _: None, columns)
-
-    def gather(self, rows: tf.Tensor) -> Nest:
-        """Returns the columns at the given rows, bit for bit."""
-        gathered = {dtype: tf.gather(matrix, rows) for dtype, matrix in self._matrices.items()}
-        ends = dict.fromkeys(gathered, 0)
-        columns = []
-        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
-            begin = ends[dtype]
-            ends[dtype] = begin + int(np.prod(shape))
-            column = gathered[dtype][..., begin : ends[dtype]]
-            columns.append(tf.reshape(column, [*rows.shape, *shape]))
-        return tree.unflatten_as(self._structure, columns)
 
 
 def collect_items(item_groups: Iterable[Items]) -> Items:
@@ -280,19 +349,45 @@ def collect_items(item_groups: Iterable[Items]) -> Items:
     Args:
       item_groups: items of each episode, such as `map(adder, source)`.
 
+    Returns:
+      The items, whose columns are views of one packed matrix, which an `InMemoryDataset` uses without a copy.
+
     Raises:
       SourceError: If there is no episode.
+      SpecMismatchError: If the episodes have different items, or items contain text.
     """
-    groups = list(item_groups)
-    if not groups:
+    groups = iter(item_groups)
+    first = next(groups, None)
+    if first is None:
         raise SourceError("there are no episodes to train on")
-    offsets = np.cumsum([0] + [items.num_rows for items in groups])
-    return Items(
-        tree.map_structure(lambda *columns: np.concatenate(columns), *[items.columns for items in groups]),
-        np.concatenate([items.starts + offset for items, offset in zip(groups, offsets, strict=False)]),
-        np.concatenate([items.lengths for items in groups]),
-        groups[0].squeeze,
+    packing, kinds = _make_packing(first), None
+    matrices, starts, lengths, num_rows = [], [], [], 0
+    for items in itertools.chain([first], groups):
+        got = [(column.dtype, column.shape[1:]) for column in tree.flatten(items.columns)]
+        kinds = kinds or got
+        if got != kinds:
+            raise SpecMismatchError(f"the items of all episodes must have the same columns, got {kinds} and {got}")
+        matrices.append(_pack(items))
+        starts.append(items.starts + num_rows)
+        lengths.append(items.lengths)
+        num_rows += items.num_rows
+    packed = concatenate(matrices)
+    columns = unpack_arrays(packed, packing)
+    return Items(columns, np.concatenate(starts), np.concatenate(lengths), first.squeeze, packed)
+
+
+def _make_packing(items: Items, length: int | None = None) -> Packing:
+    """Returns the packing of items, which have `length` rows; raises `SpecMismatchError` if they contain text."""
+    leading = () if items.squeeze else (length,)
+    item_spec = tree.map_structure(
+        lambda column: tf.TensorSpec((*leading, *column.shape[1:]), column.dtype), items.columns
     )
+    _require_numbers(item_spec)
+    return Packing(item_spec, items.squeeze)
+
+
+def _pack(items: Items) -> np.ndarray:
+    return pack_columns([np.asarray(column) for column in tree.flatten(items.columns)])
 
 
 def require_experience(spec: Nest, agent: Any) -> None:

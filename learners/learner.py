@@ -42,8 +42,8 @@ class Learner:
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
             learner.start(100_000)
 
-    Each call of the graph runs up to `steps_per_call` iterations, and reads its batches from the dataset itself. Hooks
-    run between two calls; a call ends early at an iteration where a hook is due. After a call, everything happens in
+    Each call of the graph runs up to `steps_per_call` iterations, while a thread reads the next batches. Hooks run
+    between two calls; a call ends early at an iteration where a hook is due. After a call, everything happens in
     this order, whatever the priorities of hooks: new priorities, evaluations, other hooks, checkpoints, logs. Names
     such as `last_iter`, `learn_info`, `priority_info`, `log_buffer` and `call_hook` are DI-engine's.
 
@@ -154,7 +154,7 @@ class Learner:
                 keep_checkpoints=keep_checkpoints,
                 replay=replay,
             )
-            resources.callback(self._loop.release_feed)
+            resources.callback(self._loop.close_feed)
             self._priorities: PriorityUpdates | None = None
             resources.callback(self._close_priorities)
             if priorities is not None:
@@ -350,7 +350,7 @@ class Learner:
             end = self._hooks.next_due(self.step, end)
             start_secs = time.perf_counter()
             try:
-                result = self._loop(end)
+                result = self._loop(end, until)
             except TrainingDivergedError:
                 raise
             except Exception as error:
@@ -532,7 +532,7 @@ class Learner:
         if not allow_config_mismatch:
             require_same(f"{checkpoint.path} belongs to a different run", changes.values())
         if self._replay is not None:
-            self._loop.release_feed()
+            self._loop.close_feed()
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
@@ -600,7 +600,7 @@ def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf
     require_experience(feed.experience_spec, agent)
     if priorities is not None:
         require_sink(priorities)
-        if not feed.has_info:
+        if not hasattr(feed.info_spec, "key"):
             raise SpecMismatchError(
                 "priorities= requires batches with keys; use sample_dataset, or the dataset of a buffer"
             )

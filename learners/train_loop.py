@@ -1,8 +1,8 @@
-"""The inner training loop: several iterations in one call of a graph that reads its own batches."""
+"""The inner training loop: a graph that runs several iterations on arrays of their batches in one call."""
 
 from __future__ import annotations
 
-import gc
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._internals.dataset_errors import describe_error, require_no_reason
 from rlds2reverb._logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
-from rlds2reverb.sampling.errors import translate_error
 
 from .divergence import describe_divergence, is_check_numerics_error
 from .feeds import Feed, InMemoryDataset
+from .graph_errors import find_error
+from .read_ahead import ReadAhead
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class CallResult:
       last: scalars of the last iteration.
       info: `SampleInfo` of arrays `[num_iterations * B]`, without masks; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent computes none.
-      data_wait_secs: seconds spent waiting for batches; 0 if TensorFlow runs deterministically, which disables its
-        clock.
+      data_wait_secs: seconds spent waiting for batches.
     """
 
     num_iterations: int
@@ -62,27 +61,11 @@ def extract_td_errors(loss: tf_agent.LossInfo) -> tf.Tensor | None:
     return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
 
 
-def _translate(error: tf.errors.OpError) -> Exception:
-    """Returns the exception for an error of a graph: the one that made its dataset or its agent fail, if known."""
-    translated = translate_error(error)
-    if translated is None and isinstance(error, tf.errors.OutOfRangeError):
-        return ValueError("the dataset ended; use an endless dataset, such as dataset.repeat()")
-    return error if translated is None else translated
-
-
 @cache
 def _compile_first_function() -> None:
     """Compiles a trivial function, because XLA writes two lines to stderr when it first compiles one in a process."""
     with hide_native_stderr():
         tf.function(lambda number: number + 1, jit_compile=True)(tf.constant(0.0))
-
-
-def _has_clock() -> bool:
-    try:
-        tf.timestamp()
-    except tf.errors.FailedPreconditionError:  # tf.config.experimental.enable_op_determinism() forbids timestamps.
-        return False
-    return True
 
 
 def _convert_extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
@@ -127,7 +110,12 @@ def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: boo
 
 
 class TrainLoop:
-    """Iterations of an agent in a graph that is traced once for any number of iterations per call."""
+    """Iterations of an agent in a graph that is traced once for any number of iterations per call.
+
+    A batch crosses two borders. A thread of `ReadAhead` reads it with `Feed.read`, as NumPy arrays; it is the only code
+    that waits for data or fails because of them. The caller's thread passes the arrays of several iterations to the
+    graph, which is a pure function of them, the weights and the agent's state.
+    """
 
     def __init__(
         self,
@@ -153,13 +141,12 @@ class TrainLoop:
         #: Number of processes that train together. Each reads its own share of a batch, which its own replicas share.
         self.num_workers = count_workers(strategy)
         self._num_local = self._num_replicas // self.num_workers
-        self._require_divisible(feed.experience_spec)
-        self._has_clock = _has_clock()
+        #: Whether the last call raised during an update, so that the weights may contain only a part of it.
+        self.is_update_incomplete = False
         with tf.device("CPU"):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._num_started = tf.Variable(0, dtype=tf.int64, trainable=False)
-            # The keys identify the batch if an iteration raises.
-            self._keys = tf.Variable(tf.zeros([0], tf.uint64), shape=[None], trainable=False)
+        self._require_divisible(feed.experience_spec)
+        self._set_feed(feed)
         if jit_compile:
             _compile_first_function()
         self._train_agent = tf.function(agent.train, autograph=False, jit_compile=True) if jit_compile else agent.train
@@ -173,17 +160,11 @@ class TrainLoop:
     @step.setter
     def step(self, step: int) -> None:
         self._step.assign(step)
-        self._num_started.assign(step)
-
-    @property
-    def is_update_incomplete(self) -> bool:
-        """Whether the last call raised during an update, so that the weights may contain only a part of it."""
-        return int(self._num_started) > self.step
 
     @property
     def has_td_errors(self) -> bool:
         """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
-        return not isinstance(self._iteration.structured_outputs[-1], tuple)
+        return not isinstance(self._iteration.structured_outputs[1], tuple)
 
     def sum_over_workers(self, values: Sequence[int]) -> list[int]:
         """Returns the sums of some numbers over all processes that train together; each must call this method."""
@@ -209,13 +190,10 @@ class TrainLoop:
         """Traces the graph, without training, so that all variables of the optimisers exist. Idempotent."""
         _ = self._run
 
-    def release_feed(self) -> None:
-        """Releases the feed's iterators; the next call opens new ones, and traces the graph again."""
+    def close_feed(self) -> None:
+        """Drops batches that were read ahead, and closes the feed; the next call opens it again."""
+        self._batches.close()
         self._feed.close()
-        for name in ("_iteration", "_run"):
-            self.__dict__.pop(name, None)
-        if not isinstance(self._feed, InMemoryDataset):
-            gc.collect()  # Graphs are in cycles; the iterators in them must end while their servers still run.
 
     def replace_feed(self, feed: Feed) -> None:
         """Reads the batches of a different feed from the next call on; the graph is traced again.
@@ -224,37 +202,69 @@ class TrainLoop:
           SpecMismatchError: If the batches cannot be split equally between the replicas.
         """
         self._require_divisible(feed.experience_spec)
-        self.release_feed()
-        self._feed = feed
+        self.close_feed()
+        self._set_feed(feed)
 
-    def __call__(self, until: int) -> CallResult:
+    def _set_feed(self, feed: Feed) -> None:
+        for name in ("_iteration", "_run"):
+            self.__dict__.pop(name, None)
+        is_fixed = all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(feed.data_spec))
+        # All processes must make the same calls of the graph, but each cuts batches of varying shapes differently.
+        options = {} if is_fixed or self.num_workers == 1 else {"max_iterations": 1}
+        self._feed, self._batches = feed, ReadAhead(feed, **options)
+
+    def __call__(self, until: int, last: int | None = None) -> CallResult:
         """Runs iterations until `until` are completed.
+
+        Args:
+          until: total number of iterations, more than those completed.
+          last: total number of iterations that following calls will complete, whose batches may be read now; None for
+            `until`.
 
         Raises:
           TrainingDivergedError: If a loss or a weight is not finite; the loop ends at that iteration.
-          ValueError: If the dataset ends.
-          ServerUnavailableError: If the servers of the dataset do not answer.
-          tf.errors.OpError: If the dataset or the agent raises a different error. `step` is right in any case.
+          SpecMismatchError: If the agent cannot use the data.
+          tf.errors.OpError: If the agent raises a different error.
+          Exception: If the feed cannot read a batch; the iterations before it are completed. `step` is right in any
+            case.
         """
         self.prepare()
-        first = self.step
+        self.is_update_incomplete, parts, waited = False, [], 0.0
+        while self.step < until:
+            began = time.perf_counter()
+            data, info = self._batches.take(self.step, until - self.step, until if last is None else last)
+            waited += time.perf_counter() - began
+            metrics, errors = self._run_on_batches(data, info)
+            rows = tf.nest.map_structure(lambda column: column.reshape(-1, *column.shape[2:]), (info, errors))
+            parts.append((metrics, *rows))
+        metrics, infos, errors = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *parts)
+        return CallResult(
+            len(metrics["loss"]),
+            {name: float(np.mean(values, dtype=np.float64)) for name, values in metrics.items()},
+            {name: float(values[-1]) for name, values in metrics.items()},
+            infos,
+            None if isinstance(errors, tuple) else errors,
+            waited,
+        )
+
+    def _run_on_batches(self, data: Any, info: Any) -> tuple[dict[str, np.ndarray], Any]:
+        """Runs iterations on arrays `[n, B, ...]`; returns the metrics `[n]` and the TD errors `[n, B]`, or ()."""
+        if tf.nest.flatten(self._feed.experience_spec)[0].shape[0] is None:
+            self._require_divisible(tf.nest.map_structure(lambda column: column[0], data))
+        first, keys = self.step, getattr(info, "key", None)
+        arrays = (data, info.weight) if self._has_weights else (data,)
+        self.is_update_incomplete = True
         try:
-            sums, last, infos, errors, finite, waited = self._run(tf.constant(until, tf.int64))
+            results = self._run(*tf.nest.map_structure(tf.convert_to_tensor, arrays))
+            metrics, errors, finite = tf.nest.map_structure(lambda tensor: tensor.numpy(), results)
         except tf.errors.OpError as error:
             if is_check_numerics_error(error):
-                raise self._describe_divergence(self.step, float("nan")) from None
-            raise _translate(error) from None
-        num, scalars = self.step - first, {name: float(value) for name, value in last.items()}
+                raise self._describe_divergence(self.step, float("nan"), keys, first) from None
+            raise find_error(error) from None
         if not finite:
-            raise self._describe_divergence(self.step - 1, scalars["loss"])
-        return CallResult(
-            num,
-            {name: float(value) / max(num, 1) for name, value in sums.items()},
-            scalars,
-            tf.nest.map_structure(lambda column: column.numpy(), infos),
-            None if isinstance(errors, tuple) else errors.numpy(),
-            float(waited),
-        )
+            raise self._describe_divergence(self.step - 1, float(metrics["loss"][-1]), keys, first)
+        self.is_update_incomplete = False
+        return metrics, errors
 
     def run_on_batch(self, experience: Any, weights: Any, info: Any) -> CallResult:
         """Runs one iteration on the given batch, whose info is a `SampleInfo` of arrays or (); raises as a call."""
@@ -267,7 +277,7 @@ class TrainLoop:
         except tf.errors.OpError as error:
             if is_check_numerics_error(error):
                 raise TrainingDivergedError(describe_divergence(self.step, float("nan"), "keys", keys)) from None
-            raise _translate(error) from None
+            raise find_error(error) from None
         self._step.assign_add(1)
         scalars = {name: float(value) for name, value in metrics.items()}
         if not self._is_finite(metrics["loss"]):
@@ -278,17 +288,22 @@ class TrainLoop:
         """Raises `SpecMismatchError` if a batch, or the spec of one, cannot be split equally between the replicas."""
         rows = tf.nest.flatten(experience)[0].shape[0]
         if rows is not None and rows % self._num_local:
-            raise SpecMismatchError(f"{self._describe_indivisible()}, got {rows}")
+            raise SpecMismatchError(
+                f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally, got "
+                f"{rows}"
+            )
 
-    def _describe_indivisible(self) -> str:
-        return f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally"
-
-    def _describe_divergence(self, iteration: int, loss: float) -> TrainingDivergedError:
-        """Returns an error that names the items in the batch of an iteration of the loop."""
+    def _describe_divergence(self, iteration: int, loss: float, keys: Any, first: int) -> TrainingDivergedError:
+        """Returns an error that names the items in the batch of an iteration; `keys` are those from `first` on."""
         if isinstance(self._feed, InMemoryDataset):
-            items = self._feed.sample_indices(tf.constant(iteration, tf.int64)).numpy()
+            items = self._feed.sample_indices(iteration)[0]
             return TrainingDivergedError(describe_divergence(iteration, loss, "items", items))
-        return TrainingDivergedError(describe_divergence(iteration, loss, "keys", self._keys.numpy()))
+        batch_keys = np.ravel(() if keys is None else keys[iteration - first])
+        return TrainingDivergedError(describe_divergence(iteration, loss, "keys", batch_keys))
+
+    @property
+    def _has_weights(self) -> bool:
+        return not isinstance(getattr(self._feed.info_spec, "weight", ()), tuple)
 
     def _train_batch(self, experience: Any, weights: Any = None) -> tuple[dict[str, tf.Tensor], Any]:
         """Trains on a batch, which is split between the replicas; traced.
@@ -303,11 +318,6 @@ class TrainLoop:
 
         if self._strategy is None or self._num_replicas == 1:
             return train(experience, weights)
-
-        # The size of a batch may be known only now.
-        is_divisible = tf.shape(tf.nest.flatten(experience)[0])[0] % self._num_local == 0
-        reason = describe_error(SpecMismatchError(self._describe_indivisible()))
-        require_no_reason(tf.where(is_divisible, "", reason))
 
         def train_replica() -> Any:
             context = tf.distribute.get_replica_context()
@@ -327,73 +337,53 @@ class TrainLoop:
 
     @cached_property
     def _iteration(self) -> Any:
-        """The graph of one iteration: from its index to metrics, whether all is finite, seconds, info and TD errors."""
+        """The graph of one iteration: from a batch and its weights to metrics, TD errors, and whether all is finite."""
 
-        def iterate(step: tf.Tensor) -> tuple[Any, ...]:
-            secs, (experience, info) = self._time_next_batch(step)
-            # With a single thread, TensorFlow could otherwise read the clock after the update.
-            arrived = [secs, *tf.nest.flatten((experience, info))]
-            if self._feed.has_info:
-                arrived.append(self._keys.assign(tf.reshape(tf.cast(info.key, tf.uint64), [-1])))
-            # Otherwise, if reading the batch fails, counters would already have been incremented.
-            with tf.control_dependencies(arrived):
-                started = self._num_started.assign(step + 1)
-            with tf.control_dependencies([started]):
-                metrics, errors = self._train_batch(experience, getattr(info, "weight", None))
+        def iterate(data: Any, *weights: tf.Tensor) -> tuple[Any, ...]:
+            metrics, errors = self._train_batch(self._feed.to_experience(data), *weights)
             with tf.control_dependencies([metrics["loss"]]):
-                finite = self._is_finite(metrics["loss"])
-            # Masks differ in length from batch to batch, and no receiver of priorities needs them.
-            info = info._replace(mask=()) if "mask" in getattr(info, "_fields", ()) else info
-            return metrics, finite, secs, info if self._feed.has_info else (), errors
+                return metrics, errors, self._is_finite(metrics["loss"])
 
-        return tf.function(iterate, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+        return tf.function(iterate, autograph=False).get_concrete_function(*self._batch_specs)
+
+    @property
+    def _batch_specs(self) -> tuple[Any, ...]:
+        """The specs of the arrays of a batch that the graph needs."""
+        return (self._feed.data_spec, *([self._feed.info_spec.weight] if self._has_weights else []))
 
     @cached_property
     def _run(self) -> Any:
         """The graph of many iterations; called as a concrete function, since TensorFlow warns about many functions."""
-        function = tf.function(self._run_iterations, autograph=False)
-        return function.get_concrete_function(tf.TensorSpec([], tf.int64))
+        specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), self._batch_specs)
+        return tf.function(self._run_iterations, autograph=False).get_concrete_function(*specs)
 
-    def _run_iterations(self, until: tf.Tensor) -> Any:
-        """Runs the loop; traced. It carries the scalars, and stacks the info and TD errors of all iterations."""
-        metrics, _, _, info, errors = self._iteration.structured_outputs
+    def _run_iterations(self, *arrays: Any) -> Any:
+        """Runs the loop over the first axis of the arrays; traced. It stacks the metrics and TD errors."""
+        metrics, errors, _ = self._iteration.structured_outputs
         stacks = [
             tf.TensorArray(leaf.dtype, size=0, dynamic_size=True, element_shape=leaf.shape)
-            for leaf in tf.nest.flatten((info, errors))
+            for leaf in tf.nest.flatten((metrics, errors))
         ]
-        zeros = {name: tf.zeros([], tf.float32) for name in metrics}
-        first = self._step.read_value()
+        count = tf.shape(tf.nest.flatten(arrays)[0])[0]
 
-        def should_continue(step: tf.Tensor, finite: tf.Tensor, *_: Any) -> tf.Tensor:
-            return (step < until) & finite
+        def should_continue(index: tf.Tensor, finite: tf.Tensor, _: Any) -> tf.Tensor:
+            return (index < count) & finite
 
-        def iterate(
-            step: tf.Tensor, _: tf.Tensor, sums: Any, last: Any, stacks: Any, waited: tf.Tensor
-        ) -> tuple[Any, ...]:
-            scalars, finite, secs, *rows = self._iteration(step)
+        def iterate(index: tf.Tensor, _: tf.Tensor, stacks: Any) -> tuple[Any, ...]:
+            *rows, finite = self._iteration(*tf.nest.map_structure(lambda column: column[index], arrays))
             # The call of the graph has completed only once all of its updates have.
             with tf.control_dependencies([finite.op]):
-                self._step.assign(step + 1)
-            index = tf.cast(step - first, tf.int32)
-            stacks = [stack.write(index, row) for stack, row in zip(stacks, tf.nest.flatten(rows), strict=True)]
-            sums = {name: sums[name] + value for name, value in scalars.items()}
-            return step + 1, finite, sums, scalars, stacks, waited + secs
+                self._step.assign_add(1)
+            return (
+                index + 1,
+                finite,
+                [stack.write(index, row) for stack, row in zip(stacks, tf.nest.flatten(rows), strict=True)],
+            )
 
-        state = (first, tf.constant(True), zeros, zeros, stacks, tf.zeros([], tf.float64))
-        _, finite, sums, last, stacks, waited = tf.while_loop(should_continue, iterate, state, parallel_iterations=1)
-        infos, errors = tf.nest.pack_sequence_as((info, errors), [stack.concat() for stack in stacks])
-        return sums, last, infos, errors, finite, waited
-
-    def _time_next_batch(self, iteration: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Returns the seconds that reading the next batch took, or 0 without a clock, and the batch."""
-        if not self._has_clock:
-            return tf.zeros([], tf.float64), self._feed.next(iteration)
-        before = tf.timestamp()
-        with tf.control_dependencies([before]):
-            batch = self._feed.next(iteration)
-        with tf.control_dependencies(tf.nest.flatten(batch)):
-            after = tf.timestamp()
-        return after - before, batch
+        state = (tf.constant(0), tf.constant(True), stacks)
+        _, finite, stacks = tf.while_loop(should_continue, iterate, state, parallel_iterations=1)
+        metrics, errors = tf.nest.pack_sequence_as((metrics, errors), [stack.stack() for stack in stacks])
+        return metrics, errors, finite
 
     def _is_finite(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns whether the loss and all weights are finite; a non-finite gradient shows in the weights at once."""

@@ -40,7 +40,7 @@ if [ "$python" = --dev ]; then
 fi
 lock="$root/requirements/py$version.lock"
 if [ ! -f "$lock" ]; then
-	echo "there is no lock file for Python $version; use Python 3.10 or 3.11: make install PYTHON=python3.11" >&2
+	echo "there is no lock file for Python $version; use Python 3.10 to 3.13: make install PYTHON=python3.13" >&2
 	exit 1
 fi
 

@@ -19,7 +19,7 @@ declare -A modules=(
 sets=("$@")
 if [ ${#sets[@]} = 0 ]; then
 	sets=(base eval,minari ray,eval eval,minari,report film wandb mlflow beam dm-control notebooks docs)
-	if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then sets+=(envpool); fi
+	if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then sets+=(envpool); fi
 fi
 
 for extras in "${sets[@]}"; do
@@ -30,10 +30,12 @@ for extras in "${sets[@]}"; do
 	requirement="$root[$extras]"
 	if [ "$extras" = base ]; then requirement=$root; fi
 	if [ -n "$uv" ]; then
-		"$uv" pip install --quiet --python "$venv/bin/python" "$requirement"
+		install=("$uv" pip install --quiet --python "$venv/bin/python")
 	else
-		"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$requirement"
+		install=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 	fi
+	"${install[@]}" "$requirement"
+	"${install[@]}" --no-deps tf-agents==0.19.0
 	names=${modules[base]}
 	for extra in ${extras//,/ }; do names+=" ${modules[$extra]}"; done
 	(cd "$work" && CUDA_VISIBLE_DEVICES='' "$venv/bin/python" - $names <<-'PROGRAM'

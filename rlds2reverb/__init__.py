@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from rlds2reverb._keras import select_keras_2
 from rlds2reverb._logs import quiet_libraries
 from rlds2reverb.errors import (
     CheckpointError,
@@ -206,6 +207,7 @@ __all__ = [
 
 
 quiet_libraries()
+select_keras_2()
 
 
 if not TYPE_CHECKING:  # With this function in sight, type checkers would accept any attribute.

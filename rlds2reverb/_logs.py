@@ -31,10 +31,13 @@ def quiet_libraries() -> None:
 @contextlib.contextmanager
 def hide_native_stderr() -> Iterator[None]:
     """Hides what native code of the process writes to stderr; only for moments in which nothing else writes there."""
-    if library_logs_enabled():
+    try:
+        saved = -1 if library_logs_enabled() else os.dup(2)
+    except OSError:  # It is closed.
+        saved = -1
+    if saved < 0:
         yield
         return
-    saved = os.dup(2)
     try:
         with open(os.devnull, "wb") as devnull:
             os.dup2(devnull.fileno(), 2)

@@ -56,14 +56,20 @@ def exit_on_sigint() -> Iterator[None]:
     For imports, in which native code turns `KeyboardInterrupt` into other errors.
     """
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    has_cursor = os.isatty(2)
+    stderr = os.dup(2) if has_cursor else -1  # During the context, the output of native code may be hidden.
 
     def end(number: int) -> None:
-        if os.isatty(2):
-            os.write(2, b"\x1b[?25h\n")  # Shows the cursor, which a status line hides.
+        if has_cursor:
+            os.write(stderr, b"\x1b[?25h\n")  # Shows the cursor, which a status line hides.
         os._exit(128 + number)
 
-    with _handle_signals((signal.SIGINT,) if is_default else (), end):
-        yield
+    try:
+        with _handle_signals((signal.SIGINT,) if is_default else (), end):
+            yield
+    finally:
+        if has_cursor:
+            os.close(stderr)
 
 
 @contextmanager

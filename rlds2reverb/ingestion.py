@@ -9,15 +9,10 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import reverb
-from reverb.reverb_types import TableInfo
-
 from rlds2reverb._arguments import require_count, require_defaults, require_one_of, require_timeout
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.clients import NO_LIMIT, Server, connect, require_table, split_servers, table_infos
-from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.memory import require_memory
 from rlds2reverb._server.stored_items import require_stored_items_match
 from rlds2reverb._writing.bulk_writer import BulkWriter
@@ -30,6 +25,17 @@ from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb._writing.server_destination import ServerDestination
 from rlds2reverb._writing.sharding import select_shard
 from rlds2reverb._writing.transfer import Progress, Transfer, capacity_error
+from rlds2reverb.client import (
+    NO_LIMIT,
+    Connection,
+    Server,
+    TableInfo,
+    find_address,
+    format_selector,
+    require_table,
+    split_servers,
+    table_infos,
+)
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
@@ -200,7 +206,7 @@ def ingest(
 class _Server:
     """A server to write to, and its tables."""
 
-    client: reverb.Client
+    address: str
     infos: dict[str, TableInfo]
 
 
@@ -231,8 +237,8 @@ class _Run:
         if directory is not None:
             self.options.require_for_directory()
             return directory
-        client = connect(destination)
-        return _Server(client, table_infos(client, timeout_secs=min(self.timeout_secs, _FIRST_ANSWER_SECS)))
+        address = find_address(destination)
+        return _Server(address, table_infos(address, timeout_secs=min(self.timeout_secs, _FIRST_ANSWER_SECS)))
 
     def make_report(self, source: Source) -> IngestReport:
         """Returns a report without counts, and issues the warnings of the source."""
@@ -259,15 +265,15 @@ class _Run:
         if isinstance(destination, Path):
             _write_to_directory(transfer, destination, self.configs, self.options, description)
             return transfer.report
-        client, infos = destination.client, destination.infos
+        address, infos = destination.address, destination.infos
         for config in self.configs:
             require_table(infos, config.name, conversion.signature)
             _require_settings(infos[config.name], config)
         for warning in require_stored_items_match(
-            client.server_address, infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
+            address, infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
         ):
             transfer.report.warn(warning)
-        _write_to_server(transfer, client, infos, self.options, description, timeout_secs=self.timeout_secs)
+        _write_to_server(transfer, address, infos, self.options, description, timeout_secs=self.timeout_secs)
         return transfer.report
 
 
@@ -309,9 +315,9 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
     """Raises `ValueError` unless a server's table has the settings of a configuration, or these are the defaults."""
     if config == TableConfig(config.name):
         return
-    got, expected = _read_settings(info), _read_settings(config.build().info)
-    for name, value in expected.items():
-        if got[name] != value:
+    got, expected = _read_settings(info), config.as_reverb_values()
+    for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
+        if got[name] != expected[name]:
             raise ValueError(
                 f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
                 "create the table with it, or pass the table's name alone"
@@ -319,15 +325,21 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
 
 
 def _read_settings(info: TableInfo) -> dict[str, Any]:
-    """Returns the settings of a table, by the names that they have in a `TableConfig`."""
+    """Returns the settings of a table, in the form of `TableConfig.as_reverb_values`."""
     limiter = info.rate_limiter_info
+    names = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
     return {
-        "sampler": info.sampler_options,
-        "remover": info.remover_options,
+        "sampler": _read_selector(info.sampler_options),
+        "remover": _read_selector(info.remover_options),
         "max_size": info.max_size,
         "max_times_sampled": info.max_times_sampled,
-        "rate_limiter": (limiter.min_size_to_sample, limiter.samples_per_insert, limiter.min_diff, limiter.max_diff),
+        "rate_limiter": {name: getattr(limiter, name) for name in names},
     }
+
+
+def _read_selector(options: Any) -> dict[str, Any]:
+    kind = format_selector(options).partition(":")[0]
+    return {"kind": kind, "exponent": options.prioritized.priority_exponent if kind == "prioritized" else None}
 
 
 def make_encoder(
@@ -412,7 +424,7 @@ def _write_to_directory(
 
 def _write_to_server(
     transfer: Transfer,
-    client: reverb.Client,
+    address: str,
     infos: dict[str, TableInfo],
     options: IngestOptions,
     description: dict[str, Any],
@@ -421,7 +433,7 @@ def _write_to_server(
 ) -> None:
     conversion, names = transfer.conversion, transfer.report.tables
     example = example_hash(conversion)
-    journal = Journal(description, client.server_address, example=example, warn=transfer.report.warn)
+    journal = Journal(description, address, example=example, warn=transfer.report.warn)
     with journal.lock():
         if transfer.on_invalid == "error":
             transfer.check()
@@ -431,14 +443,14 @@ def _write_to_server(
         max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
         _require_capacity(transfer, max_sizes, allow_eviction=options.allow_eviction)
         transfer.estimate_memory(make_encoder(conversion, names, options))
-        if not options.force and _is_local(client.server_address):
+        if not options.force and _is_local(address):
             # Existing items usually come from an earlier run with the same data, which then need no more memory.
             has_items = any(infos[name].current_size for name in names)
             needed = 0 if has_items else transfer.report.memory_bytes
-            require_memory(needed, f"{', '.join(map(repr, names))} at {client.server_address}")
+            require_memory(needed, f"{', '.join(map(repr, names))} at {address}")
         encoder = make_encoder(conversion, names, options)
-        _run_until_written(transfer, client, encoder, journal, timeout_secs=timeout_secs)
-    infos = table_infos(client, timeout_secs=timeout_secs)
+        _run_until_written(transfer, address, encoder, journal, timeout_secs=timeout_secs)
+    infos = table_infos(address, timeout_secs=timeout_secs)
     transfer.report.table_sizes = {name: infos[name].current_size for name in names}
 
 
@@ -466,15 +478,15 @@ def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_evi
 
 
 def _run_until_written(
-    transfer: Transfer, client: reverb.Client, encoder: Encoder, journal: Journal, *, timeout_secs: float
+    transfer: Transfer, address: str, encoder: Encoder, journal: Journal, *, timeout_secs: float
 ) -> None:
     """Runs the transfer, and runs it again if the server is restarted in the meantime."""
     tables, first = transfer.report.tables, transfer.conversion.example
     while True:
         try:
-            writer = _open_writer(transfer, client, encoder, timeout_secs=timeout_secs)
+            writer = _open_writer(transfer, address, encoder, timeout_secs=timeout_secs)
             with ServerDestination(
-                client, writer, journal, tables=tables, first=first, timeout_secs=timeout_secs
+                address, writer, journal, tables=tables, first=first, timeout_secs=timeout_secs
             ) as server:
                 transfer.run(server)
                 return
@@ -485,37 +497,37 @@ def _run_until_written(
 
 
 def _open_writer(
-    transfer: Transfer, client: reverb.Client, encoder: Encoder, *, timeout_secs: float
+    transfer: Transfer, address: str, encoder: Encoder, *, timeout_secs: float
 ) -> BulkWriter | ReverbWriter:
     """Opens a writer that the server supports, after checking that its tables accept the items."""
-    conversion, report, address = transfer.conversion, transfer.report, client.server_address
-    with ServerConnection(address) as connection:
+    conversion, report = transfer.conversion, transfer.report
+    with Connection(address) as connection:
         state_id = connection.state_id(timeout_secs=timeout_secs)
         infos = connection.table_infos(timeout_secs=timeout_secs)
     for name in report.tables:  # A restarted server may have different tables.
         require_table(infos, name, conversion.signature)
     require_stored_items_match(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
     if report.writer == "bulk":  # Checked after each restart, since a checkpoint may restore an undeleted trial item.
-        _fall_back_to_reverb_writer_if_unsupported(transfer, client, timeout_secs)
+        _fall_back_to_reverb_writer_if_unsupported(transfer, address, timeout_secs)
     writer: BulkWriter | ReverbWriter
     if report.writer == "bulk":
-        writer = BulkWriter(client, encoder, timeout_secs=timeout_secs)
+        writer = BulkWriter(address, encoder, timeout_secs=timeout_secs)
     else:
         structure, squeeze = conversion.signature, conversion.squeeze
-        writer = ReverbWriter(client, report.tables, structure, squeeze=squeeze, timeout_secs=timeout_secs)
+        writer = ReverbWriter(address, report.tables, structure, squeeze=squeeze, timeout_secs=timeout_secs)
     if writer.state_id != state_id:
         writer.close(failed=True)
         raise ServerRestartedError(f"the server at {address} was restarted after its tables were checked")
     return writer
 
 
-def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, client: reverb.Client, timeout_secs: float) -> None:
+def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, address: str, timeout_secs: float) -> None:
     conversion, report = transfer.conversion, transfer.report
     if not len(conversion.example.starts):
         return
     example = conversion.example.slice_items(0, 1)
     trial = TrialItem(example, conversion.signature, conversion.specs, conversion.squeeze)
-    reason = find_incompatibility(client, report.tables, trial, timeout_secs=timeout_secs)
+    reason = find_incompatibility(address, report.tables, trial, timeout_secs=timeout_secs)
     if reason is None:
         return
     if conversion.packed:

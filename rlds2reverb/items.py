@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,12 +22,14 @@ class Items:
       starts: int64 `[M]`, the first row of each item, in ascending order.
       lengths: int64 `[M]`, the number of rows of each item, at least 1.
       squeeze: whether an item is a single row without a time axis; all lengths are then 1.
+      packed: matrix `[R, W]` of whose memory the columns are views, see `pack_columns`; None if they are not packed.
     """
 
     columns: Nest
     starts: np.ndarray
     lengths: np.ndarray
     squeeze: bool = False
+    packed: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes = {len(column) for column in tree.flatten(self.columns)}

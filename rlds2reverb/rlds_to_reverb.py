@@ -12,15 +12,14 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-import reverb
 import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
-from rlds2reverb._server.clients import table_infos
 from rlds2reverb._writing.observer_items import push_episodes
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources.rlds_trajectories import (
     PolicyInfoFn,
@@ -145,7 +144,7 @@ def push_rlds_to_reverb(
     """
     require_one_of("validate", validate, VALIDATE_MODES)
     client = getattr(reverb_observer, "py_client", None)
-    if isinstance(client, reverb.Client):
+    if isinstance(getattr(client, "server_address", None), str):
         table_infos(client)  # TF-Agents would wait forever for a server that does not answer.
     signature = reverb_observer.get_table_signature()
     spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)

@@ -38,3 +38,15 @@ class SampleInfo(NamedTuple):
     dataset_index: Any = ()
     staleness: Any = ()
     collect_iter: Any = ()
+
+
+class ReplaySample(NamedTuple):
+    """A batch of sampled items, with the fields of `reverb.ReplaySample`.
+
+    Attributes:
+      info: the `SampleInfo` of the items.
+      data: the nest of an item, `[B, ...]`.
+    """
+
+    info: Any
+    data: Any

@@ -60,15 +60,6 @@ class Selector:
     def __str__(self) -> str:
         return self.kind if self.exponent is None else f"{self.kind}:{self.exponent:g}"
 
-    def build(self) -> Any:
-        """Returns the Reverb selector."""
-        import reverb
-
-        if self.kind == "prioritized":
-            return reverb.selectors.Prioritized(self.exponent)
-        names = {"min_heap": "MinHeap", "max_heap": "MaxHeap"}
-        return getattr(reverb.selectors, names.get(self.kind, self.kind.capitalize()))()
-
 
 @dataclass(frozen=True)
 class RateLimiter:
@@ -135,16 +126,26 @@ class RateLimiter:
             return f"{self.kind}:{self.samples_per_insert:g}:{self.size}"
         return f"{self.kind}:{self.size}"
 
-    def build(self) -> Any:
-        """Returns the Reverb rate limiter."""
-        import reverb
+    def as_reverb_values(self) -> dict[str, float]:
+        """Returns the values of Reverb's rate limiter, by the names that Reverb gives them.
 
-        limiters = reverb.rate_limiters
+        Samples and inserts block if they would move `samples_per_insert * inserts - samples` out of the interval from
+        `min_diff` to `max_diff`.
+        """
+        ratio, lowest, highest = self.samples_per_insert or 1.0, -sys.float_info.max, sys.float_info.max
+        min_size = self.size
         if self.kind == "sample_to_insert_ratio":
-            return limiters.SampleToInsertRatio(self.samples_per_insert, self.size, self.error_buffer)
-        if self.kind == "max_samples_per_insert":
-            return limiters.RateLimiter(self.samples_per_insert, self.size, -_ROUNDING, sys.float_info.max)
-        return {"min_size": limiters.MinSize, "queue": limiters.Queue, "stack": limiters.Stack}[self.kind](self.size)
+            lowest, highest = (ratio * self.size + sign * (self.error_buffer or 0.0) for sign in (-1, 1))
+        elif self.kind == "max_samples_per_insert":
+            lowest = -_ROUNDING
+        elif self.kind in ("queue", "stack"):
+            min_size, lowest, highest = 1, 0.0, float(self.size)
+        return {
+            "samples_per_insert": float(ratio),
+            "min_size_to_sample": min_size,
+            "min_diff": lowest,
+            "max_diff": highest,
+        }
 
 
 def _parse_number(number: str, text: str) -> float:
@@ -234,18 +235,18 @@ class TableConfig:
         return cls(name, fifo, fifo, size, 1, RateLimiter("queue", size))
 
     def build(self, signature: Nest | None = None) -> reverb.Table:
-        """Returns the Reverb table, whose items must match the signature unless it is None; see `item_signature`."""
-        import reverb
+        """Returns a table for a server in this process; its items must match the signature unless it is None.
 
-        return reverb.Table(
-            self.name,
-            sampler=self.sampler.build(),
-            remover=self.remover.build(),
-            max_size=self.capacity,
-            max_times_sampled=self.max_times_sampled,
-            rate_limiter=self.rate_limiter.build(),
-            signature=signature,
-        )
+        `ReplayServer` builds its tables itself. See `item_signature`.
+        """
+        from rlds2reverb._server_process.reverb_tables import build_table
+
+        return build_table(self.as_reverb_values(), signature)
+
+    def as_reverb_values(self) -> dict[str, Any]:
+        """Returns the config as plain values for `reverb_tables.build_table`."""
+        limiter = self.rate_limiter.as_reverb_values()
+        return {**self.as_dict(), "max_size": self.capacity, "rate_limiter": limiter}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the config as plain dicts, for JSON."""

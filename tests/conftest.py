@@ -7,7 +7,9 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Several test processes share the cores; threads that spin while they wait for work would slow all of them down.
@@ -26,14 +28,41 @@ from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import rlds
     import tensorflow_datasets
-    import tf_agents.replay_buffers.reverb_utils
     import tf_agents.trajectories
 
-IMPORTED = (properties, rlds, tensorflow_datasets, tf_agents)
+    HAS_REVERB = find_spec("reverb") is not None
+    if HAS_REVERB:
+        import rlds  # noqa: F401 - imports dm-reverb
+        import tf_agents.replay_buffers.reverb_utils
+
+IMPORTED = (properties, tensorflow_datasets, tf_agents)
 
 _FIRST_PORT, _LAST_PORT = 25_000, 32_000
+
+
+#: Why a test is skipped if dm-reverb, which has no wheels for this Python, is imported in the process of the tests.
+NO_REVERB = "requires dm-reverb, which is not installed"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skips test modules that import dm-reverb if it is not installed."""
+    report: Any = yield
+    return _skip_without_reverb(report, str(collector.path), 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Skips tests in which dm-reverb is imported if it is not installed."""
+    report: Any = yield
+    return _skip_without_reverb(report, str(item.path), item.location[1])
+
+
+def _skip_without_reverb(report: Any, path: str, line: int | None) -> Any:
+    if report.outcome == "failed" and not HAS_REVERB and "No module named 'reverb'" in str(report.longrepr):
+        report.outcome, report.longrepr = "skipped", (path, line, NO_REVERB)
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -27,14 +27,16 @@ from reverb.cc import schema_pb2
 import rlds2reverb
 from rlds2reverb import ingestion
 from rlds2reverb._encoding import item_blocks
+from rlds2reverb._server import process as server_process
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._server_process import isolation
 from rlds2reverb._signals import Terminated
 from rlds2reverb._writing import compatibility, directory_destination, server_destination
 from rlds2reverb.tables import TableConfig
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server"])
+CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server", "launched"])
 #: The folder of the fork server's socket. It is created on import, before a test changes the temporary directory: in a
 #: test's own folder the path of the socket might exceed the 107 characters that Linux allows.
 SOCKETS = get_temp_dir()
@@ -106,6 +108,22 @@ def skip_unless_mounted(channel: Connection) -> None:
         receive(channel)
     except OSError as error:
         pytest.skip(f"mounting a small disk is not permitted here ({error})")
+
+
+def find_server(address: Any) -> int:
+    """Returns the ID of the process that listens on a port of this machine; the address may be the port alone."""
+    port = int(str(address).rpartition(":")[2])
+    links = {f"socket:[{each.inode}]" for each in isolation._read_sockets(port) if each.state == isolation._LISTEN}
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(path) in links:
+                return int(path.parts[2])
+    raise LookupError(f"no process listens on port {port}")
+
+
+def use_own_launcher() -> None:
+    """Makes this process start servers in its own namespaces, instead of in those of the fork server."""
+    server_process._launcher = None
 
 
 # --- programs
@@ -372,6 +390,7 @@ def unshare_mounts() -> None:
     Raises:
       OSError: If neither is permitted.
     """
+    use_own_launcher()
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if libc.unshare(_NEW_USER | _NEW_MOUNTS) == 0:

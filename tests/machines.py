@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+from faults import use_own_launcher
 
 
 @contextmanager
@@ -80,6 +81,7 @@ def network_cut(prefix: Sequence[str], ports: Sequence[int], versions: Sequence[
 
 def run_on(channel: Connection, prefix: Sequence[str], program: Callable[..., None], *arguments: Any) -> None:
     """Runs a program of `faults.process` on a machine."""
+    use_own_launcher()
     libc = ctypes.CDLL(None, use_errno=True)
     for name in ("user", "net"):
         with open(f"/proc/{prefix[2]}/ns/{name}") as namespace:

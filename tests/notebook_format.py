@@ -1,29 +1,34 @@
 """The form that all notebooks have in git. Run on files, `python tests/notebook_format.py FILE...` brings them into it.
 
 A notebook begins with a Markdown cell (the title and the badge that opens the notebook in Colab), followed by the code
-cell that finds Python 3.11. It has fewer than 25 cells, and neither outputs nor execution counts.
+cell that installs rlds2reverb in Colab. It has fewer than 25 cells, and neither outputs nor execution counts.
 """
 
-import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+REPOSITORY = "rlds2reverb/rlds2reverb"
+BRANCH = "main"
 MAX_CELLS = 24
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+#: What an environment needs for the notebooks, installed from a checkout in the folder r2r.
+INSTALL = ('pip install -q "./r2r[eval,minari]"', "pip install -q --no-deps tf-agents==0.19.0")
+#: The first code cell of every notebook. In Colab it clones the repository, which contains the datasets, and installs.
+FIRST_CELL = f"""\
+# Installs rlds2reverb, as in Colab, unless this Python has it. DATA is a folder of small datasets.
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
-
-def load_bridge():
-    """Returns the module kernel_bridge, which no package contains."""
-    spec = importlib.util.spec_from_file_location("kernel_bridge", NOTEBOOKS / "kernel_bridge.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BRIDGE = load_bridge()
+os.environ["PATH"] = f"{{Path(sys.executable).parent}}:{{os.environ['PATH']}}"
+if not find_spec("rlds2reverb"):
+    !git clone -q --depth 1 https://github.com/{REPOSITORY} r2r
+    !{" && ".join(INSTALL)}
+DATA = next(data for path in [*Path.cwd().parents, Path("r2r")] if (data := path.resolve() / "tests/data").is_dir())"""
 
 
 def find_notebooks():
@@ -32,8 +37,7 @@ def find_notebooks():
 
 def colab_badge(name):
     """Returns the Markdown of the badge that opens a notebook in Colab."""
-    repository = BRIDGE.REPOSITORY.removeprefix("https://github.com/")
-    address = f"https://colab.research.google.com/github/{repository}/blob/{BRIDGE.BRANCH}/notebooks/{name}"
+    address = f"https://colab.research.google.com/github/{REPOSITORY}/blob/{BRANCH}/notebooks/{name}"
     return f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({address})"
 
 
@@ -57,7 +61,7 @@ def find_problems(notebook, name):
         f"it must have at most {MAX_CELLS} cells, got {len(cells)}": len(cells) <= MAX_CELLS,
         "the first cell must be Markdown and begin with '# '": title.startswith("# "),
         f"the first cell must contain {colab_badge(name)}": colab_badge(name) in title,
-        "the second cell must be kernel_bridge.FIRST_CELL": len(cells) > 1 and source(cells[1]) == BRIDGE.FIRST_CELL,
+        "the second cell must be FIRST_CELL": len(cells) > 1 and source(cells[1]) == FIRST_CELL,
         "outputs must be stripped": not any(cell["outputs"] for cell in code),
         "execution counts must be stripped": not any(cell["execution_count"] for cell in code),
         "metadata must be only that of the kernel": notebook["metadata"] == KERNEL,
@@ -80,9 +84,9 @@ def fix(notebook, name):
     text = re.sub(r"\[!\[Open in Colab\].*\n*", "", source(cells[0])).strip()
     heading, _, rest = text.partition("\n")
     cells[0]["source"] = f"{heading}\n\n{colab_badge(name)}\n\n{rest.strip()}".strip()
-    is_first = len(cells) > 1 and "kernel_bridge.start()" in source(cells[1])
+    is_first = len(cells) > 1 and "\nDATA = " in source(cells[1])
     first = cells[1] if is_first else {"cell_type": "code", "id": "python", "metadata": {}, "outputs": []}
-    first.update(source=BRIDGE.FIRST_CELL, execution_count=None)
+    first.update(source=FIRST_CELL, execution_count=None)
     cells[1 : 1 + is_first] = [first]
     for cell in cells:
         cell["source"] = source(cell).strip().splitlines(keepends=True)

@@ -1,6 +1,7 @@
 """The import rules: the parts of the core have an order, and layers import only the layers below them."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ CORE = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
 #: Parts of the core, each importing only those before it. "shared types" are the modules directly in `rlds2reverb/`.
 PARTS = [
+    "_server_process",
     "shared types",
     "_internals",
     "replay",
     "_encoding",
+    "client",
     "sources",
     "_server",
     "_writing",
@@ -23,6 +26,15 @@ PARTS = [
     "beam",
 ]
 ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
+#: The modules that import dm-reverb: those that run servers, and the one that uses Reverb's own writer.
+REVERB_USERS = {
+    "rlds2reverb._internals.reverb",
+    "rlds2reverb._server.replay_server",
+    "rlds2reverb._server_process.batch_service",
+    "rlds2reverb._server_process.reverb_tables",
+    "rlds2reverb._server_process.server",
+    "rlds2reverb._writing.reverb_writer",
+}
 #: The layers above the core, with those that each of them may import.
 LAYERS_BELOW = {
     "adders": set(),
@@ -105,6 +117,28 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
             )
     for imported in modules_imported(FILES[module], module):
         assert imported.split(".")[0] not in LAYERS, f"{module} imports {imported}, a layer by its bare name"
+
+
+def test_only_servers_and_the_fallback_writer_import_reverb():
+    layers = {
+        ".".join(["rlds2reverb", *path.relative_to(ROOT).with_suffix("").parts]): path
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("*.py")
+    }
+    users = {
+        module
+        for module, path in {**FILES, **layers}.items()
+        if any(name.partition(".")[0] == "reverb" for name in modules_imported(path, module.rpartition(".")[0]))
+    }
+    assert users == REVERB_USERS
+
+
+def test_server_process_imports_only_what_its_environment_contains():
+    allowed = {"google", "grpc", "numpy", "reverb", "rlds2reverb", "tensorflow", *sys.stdlib_module_names}
+    for module, path in FILES.items():
+        if part_name(module) == "_server_process":
+            for imported in modules_imported(path, "rlds2reverb._server_process"):
+                assert imported.split(".")[0] in allowed, f"{module} imports {imported}"
 
 
 def test_modules_do_not_import_each_other_in_a_circle():

@@ -11,11 +11,11 @@ from typing import Any
 
 from rlds2reverb.learners.feeds import Feed, InMemoryDataset, StreamingDataset
 
-from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ingest, packed_signature, sample_dataset
+from rlds2reverb import PriorityWriter, ReplayServer, Selector, TableConfig, ingest, packed_signature
 from rlds2reverb._encoding.packing import Packing
-from rlds2reverb._server.clients import split_servers
 from rlds2reverb._writing.report import IngestWarning
-from rlds2reverb.sampling import LinearSchedule
+from rlds2reverb.client import split_servers
+from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources import Source
 
 from .config import TrainingConfig
@@ -81,7 +81,7 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
     size = config.batch_size or 1
 
     def open_feed(size: int) -> StreamingDataset:
-        feed = StreamingDataset(sample_dataset(server, table, size, beta=0.0, prefetch=PREFETCH))
+        feed = StreamingDataset(SamplePlan(server, table, size, beta=0.0, prefetch=PREFETCH))
         stack.callback(feed.close)
         return feed
 
@@ -89,7 +89,7 @@ def _open_table(server: Any, table: str, config: TrainingConfig, stack: ExitStac
         return Batches(open_feed(size), open_feed)
     lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
     writer = stack.enter_context(PriorityWriter(server, table, new_items_first=True, on_server_lost=lost))
-    samples = sample_dataset(server, table, size, beta=1.0, prefetch=PREFETCH)
+    samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.steps))
     stack.callback(feed.close)
     return Batches(feed, open_feed, writer, server if is_own else None)
@@ -110,7 +110,7 @@ def _start_server(episodes: Source, adder: Any) -> ReplayServer:
     try:
         return ReplayServer(tables, signature, isolate=True)
     except OSError:
-        return ReplayServer(tables, signature)
+        return ReplayServer(tables, signature, serve_batches=True)
 
 
 def _fill(server: ReplayServer, episodes: Source, adder: Any) -> None:

@@ -15,8 +15,8 @@ from rlds2reverb import fields
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._encoding.packing import pack_columns
-from rlds2reverb._server.clients import Server
 from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.client import Server
 from rlds2reverb.items import Items
 from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
 from rlds2reverb.trajectory_items import TrajectoryWindows
@@ -88,7 +88,7 @@ class ItemWriter:
         """Connects nothing yet.
 
         Args:
-          server: server to write to; see `clients.connect`.
+          server: server to write to; see `client.find_address`.
           table: name of the table.
           name: name of the writer, different from those of all other writers of the table. The keys of items are
             derived from it and from their number, so that equal items are different ones.

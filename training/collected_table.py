@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 
-from rlds2reverb import ReplayServer, TableConfig, packed_signature, sample_dataset
+from rlds2reverb import ReplayServer, TableConfig, packed_signature
 from rlds2reverb._encoding.packing import Packing
 from rlds2reverb.items import Items
+from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.specs import Nest
 
 from .collected_pieces import ItemWriter
@@ -28,8 +28,6 @@ class CollectedTable(Feed):
       server: the server.
     """
 
-    has_info = False
-
     def __init__(self, item_spec: Nest, capacity: int, batch_size: int, *, squeeze: bool):
         """Starts the server.
 
@@ -41,12 +39,12 @@ class CollectedTable(Feed):
         """
         self.num_added = 0
         self.server = ReplayServer(
-            [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze))
+            [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze)), serve_batches=True
         )
         self._writer = ItemWriter(self.server, TABLE)
-        samples = sample_dataset(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
+        samples = SamplePlan(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)
         self._feed = StreamingDataset(samples)
-        self.experience_spec = self._feed.experience_spec
+        self.data_spec = self._feed.data_spec
 
     def append(self, items: Items) -> None:
         """Adds items of the spec, and waits until the server has them.
@@ -58,9 +56,9 @@ class CollectedTable(Feed):
             self._writer.write(items, self.num_added)
             self.num_added += len(items)
 
-    def next(self, step: tf.Tensor) -> tuple[Nest, Any]:
-        """Implements `Feed.next`."""
-        return self._feed.next(step)[0], ()
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`."""
+        return self._feed.read(first_step, count)[0], ()
 
     def close(self) -> None:
         """Releases the iterator over the samples."""

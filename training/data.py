@@ -17,8 +17,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, TrajectoryWindows, fields
-from rlds2reverb._server.clients import connect_all
 from rlds2reverb._server.replay_server import read_tables
+from rlds2reverb.client import find_addresses
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatchError
@@ -380,7 +380,7 @@ def _open_table(source: Any, config: TrainingConfig, action_space: Any) -> Train
         has_one_priority = require_matching_items(table, config, adder, sample)
         name = str(location)
         if not isinstance(location, (str, Path)):
-            name = ",".join(client.server_address for client in connect_all(server))
+            name = ",".join(find_addresses(server))
         notes, warnings = [], []
         if about_bounds is not None:
             notes.append(about_bounds)

@@ -16,7 +16,7 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb import TrajectoryWindows, sample_dataset
 from rlds2reverb._encoding.packing import find_packing
-from rlds2reverb._server.clients import connect_all, table_infos
+from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
@@ -65,7 +65,7 @@ def is_table(source: Any) -> bool:
         return True
     if isinstance(source, (str, Path)):
         return server_address(source) is not None or is_table_directory(source)
-    return any(hasattr(source, name) for name in ("client", "servers", "server_address", "localhost_client"))
+    return any(hasattr(source, name) for name in ("address", "servers", "server_address", "localhost_client"))
 
 
 def _is_address(value: Any) -> bool:
@@ -95,20 +95,20 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
       SpecMismatchError: If the items are of a different kind, or differ between servers.
       ServerUnavailableError: If a server does not answer.
     """
-    clients = connect_all(server)
-    all_infos = [table_infos(client) for client in clients]
-    infos, where = all_infos[0], ", ".join(client.server_address for client in clients)
+    addresses = find_addresses(server)
+    all_infos = [table_infos(address) for address in addresses]
+    infos, where = all_infos[0], ", ".join(addresses)
     name = table or choose_table(list(infos))
     if name not in infos:
         expected = f"there is no table {table!r}" if table else "training requires one table, or one named 'replay'"
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
-    if len(clients) > 1:
+    if len(addresses) > 1:
         ServerTables.fetch(server, name, timeout_secs=_INFO_SECS)  # Raises an error unless the tables match.
     size = sum(each[name].current_size for each in all_infos)
     if not size:
         raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
-    for client, each in zip(clients, all_infos, strict=True):
-        _require_enough_items(each[name], client.server_address)
+    for address, each in zip(addresses, all_infos, strict=True):
+        _require_enough_items(each[name], address)
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec

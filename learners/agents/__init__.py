@@ -5,6 +5,8 @@ Continuous actions are vectors, and discrete actions are single integers. Every 
 the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm has a critic.
 """
 
+from rlds2reverb._keras import require_keras_2
+
 from .adam import Adam
 from .awac import AWACAgent
 from .bc import BCAgent
@@ -34,6 +36,8 @@ from .spaces import BoundedActions, DiscreteActions, Observations
 from .squashed_gaussian import SquashedGaussianActor
 from .td3_bc import TD3BCAgent
 from .temperature import Temperature
+
+require_keras_2()
 
 __all__ = [
     "MLP",

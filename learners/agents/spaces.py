@@ -8,11 +8,11 @@ import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import nest_utils
 
-from rlds2reverb._internals.dataset_errors import describe_error
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import describe, path_name
 
 from ..algorithms import ALGORITHMS
+from ..graph_errors import require
 
 Array = Any
 
@@ -174,7 +174,7 @@ class DiscreteActions(tf.Module):
             if not is_valid:
                 raise error
             return action, weights
-        with tf.control_dependencies([tf.debugging.Assert(is_valid, [describe_error(error)])]):
+        with tf.control_dependencies([require(is_valid, error)]):
             return tf.identity(action), tf.where(is_valid, weights, np.nan)
 
     def to_unit(self, action: Array) -> tf.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,7 @@ from .protobuf import (
 )
 
 #: The numbers of TensorFlow's enum `DataType`.
-_DATA_TYPES = {
+DATA_TYPES = {
     "float32": 1,
     "float64": 2,
     "int32": 3,
@@ -58,13 +59,13 @@ _MIN_COMPRESSIBLE_BYTES, _MAX_COMPRESSION_RATIO = 1024, 0.9
 
 def require_dtype(spec: ArraySpec, where: str) -> None:
     """Raises `ValueError` unless the dtype is bool, integer, float or complex."""
-    if spec.dtype.name not in _DATA_TYPES:
+    if spec.dtype.name not in DATA_TYPES:
         raise ValueError(
-            f"{where} must be one of {', '.join(_DATA_TYPES)}, got {spec.dtype}; cast it, or leave the field out"
+            f"{where} must be one of {', '.join(DATA_TYPES)}, got {spec.dtype}; cast it, or leave the field out"
         )
 
 
-def _literal_header(size: int) -> bytes:
+def literal_header(size: int) -> bytes:
     """Returns the header of a snappy stream with one literal of `size` bytes (see snappy's format_description.txt)."""
     if size == 0:
         return varint(0)
@@ -79,7 +80,7 @@ def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     """Encodes the dtype and shape of a tensor of `num_rows` rows."""
     sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
     shape = b"".join(delimited(2, number_field(1, size or 0)) for size in sizes)
-    return number_field(1, _DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
+    return number_field(1, DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -87,7 +88,7 @@ def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     """Encodes everything before the bytes of an uncompressed tensor of `num_rows` rows."""
     size = num_rows * spec.num_bytes
     header = _tensor_head(spec, num_rows)
-    content = _literal_header(size)
+    content = literal_header(size)
     before = header + delimited_head(4, len(content) + size) + content
     return delimited_head(1, len(before) + size) + before
 
@@ -207,7 +208,7 @@ def _compress(rows: np.ndarray) -> bytes:
     size = cramjam.snappy.compress_raw_into(raw, _SCRATCH.buffer.data)
     if size < _MAX_COMPRESSION_RATIO * len(raw):
         return _SCRATCH.buffer[:size].tobytes()
-    return b"".join([_literal_header(len(raw)), raw])
+    return b"".join([literal_header(len(raw)), raw])
 
 
 def _join_parts(parts: Sequence[Part | list[bytes]], num_records: int) -> list[bytes]:
@@ -217,6 +218,17 @@ def _join_parts(parts: Sequence[Part | list[bytes]], num_records: int) -> list[b
         adjacent: list[Any] = list(group)
         columns += adjacent if is_list else [fill(adjacent, num_records)]
     return [b"".join(record) for record in zip(*columns, strict=True)]
+
+
+def encode_row(table: str, columns: Sequence[np.ndarray]) -> bytes:
+    """Encodes an `InsertStreamRequest` for an item that is a single row, with priority 1 and a random key."""
+    specs = [ArraySpec(column.shape, column.dtype) for column in columns]
+    keys = np.array([secrets.randbits(56) | 1 << 56], np.uint64)
+    first, length = np.zeros(1, np.int64), np.ones(1, np.int64)
+    chunk = encode_chunks(keys, keys, first, [column[None, None] for column in columns], specs)
+    slices = [(keys, first, length)]
+    item = encode_items(table, keys, np.ones(1), slices, num_columns=len(columns), squeeze=True)
+    return delimited(1, chunk.tobytes()) + delimited(2, item.tobytes())
 
 
 def encode_priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> bytes:

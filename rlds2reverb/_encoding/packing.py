@@ -122,6 +122,19 @@ def unpack(packed: tf.Tensor, packing: Packing) -> Nest:
     return tree.unflatten_as(packing.item_spec, columns)
 
 
+def unpack_arrays(packed: np.ndarray, packing: Packing) -> Nest:
+    """Unpacks items with NumPy; see `unpack`. The columns, except those of booleans, are views of the packed array."""
+    columns = []
+    end = 0
+    for leaf, shape in zip(tree.flatten(packing.item_spec), packing.row_shapes, strict=True):
+        dtype = np.dtype(leaf.dtype.as_numpy_dtype)
+        begin, end = end, end + math.prod(shape) * dtype.itemsize // packed.dtype.itemsize
+        content = packed[..., begin:end]
+        column = content != 0 if dtype == np.bool_ else content.view(dtype) if end > begin else np.empty(0, dtype)
+        columns.append(column.reshape(*packed.shape[:-1], *shape))
+    return tree.unflatten_as(packing.item_spec, columns)
+
+
 def _unpack_column(packed: tf.Tensor, dtype: Any, shape: tuple[int, ...]) -> tf.Tensor:
     import tensorflow as tf
 

@@ -29,6 +29,22 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def read_varint(content: bytes, position: int = 0) -> tuple[int, int]:
+    """Decodes a number at a position; returns it and the position after it.
+
+    Raises:
+      ValueError: If the content ends before the number.
+    """
+    value = shift = 0
+    while position < len(content):
+        byte = content[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+    raise ValueError("a number is incomplete")
+
+
 def varints(values: np.ndarray, width: int) -> np.ndarray:
     """Encodes numbers below 2^(7·width) in base 128, padded to a width of 1 to 10: uint8 `[n, width]`."""
     if width == 1:

@@ -17,22 +17,15 @@ from tensorflow.python.data.ops import iterator_ops
 
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 
-from .versions import require_version
+from .versions import require_tested
 
-require_version("tensorflow", tf.__version__, "2.15.1")
+require_tested("tensorflow", tf.__version__, feature="sampling with tf.data")
 
 _TYPES: dict[str, type[Exception]] = {
     error.__name__: error for error in (ServerUnavailableError, SpecMismatchError, TimeoutError)
 }
 #: The text of an assertion, in which TensorFlow escapes quotes, backslashes and line breaks.
 _REASON = re.compile(rf"({'|'.join(_TYPES)}): (.*?)\]?(?:\n|$)")
-#: Reverb's description of an item that does not match the table's signature.
-_MISMATCH = re.compile(
-    r"Received incompatible tensor at flattened index (\d+) from table '(.*?)'\.\s+Specification has \(dtype, shape\): "
-    r"\((.*?)\)\.\s+Tensor has \(dtype, shape\): \((.*?)\)\."
-)
-#: The reasons for which Reverb cannot open a stream of samples, after its server was restarted.
-_BROKEN = re.compile("Broken pipe|Socket closed|Connection reset by peer|Connection refused")
 
 
 def describe_error(error: Exception) -> str:
@@ -55,28 +48,14 @@ def translate_error(error: Exception) -> Exception | None:
         `dataset`, or by a graph that reads one.
 
     Returns:
-      `ServerUnavailableError` if no server returned samples in time, or a connection broke; `TimeoutError` if a buffer
-      refused to sample for too long; `SpecMismatchError` if an agent cannot use the data, or an item does not match the
-      table's signature.
+      `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
+      too long; `SpecMismatchError` if an agent cannot use the data, or an item does not match the table's signature.
     """
-    message = getattr(error, "message", "")
-    match = _REASON.search(message)
+    match = _REASON.search(getattr(error, "message", ""))
     if match is None:
-        if (mismatch := _MISMATCH.search(message)) is not None:
-            return SpecMismatchError(_describe_mismatch(*mismatch.groups()))
-        is_unavailable = isinstance(error, tf.errors.UnavailableError) or "returned UnavailableError" in message
-        if is_unavailable and (broken := _BROKEN.search(message)) is not None:
-            return ServerUnavailableError(f"the connection to a Reverb server broke ({broken[0]}); repeat the call")
         return None
     name, reason = match.groups()
     return _TYPES[name](reason.encode("latin-1", "backslashreplace").decode("unicode_escape"))
-
-
-def _describe_mismatch(column: str, table: str, expected: str, actual: str) -> str:
-    return (
-        f"an item of table {table!r} does not match the table's signature: column {column} must be {expected}, got "
-        f"{actual}; find the writer that inserted it, and accept trusted writers only"
-    )
 
 
 class _Iterator(iterator_ops.OwnedIterator):

@@ -1,4 +1,4 @@
-"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs and options of datasets, a clock, determinism."""
+"""Uses of TensorFlow internals: AutoGraph, serialised specs, graphs and options of datasets, determinism."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
@@ -18,9 +17,9 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
 
-from .versions import require_version
+from .versions import require_tested
 
-require_version("tensorflow", tf.__version__, "2.15.1")
+require_tested("tensorflow", tf.__version__, feature="reading and sampling with tf.data")
 
 # At exit, the destructor uses modules that Python has unloaded already.
 atexit.register(setattr, atomic_function.AtomicFunction, "__del__", lambda function: None)
@@ -74,7 +73,7 @@ def extract_sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
         )
     except tf.errors.OpError:  # The dataset cannot be serialised as a graph, or is too large.
         return None
-    graph = graph_pb2.GraphDef.FromString(serialized.numpy())
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     nodes = {node.name: node for node in graph.node}
     operations = sorted({node.op for node in graph.node})
     slices = [node for node in graph.node if node.op == "TensorSliceDataset"]
@@ -82,18 +81,6 @@ def extract_sliced_arrays(dataset: tf.Tensor) -> list[np.ndarray] | None:
         return None
     tensors = [nodes[name].attr["value"].tensor for name in slices[0].input]
     return [tf.io.parse_tensor(tensor.SerializeToString(), tensor.dtype).numpy() for tensor in tensors]
-
-
-def make_clock(tick_secs: float) -> tf.data.Dataset:
-    """Returns an infinite dataset that yields an int64 every `tick_secs` seconds and can be destroyed immediately."""
-    numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-    delayed = tf.raw_ops.SleepDataset(
-        input_dataset=tf.data.experimental.to_variant(numbers),
-        sleep_microseconds=tf.constant(int(1e6 * tick_secs), tf.int64),
-        output_types=[tf.int64],
-        output_shapes=[()],
-    )
-    return tf.data.experimental.from_variant(delayed, numbers.element_spec)
 
 
 def scan(dataset: tf.data.Dataset, initial_state: Any, step: Callable[..., Any]) -> tf.data.Dataset:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import tf_agents
 from tf_agents.replay_buffers import reverb_utils
 
-from .versions import require_version
+from .versions import require_tested
 
 if TYPE_CHECKING:
     from rlds2reverb.trajectory_items import Padding
 
-require_version("tf-agents", tf_agents.__version__, "0.19.0")
+require_tested("tf-agents", tf_agents.__version__, feature="writing through the observers of TF-Agents")
 
 _KINDS = {
     reverb_utils.ReverbAddEpisodeObserver: "episode",

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.utils import tqdm_utils
 
 from . import tensorflow  # noqa: F401 - Changes how TensorFlow, which TFDS uses, behaves at exit.
+from .versions import require_tested
+
+require_tested("tensorflow-datasets", tfds.__version__, feature="reading RLDS datasets")
 
 #: With TFDS's own limit of 10 retries with growing delays, a download takes minutes to fail.
 _MAX_RETRIES = 2

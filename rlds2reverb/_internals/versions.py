@@ -1,12 +1,41 @@
-"""The version check of libraries whose internals are used."""
+"""The versions of other libraries with which the features that use their internals are tested."""
 
 from __future__ import annotations
 
+from packaging.specifiers import SpecifierSet
 
-def require_version(library: str, installed: str, tested: str) -> None:
-    """Raises `ImportError` unless the installed version is the one with which its internals were tested."""
-    if installed != tested:
+#: PEP 440 specifiers, one of which a version must match; the last one contains the recommended version.
+TESTED_VERSIONS: dict[str, tuple[str, ...]] = {
+    "tensorflow": ("==2.15.*", ">=2.19,<2.22"),
+    "tensorflow-datasets": ("==4.9.*",),
+    "tf-agents": ("==0.19.*",),
+    "dm-reverb": ("==0.14.*",),
+}
+
+
+#: The version of dm-reverb whose formats are written, whether or not one is installed.
+REVERB_FORMAT = "0.14.0"
+
+
+def is_tested(library: str, installed: str) -> bool:
+    """Returns whether a version of a library is among the tested ones."""
+    return any(SpecifierSet(specifier).contains(installed) for specifier in TESTED_VERSIONS[library])
+
+
+def require_tested(library: str, installed: str, *, feature: str) -> None:
+    """Checks the version of a library whose internals a feature uses.
+
+    Args:
+      library: a key of `TESTED_VERSIONS`.
+      installed: the installed version.
+      feature: what does not work with other versions, as the subject of a sentence.
+
+    Raises:
+      ImportError: If the version is not among the tested ones.
+    """
+    if not is_tested(library, installed):
+        specifiers = TESTED_VERSIONS[library]
         raise ImportError(
-            f"rlds2reverb uses internals of {library}, tested with version {tested} only, but {installed} is "
-            f"installed; run pip install '{library}=={tested}'"
+            f"{feature} requires internals of {library} that are tested with {' or '.join(specifiers)}, but "
+            f"{installed} is installed; run pip install '{library}{specifiers[-1]}'"
         )

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from rlds2reverb._encoding import tfrecords
-from rlds2reverb._internals.reverb import ChunkData, PrioritizedItem, PriorityTableCheckpoint
+from rlds2reverb.client.messages import ChunkData, PrioritizedItem, PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError
 
 _BLOCK_BYTES = 1 << 20

@@ -6,23 +6,19 @@ import itertools
 import os
 import re
 import shutil
-import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import reverb
-
-from rlds2reverb._encoding import tfrecords
 from rlds2reverb._file_lock import FileLock
-from rlds2reverb._internals.reverb import PriorityTableCheckpoint
+from rlds2reverb._internals.tensorflow import encode_spec
 from rlds2reverb._sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb.client.messages import PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.tables import Selector, TableConfig
 
 from .checkpoint_contents import require_consistent
 
@@ -63,20 +59,29 @@ def link_or_copy(path: Path, new: Path, *, symlink: bool = False) -> None:
 
 def table_records(tables: Sequence[TableConfig], signature: Nest) -> list[Any]:
     """Returns the `PriorityTableCheckpoint` message that Reverb writes for each table while it is empty."""
-    with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
-        server = reverb.Server(
-            [table.build(signature) for table in tables],
-            port=None,
-            checkpointer=reverb.checkpointers.DefaultCheckpointer(folder),
+    return [
+        PriorityTableCheckpoint(
+            table_name=table.name,
+            max_size=table.capacity,
+            max_times_sampled=table.max_times_sampled,
+            rate_limiter=table.rate_limiter.as_reverb_values(),
+            sampler=_selector_options(table.sampler),
+            remover=_selector_options(table.remover),
+            signature=encode_spec(signature),
         )
-        try:
-            path = Path(server.localhost_client().checkpoint()) / "tables.tfrecord"
-            path.write_bytes(zlib.decompress(path.read_bytes()))
-            records = [PriorityTableCheckpoint.FromString(record) for record in tfrecords.read(path)]
-            names = [table.name for table in tables]
-            return sorted(records, key=lambda record: names.index(record.table_name))  # Reverb's own order varies.
-        finally:
-            server.stop()
+        for table in tables
+    ]
+
+
+def _selector_options(selector: Selector) -> dict[str, Any]:
+    """Returns the fields of Reverb's message `KeyDistributionOptions`."""
+    if selector.kind == "prioritized":
+        return {"prioritized": {"priority_exponent": selector.exponent}}
+    if selector.kind == "uniform":
+        return {"uniform": True}
+    if selector.kind in ("min_heap", "max_heap"):
+        return {"heap": {"min_heap": selector.kind == "min_heap"}, "is_deterministic": True}
+    return {selector.kind: True, "is_deterministic": True}
 
 
 class CheckpointRoot:

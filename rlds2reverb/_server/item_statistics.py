@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
-from reverb.reverb_types import TableInfo
 
-from rlds2reverb._internals.reverb import PrioritizedItem
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.client import Connection, TableInfo, format_selector
+from rlds2reverb.client.messages import PrioritizedItem
+from rlds2reverb.errors import CheckpointError, ServerUnavailableError
 from rlds2reverb.tables import Selector, TableConfig
 
 from .checkpoint_contents import read_messages
 from .checkpoint_root import CheckpointRoot
-from .clients import format_selector
-from .connection import ServerConnection
 from .stored_items import sampling_has_side_effects
 
 #: Times of insertion before this one, in seconds since 1970, are the numbers that `ingest` stores, in microseconds.
@@ -91,7 +88,7 @@ def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float
     reason = _find_reason_not_to_sample(info)
     entries: list[Any] = []
     if reason is None:
-        with ServerConnection(address) as connection:
+        with Connection(address) as connection:
             entries = _sample(connection, info.name, timeout_secs)
         reason = None if entries else "it returned no sample in time"
     newest = {entry.item.key: entry for entry in entries}.values()
@@ -119,7 +116,7 @@ def _compute_inclusion(probabilities: np.ndarray, num_samples: int) -> np.ndarra
         return np.maximum(-np.expm1(num_samples * np.log1p(-probabilities)), 1e-300)
 
 
-def _sample(connection: ServerConnection, table: str, timeout_secs: float) -> list[Any]:
+def _sample(connection: Connection, table: str, timeout_secs: float) -> list[Any]:
     """Returns the `SampleInfo` messages of some samples, as many as arrive in time."""
     entries: list[Any] = []
     num_bytes = 0
@@ -131,7 +128,7 @@ def _sample(connection: ServerConnection, table: str, timeout_secs: float) -> li
                 entries.append(entry.info)
             if num_bytes > _MAX_SAMPLE_BYTES:
                 break
-    except grpc.RpcError:
+    except ServerUnavailableError:
         pass  # The time is over, or the table was emptied; what has arrived is used.
     return entries
 

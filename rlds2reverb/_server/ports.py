@@ -1,15 +1,19 @@
-"""Reservation of ports: each is used by at most one server among all processes of the machine."""
+"""Reservation of ports: each is used by at most one server among all processes of the machine.
+
+A server has two: Reverb's own, which users know, and that of the batch service, which follows from it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-
-import portpicker
+from contextlib import ExitStack, contextmanager
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
+from rlds2reverb.client import batch_port
 from rlds2reverb.errors import ResourceInUseError
 
 from .scratch import user_directory
@@ -18,29 +22,60 @@ from .scratch import user_directory
 #: minutes to reconnect to a port whose server is gone; to them a new server on that port would seem dead.
 _USED_PORTS: set[int] = set()
 _MAX_TRIES = 100
+_RELEASE_SECS = 1.0
+_ADVICE = "choose another port, or stop that server"
+_NUM_PORTS = 65536
 
 
 def pick_port() -> int:
-    """Returns a free port that no server of this process has used, unless none is found in 100 tries."""
+    """Returns a free port with a free batch port that no server of this process has used, if found in 100 tries."""
     for _ in range(_MAX_TRIES):
-        port = portpicker.pick_unused_port()
-        if port not in _USED_PORTS:
-            break
+        port = _find_port()
+        with contextlib.suppress(ResourceInUseError):
+            require_free_port(port)
+            require_free_port(batch_port(port))
+            if port not in _USED_PORTS:
+                break
     return port
+
+
+def _find_port() -> int:
+    """Returns a port that the system chooses."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
 def reserve_port(port: int) -> Iterator[None]:
-    """Keeps other rlds2reverb servers off a port. Reverb itself would let two servers share it and split the traffic.
+    """Keeps other rlds2reverb servers off a port and its batch port.
+
+    Reverb itself would let two servers share a port and split the traffic.
 
     Raises:
-      ResourceInUseError: If the port is in use.
+      ResourceInUseError: If one of them is in use.
       ValueError: If the port is out of range.
     """
     _USED_PORTS.add(port)
-    with FileLock(user_directory() / f"port-{port}.lock", f"port {port}", "choose another port, or stop that server"):
-        require_free_port(port)
+    require_count("port", port, 1, _NUM_PORTS - 1)
+    with ExitStack() as stack:
+        for each in (port, batch_port(port)):
+            lock = FileLock(user_directory() / f"port-{each}.lock", f"port {each}", _ADVICE)
+            stack.enter_context(lock)
+            _wait_for_free_port(each)
         yield
+
+
+def _wait_for_free_port(port: int) -> None:
+    """Waits for a moment until a port is free: if a process is killed, its lock is released before its server ends."""
+    until = time.monotonic() + _RELEASE_SECS
+    while True:
+        try:
+            return require_free_port(port)
+        except ResourceInUseError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_RELEASE_SECS / 10)
 
 
 def require_free_port(port: int) -> None:

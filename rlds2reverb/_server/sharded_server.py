@@ -40,6 +40,7 @@ class ShardedReplayServer:
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
         isolate: bool = False,
+        serve_batches: bool | None = None,
     ):
         """Starts the servers with empty tables, or from the last commit in `checkpoint_root` if there is one.
 
@@ -51,6 +52,7 @@ class ShardedReplayServer:
           checkpoint_root: directory for checkpoints; None for no checkpoints.
           verify: as for `ReplayServer`.
           isolate: as for `ReplayServer`.
+          serve_batches: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If no commit is intact, or the root has a different number of shards.
@@ -58,7 +60,7 @@ class ShardedReplayServer:
         """
 
         def start(shard: int, **options: Any) -> ReplayServer:
-            return ReplayServer(tables, signature, isolate=isolate, **options)
+            return ReplayServer(tables, signature, isolate=isolate, serve_batches=serve_batches, **options)
 
         self._start(start, num_shards, port, checkpoint_root, verify=verify)
 
@@ -73,6 +75,7 @@ class ShardedReplayServer:
         verify: bool = True,
         force: bool = False,
         isolate: bool = False,
+        serve_batches: bool | None = None,
     ) -> ShardedReplayServer:
         """Starts a server for each of the directories `shard_0`, `shard_1`, ... in a directory.
 
@@ -84,6 +87,7 @@ class ShardedReplayServer:
           verify: as for `ReplayServer`.
           force: see `ReplayServer.from_directory`.
           isolate: as for `ReplayServer`.
+          serve_batches: as for `ReplayServer`.
 
         Raises:
           CheckpointError: If there are no shards, or one is damaged; or as for `ShardedReplayServer`.
@@ -96,7 +100,8 @@ class ShardedReplayServer:
 
         def start(shard: int, **options: Any) -> ReplayServer:
             path = shard_path(directory, shard)
-            return ReplayServer.from_directory(path, tables=tables, force=force, isolate=isolate, **options)
+            options |= {"force": force, "isolate": isolate, "serve_batches": serve_batches}
+            return ReplayServer.from_directory(path, tables=tables, **options)
 
         server._start(start, num_shards, port, checkpoint_root, verify=verify)
         return server
@@ -164,6 +169,11 @@ class ShardedReplayServer:
             pairs = zip(self.servers, self._commits.newest, strict=True)
             self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])
         return self._commits.path
+
+    def require_running(self) -> None:
+        """Raises `ServerUnavailableError` if the process of a server has ended although it was not stopped."""
+        for server in self.servers:
+            server.require_running()
 
     def stop(self) -> None:
         """Stops the servers and releases their ports and directories."""

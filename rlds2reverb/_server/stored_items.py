@@ -7,19 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-import grpc
 import numpy as np
 import tensorflow as tf
 import tree
-from reverb.reverb_types import TableInfo
 
 from rlds2reverb._encoding.packing import find_packing
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.client import NO_LIMIT, Connection, PausableDeadline, TableInfo
+from rlds2reverb.client.messages import TensorShapeProto
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
-
-from .clients import NO_LIMIT
-from .connection import ServerConnection
-from .pausable_deadline import PausableDeadline
 
 _MAX_WAIT_SECS = 5.0
 _ATTEMPT_SECS, _RETRY_SECS = 1.0, 0.1
@@ -64,7 +60,7 @@ def require_stored_items_match(
             continue
         reason = _reason_not_to_sample(info)
         if reason is None:
-            with ServerConnection(address) as connection:
+            with Connection(address) as connection:
                 columns = _sample_columns(connection, name, min(timeout_secs, _MAX_WAIT_SECS))
             if columns is not None:
                 _require_columns_match(signature, columns, name)
@@ -85,14 +81,14 @@ def _reason_not_to_sample(info: TableInfo) -> str | None:
     return f"it returns no sample until it has {minimum:,} items" if info.current_size < minimum else None
 
 
-def _sample_columns(connection: ServerConnection, table: str, timeout_secs: float) -> list[ArraySpec] | None:
+def _sample_columns(connection: Connection, table: str, timeout_secs: float) -> list[ArraySpec] | None:
     """Returns the specs of the columns of one item, in order, or None if the table returns no item in time."""
     deadline = PausableDeadline(timeout_secs)
     while (remaining := deadline.remaining_secs) > 0:
         try:
             with closing(connection.sample(table, timeout_secs=min(remaining, _ATTEMPT_SECS))) as parts:
                 return _read_columns(parts)
-        except grpc.RpcError:  # The table was just emptied, the connection broke, or this process was stopped.
+        except ServerUnavailableError:  # The table was just emptied, the connection broke, or this process was stopped.
             time.sleep(_RETRY_SECS)
     return None
 
@@ -111,8 +107,8 @@ def _read_columns(parts: Iterable[Any]) -> list[ArraySpec] | None:
 
 
 def _row_spec(tensor: Any) -> ArraySpec:
-    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    return ArraySpec(shape[1:], np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
+    shape = TensorShapeProto.FromString(tensor.tensor_shape).dim
+    return ArraySpec(tuple(dim.size for dim in shape[1:]), np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
 
 
 def _column_spec(column: Any, row_specs: Mapping[int, Sequence[ArraySpec]]) -> ArraySpec:

@@ -20,9 +20,14 @@ import numpy as np
 from rlds2reverb._encoding import keys
 from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.clients import Server, connect, explain_blocked_inserts
-from rlds2reverb._server.connection import ServerConnection, confirmed_keys
-from rlds2reverb._server.pausable_deadline import PausableDeadline
+from rlds2reverb.client import (
+    Connection,
+    PausableDeadline,
+    Server,
+    confirmed_keys,
+    explain_blocked_inserts,
+    find_address,
+)
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 
 _MAX_UNCONFIRMED_BYTES = 32 << 20
@@ -64,15 +69,14 @@ class BulkWriter:
         """Opens the stream.
 
         Args:
-          server: server to write to; see `clients.connect`.
+          server: server to write to; see `client.find_address`.
           encoder: encoder for the tables.
           timeout_secs: seconds to wait for each confirmation.
 
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        self._client = connect(server)
-        self._address = self._client.server_address
+        self._address = find_address(server)
         self._encoder = encoder
         self._timeout_secs = timeout_secs
         self._num_batches = 0
@@ -165,7 +169,7 @@ class BulkWriter:
 
     def _open_stream(self, timeout_secs: float) -> str:
         """Opens a stream on a new connection; returns the state id of its server."""
-        connection = ServerConnection(self._address)
+        connection = Connection(self._address, small_window=True)
         try:
             state_id = connection.state_id(timeout_secs=timeout_secs)
         except BaseException:
@@ -255,7 +259,7 @@ class BulkWriter:
         if isinstance(self._error, grpc.RpcError):
             reason = f"{self._error.code().name}: {self._error.details()}"
             return f"lost the server at {self._address} for {self._timeout_secs:g} s ({reason}); start it, then resume"
-        return explain_blocked_inserts(self._client, self._encoder.tables, self._timeout_secs)
+        return explain_blocked_inserts(self._address, self._encoder.tables, self._timeout_secs)
 
 
 def _retry_pauses() -> Iterator[float]:

@@ -1,20 +1,19 @@
-"""Checks that a server understands the bulk writer: inserts one item, reads it with Reverb's client, and deletes it."""
+"""Checks that a server understands the bulk writer: inserts one item, reads it back, and deletes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-import reverb
 
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.connection import ServerConnection, server_state_id
-from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
-from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._internals.versions import TESTED_VERSIONS, is_tested
 from rlds2reverb._server.stored_items import sampling_has_side_effects
+from rlds2reverb.client import Connection, server_state_id
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
@@ -23,7 +22,6 @@ from .bulk_writer import BulkWriter
 
 _KEY_SEED = -1
 _TIMEOUT_SECS = 20.0
-_INFO_SECS = 2
 #: State ids of servers that passed the check, so that later transfers of this process skip it.
 _COMPATIBLE_SERVERS: set[str] = set()
 
@@ -64,14 +62,11 @@ class TrialItem:
         return None
 
 
-def find_incompatibility(
-    client: reverb.Client, tables: Sequence[str], trial: TrialItem, *, timeout_secs: float
-) -> str | None:
+def find_incompatibility(address: str, tables: Sequence[str], trial: TrialItem, *, timeout_secs: float) -> str | None:
     """Writes an item, reads it back and deletes it, unless this server has passed the check before.
 
     The item goes to the first table that is empty, returns items at once and does not use them up, so that waiting
-    readers lose nothing. If there is no such table, or Reverb's own client cannot reach the server, the check uses a
-    temporary server in this process, which shows whether the installed Reverb is compatible.
+    readers lose nothing. If there is no such table, the check uses a temporary server with the installed Reverb.
 
     Returns:
       A description of the failure, or None if the item was read back bit for bit.
@@ -81,18 +76,29 @@ def find_incompatibility(
     """
     reason: str | None = ""
     for _ in range(2):  # A failure while the server is away or restarting says nothing about compatibility.
-        reason = _find_incompatibility_once(client, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
+        reason = _find_incompatibility_once(address, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
         if reason is None:
             return None
-        server_state_id(client.server_address, timeout_secs=timeout_secs)
-    return reason
+        server_state_id(address, timeout_secs=timeout_secs)
+    return f"{reason}{_describe_untested_version()}"
+
+
+def _describe_untested_version() -> str:
+    """Returns a clause that names the installed version of dm-reverb if it is not among the tested ones."""
+    try:
+        installed = version("dm-reverb")
+    except PackageNotFoundError:
+        return ""
+    if is_tested("dm-reverb", installed):
+        return ""
+    return f"; dm-reverb {installed} is installed, but tested is {' or '.join(TESTED_VERSIONS['dm-reverb'])}"
 
 
 def _find_incompatibility_once(
-    client: reverb.Client, tables: Sequence[str], trial: TrialItem, timeout_secs: float
+    address: str, tables: Sequence[str], trial: TrialItem, timeout_secs: float
 ) -> str | None:
     try:
-        with ServerConnection(client.server_address) as connection:
+        with Connection(address) as connection:
             state_id = connection.state_id(timeout_secs=timeout_secs)
             for name in tables:  # An earlier run may have been killed before it deleted its item.
                 connection.delete(name, trial.make_keys(name), timeout_secs=timeout_secs)
@@ -100,12 +106,14 @@ def _find_incompatibility_once(
                 return None
             infos = connection.table_infos(timeout_secs=timeout_secs)
             table = next((name for name in tables if _is_usable(infos[name])), None)
-            if table is not None and _is_reachable(client):
+            if table is not None:
                 try:
-                    reason = _write_and_read(client.server_address, table, trial, timeout_secs)
+                    reason = _write_and_read(address, table, trial, timeout_secs)
                 finally:
                     connection.delete(table, trial.make_keys(table), timeout_secs=timeout_secs)
             else:
+                from rlds2reverb._server.replay_server import ReplayServer  # Requires dm-reverb.
+
                 with ReplayServer([TableConfig(tables[0])], trial.signature) as server:
                     reason = _write_and_read(server.address, tables[0], trial, timeout_secs)
             if reason is None:
@@ -113,16 +121,6 @@ def _find_incompatibility_once(
             return reason
     except ServerUnavailableError as error:
         return str(error)
-
-
-def _is_reachable(client: reverb.Client) -> bool:
-    """Returns whether Reverb's own clients can reach the server; see `clients.table_infos` for why they may not."""
-    try:
-        with NATIVE_CALLS.track():
-            client.server_info(timeout=_INFO_SECS)
-    except (RuntimeError, reverb.errors.ReverbError):
-        return False
-    return True
 
 
 def _is_usable(info: Any) -> bool:
@@ -136,8 +134,8 @@ def _write_and_read(address: str, table: str, trial: TrialItem, timeout_secs: fl
         with BulkWriter(address, trial.make_encoder(table), timeout_secs=timeout_secs) as writer:
             writer.write([trial.block])
             writer.flush()
-        samples = reverb.Client(address).sample(table, 1, emit_timesteps=False)
-        sample = call_with_deadline(timeout_secs, lambda: next(iter(samples)), f"a sample of table {table!r}")
-        return trial.find_difference(sample.data)
-    except Exception as error:  # Reverb raises various errors for messages that it does not understand.
+        with Connection(address) as connection:
+            _, columns = next(connection.sample_items(table, timeout_secs=timeout_secs))
+        return trial.find_difference(columns)
+    except (ServerUnavailableError, ValueError) as error:
         return f"{type(error).__name__}: {error}"

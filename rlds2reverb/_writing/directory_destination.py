@@ -30,6 +30,7 @@ from rlds2reverb._encoding.encoder import EncodedBatch, Encoder, Records
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._internals.versions import REVERB_FORMAT
 from rlds2reverb._sealed_files import load_json, save_json, sync
 from rlds2reverb._server.checkpoint_root import (
     CheckpointRoot,
@@ -358,7 +359,7 @@ class DirectoryDestination:
                 chunk_bytes=self._files[_CHUNKS].size,
                 columns=len(tree.flatten(self._signature)),
             ),
-            "versions": {name: version(name) for name in ("rlds2reverb", "dm-reverb")},
+            "versions": {"rlds2reverb": version("rlds2reverb"), "dm-reverb": REVERB_FORMAT},
         }
 
 

@@ -11,16 +11,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import reverb
 import tree
 
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._internals.reverb import never_delete
-from rlds2reverb._server.clients import Server, connect, explain_blocked_inserts
-from rlds2reverb._server.connection import server_state_id
-from rlds2reverb._server.native_calls import NATIVE_CALLS, call_with_deadline
+from rlds2reverb.client import Server, explain_blocked_inserts, find_address, server_state_id
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.specs import Nest
+
+from .native_calls import NATIVE_CALLS, call_with_deadline
 
 #: A writer that is not flushed grows without bound, and logs a warning from about 50 items on.
 _MAX_UNCONFIRMED_ITEMS = 30
@@ -43,7 +41,7 @@ class ReverbWriter:
         """Checks that the server answers, and does not send anything yet.
 
         Args:
-          server: server to write to; see `clients.connect`.
+          server: server to write to; see `client.find_address`.
           table_names: names of the tables that get each item; they share its data.
           structure: nest with the structure of an item.
           squeeze: whether items are single rows without a time axis.
@@ -52,9 +50,9 @@ class ReverbWriter:
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        self._client = connect(server)
+        self._address = find_address(server)
         #: Identifies the run of the server that gets the items.
-        self.state_id = server_state_id(self._client.server_address, timeout_secs=timeout_secs)
+        self.state_id = server_state_id(self._address, timeout_secs=timeout_secs)
         self._table_names = tuple(table_names)
         self._structure, self._squeeze = structure, squeeze
         #: The `state` of the last completed `write`; None if there is none.
@@ -66,6 +64,8 @@ class ReverbWriter:
     def close(self, *, failed: bool = False) -> None:
         """Releases Reverb's writer, whose destructor would wait forever for a server that is gone."""
         if failed and self._writer is not None:
+            from rlds2reverb._internals.reverb import never_delete
+
             never_delete(self._writer)
 
     def write(self, blocks: Iterable[ItemBlock], state: Any = None) -> None:
@@ -75,6 +75,8 @@ class ReverbWriter:
           ServerUnavailableError: If the server does not accept them in time (they may still arrive later), or was
             restarted.
         """
+        import reverb
+
         try:
             for block in blocks:
                 for episode_block in block.split_by_episode():
@@ -83,7 +85,7 @@ class ReverbWriter:
         except Exception as error:  # Reverb's writer raises various errors, perhaps because the server was replaced.
             is_late = isinstance(error, reverb.errors.DeadlineExceededError)
             # This waits, so it comes first: a server that is just being restarted may be available afterwards.
-            reason = explain_blocked_inserts(self._client, self._table_names, self._timeout_secs) if is_late else ""
+            reason = explain_blocked_inserts(self._address, self._table_names, self._timeout_secs) if is_late else ""
             if self._read_state_id() not in (None, self.state_id):
                 raise self._make_restart_error() from error
             if is_late:
@@ -97,18 +99,18 @@ class ReverbWriter:
         Raises:
           ServerUnavailableError: If it was restarted.
         """
-        if server_state_id(self._client.server_address, timeout_secs=self._timeout_secs) != self.state_id:
+        if server_state_id(self._address, timeout_secs=self._timeout_secs) != self.state_id:
             raise self._make_restart_error()
 
     def _read_state_id(self) -> str | None:
         try:
-            return server_state_id(self._client.server_address, timeout_secs=_STATE_ID_SECS)
+            return server_state_id(self._address, timeout_secs=_STATE_ID_SECS)
         except ServerUnavailableError:
             return None
 
     def _make_restart_error(self) -> ServerUnavailableError:
         return ServerUnavailableError(
-            f"the server at {self._client.server_address} was restarted during the run and may have lost items; with "
+            f"the server at {self._address} was restarted during the run and may have lost items; with "
             "writer='reverb', convert again into empty tables"
         )
 
@@ -117,8 +119,11 @@ class ReverbWriter:
             return
         if self._max_length < block.lengths.max():
             self._max_length = int(block.lengths.max())
-            open_writer = partial(self._client.trajectory_writer, num_keep_alive_refs=self._max_length)
-            what = f"a writer to {self._client.server_address}"
+            import reverb
+
+            client = reverb.Client(self._address)
+            open_writer = partial(client.trajectory_writer, num_keep_alive_refs=self._max_length)
+            what = f"a writer to {self._address}"
             self._writer = call_with_deadline(self._timeout_secs, open_writer, what)
         timeout_ms = int(self._timeout_secs * 1000)
         order = np.argsort(block.starts + block.lengths, kind="stable")

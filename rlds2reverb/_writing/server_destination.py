@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import reverb
-from reverb.reverb_types import TableInfo
-
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.clients import table_infos
+from rlds2reverb.client import TableInfo, table_infos
 from rlds2reverb.errors import ServerRestartedError
 
 from .bulk_writer import BulkWriter
@@ -25,7 +22,7 @@ class ServerDestination:
 
     def __init__(
         self,
-        client: reverb.Client,
+        address: str,
         writer: BulkWriter | ReverbWriter,
         journal: Journal,
         *,
@@ -36,14 +33,14 @@ class ServerDestination:
         """Does not write anything yet.
 
         Args:
-          client: client of the server.
+          address: address of the server.
           writer: writer to the server; closed with the destination.
           journal: journal of the transfer.
           tables: names of the tables.
           first: items of the first episode.
           timeout_secs: seconds to wait for the server.
         """
-        self._client, self._writer, self._journal = client, writer, journal
+        self._address, self._writer, self._journal = address, writer, journal
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
         self._num_removed: dict[str, int] = {}
         self._last_save = time.monotonic()
@@ -72,7 +69,7 @@ class ServerDestination:
           CorruptFileError: If the journal is damaged.
           ServerUnavailableError, ServerRestartedError: As for the writer's `write`.
         """
-        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
+        infos = table_infos(self._address, timeout_secs=self._timeout_secs)
         self._num_removed = {name: _num_inserted(infos[name]) - infos[name].current_size for name in self._tables}
         if not resume:
             self._journal.delete()
@@ -104,7 +101,7 @@ class ServerDestination:
         return self._count_inserted() == before
 
     def _count_inserted(self) -> list[int]:
-        infos = table_infos(self._client, timeout_secs=self._timeout_secs)
+        infos = table_infos(self._address, timeout_secs=self._timeout_secs)
         return [_num_inserted(infos[name]) for name in self._tables]
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:

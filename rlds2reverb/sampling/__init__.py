@@ -1,8 +1,9 @@
 """Sampling: from tables on one or more Reverb servers to batches with importance weights, and new priorities back."""
 
 from rlds2reverb.experience import to_experience
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.sample_info import ReplaySample, SampleInfo
 
+from .batches import SampleIterator, SamplePlan, sample
 from .dataset import sample_dataset
 from .errors import translate_error
 from .importance import LinearSchedule
@@ -15,8 +16,12 @@ __all__ = [
     "MixedPriorities",
     "PrioritySink",
     "PriorityWriter",
+    "ReplaySample",
     "SampleInfo",
+    "SampleIterator",
+    "SamplePlan",
     "mixed_dataset",
+    "sample",
     "sample_dataset",
     "to_experience",
     "translate_error",

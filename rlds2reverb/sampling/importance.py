@@ -1,4 +1,4 @@
-"""Importance weights of prioritized samples, and the schedule of their exponent; tensors in, tensors out.
+"""Importance weights of prioritized samples, and the schedule of their exponent.
 
 Schaul et al. 2016, "Prioritized experience replay" (arXiv:1511.05952), section 3.4 and algorithm 1.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
-import tensorflow as tf
+import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number
 
-#: The exponent of importance weights: a number in [0, 1], or a function of the batch number (int64 scalar, from 0).
-Beta: TypeAlias = float | Callable[[tf.Tensor], Any]
+#: The exponent of importance weights: a number in [0, 1], or a function of the batch number (an integer from 0).
+Beta: TypeAlias = float | Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,14 @@ class LinearSchedule:
         require_number("end of a schedule", self.end, 0, 1)
         require_count("num_batches of a schedule", self.num_batches)
 
-    def __call__(self, batch: tf.Tensor) -> tf.Tensor:
-        """Returns the number for a batch, float64 `[]`, from its batch number, int64 `[]`."""
-        progress = tf.minimum(tf.cast(batch, tf.float64) / self.num_batches, 1)
+    def __call__(self, batch: Any) -> Any:
+        """Returns the number for a batch, float64 `[]`, from its batch number: an integer, or an int64 tensor `[]`."""
+        if isinstance(batch, Integral):
+            progress = min(int(batch) / self.num_batches, 1.0)
+        else:
+            import tensorflow as tf
+
+            progress = tf.minimum(tf.cast(batch, tf.float64) / self.num_batches, 1)
         return self.start + (self.end - self.start) * progress
 
 
@@ -52,19 +57,24 @@ def require_beta(beta: Beta) -> None:
         if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1:
             raise ValueError(f"beta must be a number in [0, 1] or a schedule such as LinearSchedule(), got {beta!r}")
         return
-    first = tf.convert_to_tensor(beta(tf.constant(0, tf.int64)))
-    if first.shape.rank != 0 or not 0 <= float(first) <= 1:
-        raise ValueError(f"beta must return a scalar in [0, 1], got {first.numpy()} for the first batch")
+    first = np.asarray(beta(np.int64(0)))
+    if first.ndim or not 0 <= float(first) <= 1:
+        raise ValueError(f"beta must return a scalar in [0, 1], got {first} for the first batch")
 
 
-def evaluate_beta(beta: Beta, batch: tf.Tensor) -> tf.Tensor:
-    """Returns the exponent for a batch number (int64 `[]`, from 0), float64 `[]`."""
-    return tf.cast(beta(batch) if callable(beta) else beta, tf.float64)
+def evaluate_beta(beta: Beta, batch: Any) -> Any:
+    """Returns the exponent for a batch number from 0, float64 `[]`; a tensor if the number is a symbolic tensor."""
+    value = beta(batch) if callable(beta) else beta
+    if hasattr(value, "graph"):
+        import tensorflow as tf
+
+        return tf.cast(value, tf.float64)
+    return np.asarray(value, np.float64)
 
 
 def importance_weights(
-    probabilities: tf.Tensor, sizes: tf.Tensor, beta: tf.Tensor, *, lowest_probabilities: tf.Tensor | None = None
-) -> tf.Tensor:
+    probabilities: np.ndarray, sizes: np.ndarray, beta: np.ndarray, *, lowest_probabilities: np.ndarray | None = None
+) -> np.ndarray:
     """Returns weights that compensate for sampling some items more often than others.
 
         w_i = (1 / (N_i * P_i))^beta / max_j w_j
@@ -83,16 +93,14 @@ def importance_weights(
       float32 `[B]`, in (0, 1].
     """
     # The largest weight belongs to the smallest N * P; the ratio of the two keeps the numbers near 1.
-    expected = tf.cast(sizes, tf.float64) * probabilities
-    smallest = expected
-    if lowest_probabilities is not None:
-        smallest = tf.minimum(expected, tf.cast(sizes, tf.float64) * lowest_probabilities)
-    return tf.cast((tf.reduce_min(smallest) / expected) ** tf.cast(beta, tf.float64), tf.float32)
+    expected = sizes * probabilities
+    smallest = expected if lowest_probabilities is None else np.minimum(expected, sizes * lowest_probabilities)
+    return ((smallest.min() / expected) ** beta).astype(np.float32)
 
 
 def lowest_probabilities(
-    probabilities: tf.Tensor, priorities: tf.Tensor, min_priority: tf.Tensor, exponents: tf.Tensor
-) -> tf.Tensor:
+    probabilities: np.ndarray, priorities: np.ndarray, min_priority: np.ndarray, exponents: np.ndarray
+) -> np.ndarray:
     """Returns the probability of the item with the lowest priority in a table, derived from any other of its items.
 
         P_min = P_i * (p_min / p_i)^alpha
@@ -108,27 +116,28 @@ def lowest_probabilities(
     Returns:
       float64 `[B]`, at most P_i.
     """
-    ratios = tf.math.divide_no_nan(tf.minimum(min_priority, priorities), priorities)
-    return probabilities * tf.where(priorities > 0, ratios, 1) ** exponents
+    ratios = np.ones_like(priorities)
+    np.divide(np.minimum(min_priority, priorities), priorities, out=ratios, where=priorities > 0)
+    return probabilities * ratios**exponents
 
 
-def total_priority(probability: tf.Tensor, priority: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
+def total_priority(probability: float, priority: float, exponent: float) -> float:
     """Returns the sum of p_k^alpha over a table, derived from any of its items: p_i^alpha / P_i (Schaul et al., eq. 1).
 
     Args:
-      probability: float64 `[]`, P_i, above 0.
-      priority: float64 `[]`, p_i.
-      exponent: float64 `[]`, alpha of the table's sampler; with 0, which is uniform sampling, the sum is the size.
+      probability: P_i, above 0.
+      priority: p_i.
+      exponent: alpha of the table's sampler; with 0, which is uniform sampling, the sum is the size.
 
     Returns:
-      float64 `[]`; 0 if the priority is 0, because all items are then equally likely.
+      The sum; 0 if the priority is 0, because all items are then equally likely.
     """
-    return tf.where(priority > 0, priority**exponent / probability, 0.0)
+    return priority**exponent / probability if priority > 0 else 0.0
 
 
 def combine_servers(
-    probabilities: tf.Tensor, sizes: tf.Tensor, servers: tf.Tensor, *, num_servers: int
-) -> tuple[tf.Tensor, tf.Tensor]:
+    probabilities: np.ndarray, sizes: np.ndarray, servers: np.ndarray, *, num_servers: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns probabilities and sizes as if the tables of several servers were one.
 
         P_i = P_i of its own table * n_k / B        N_i = N_i of its own table + sum of the others' N
@@ -145,14 +154,14 @@ def combine_servers(
     Returns:
       Probabilities, float64 `[B]`, and sizes, float64 `[B]`.
     """
-    sizes = tf.cast(sizes, tf.float64)
+    sizes = sizes.astype(np.float64)
     if num_servers == 1:
         return probabilities, sizes
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(probabilities), servers, num_servers)
-    fractions = counts / tf.reduce_sum(counts)
-    largest = tf.maximum(tf.math.unsorted_segment_max(sizes, servers, num_servers), 0)
-    others = tf.reduce_sum(largest) - tf.gather(largest, servers)
-    return probabilities * tf.gather(fractions, servers), sizes + others
+    fractions = np.bincount(servers, minlength=num_servers) / len(servers)
+    largest = np.zeros(num_servers)
+    np.maximum.at(largest, servers, sizes)
+    others = largest.sum() - largest[servers]
+    return probabilities * fractions[servers], sizes + others
 
 
 def require_min_priority(min_priority: Any, *, highest: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import reverb
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
@@ -13,6 +12,7 @@ from rlds2reverb._internals.dataset_errors import TranslatedDataset
 from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.mixtures import allocate_items, join_batches, require_same_items
 from rlds2reverb.replay import Batch
+from rlds2reverb.sample_info import ReplaySample
 from rlds2reverb.specs import make_step_spec
 
 _ROUNDING = 1e-6
@@ -55,7 +55,7 @@ def mixed_dataset(
       prefetch: number of batches to prepare ahead, in addition to those of the datasets.
 
     Returns:
-      A dataset of `reverb.ReplaySample`, as `sample_dataset` returns it. `info.dataset_index` is the index of the
+      A dataset of `ReplaySample`, as `sample_dataset` returns it. `info.dataset_index` is the index of the
       item's dataset among the sorted names, which `MixedPriorities` uses, and `info.server` the item's server within
       that dataset. `info.weight` compensates for the priorities within the item's own dataset and is relative to the
       maximum there (or in its tables, with `min_priority`); it does not compensate for `weights`.
@@ -73,9 +73,9 @@ def mixed_dataset(
     _require_same_items(samples)
 
     @without_autograph
-    def join(*parts: Any) -> reverb.ReplaySample:
+    def join(*parts: Any) -> ReplaySample:
         data, info = join_batches(parts, range(len(parts)), concatenate_columns=concatenate_padded, fill=_fill)
-        return reverb.ReplaySample(info, data)
+        return ReplaySample(info, data)
 
     return TranslatedDataset(tf.data.Dataset.zip(tuple(samples.values())).map(join).prefetch(prefetch))
 
@@ -106,7 +106,7 @@ def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]
 def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
     specs = {name: dataset.element_spec for name, dataset in samples.items()}
     for name, spec in specs.items():
-        if not isinstance(spec, (reverb.ReplaySample, Batch)):
+        if not isinstance(spec, (ReplaySample, Batch)):
             raise TypeError(f"dataset {name!r} must return batches as sample_dataset does, got elements {spec}")
         if not isinstance(spec.info.dataset_index, tuple):
             raise ValueError(f"dataset {name!r} is a mixture itself; pass its parts, each with its own weight")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_number, require_timeout
-from rlds2reverb._server.clients import Server, connect_all
-from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb.client import Connection, Server, find_addresses
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.priorities import require_priorities, to_float64
 
@@ -54,7 +53,7 @@ class PriorityWriter:
             )
         require_timeout(timeout_secs)
         require_number("eps", eps, 1e-12, 1)
-        self._connections = [ServerConnection(client.server_address) for client in connect_all(servers)]
+        self._connections = [Connection(address) for address in find_addresses(servers)]
         self._table, self._eps, self._timeout_secs = table, eps, timeout_secs
         self._new_items_first, self._highest, self._highest_sampled = new_items_first, 0.0, 0.0
         self._on_server_lost = on_server_lost

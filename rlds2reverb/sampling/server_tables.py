@@ -7,15 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import reverb
-
 from rlds2reverb._encoding.packing import Packing, find_packing
-from rlds2reverb._server.clients import NO_LIMIT, Server, connect_all, explain_missing_samples, table_infos
-from rlds2reverb._server.connection import server_state_id
+from rlds2reverb.client import NO_LIMIT, Server, explain_missing_samples, find_addresses, table_infos
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
-
-_REACHABLE_SECS = 0.5
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class ServerTables:
 
     Attributes:
       table: name of the tables.
-      clients: clients of the servers, in order.
+      addresses: addresses of the servers, in order.
       signature: signature of the tables, the same on all servers.
       packing: packing of the items, or None if they are not packed.
       exponents: priority exponent of each server's sampler; 0 if it has none. Unreachable servers get that of the first
@@ -36,7 +31,7 @@ class ServerTables:
     """
 
     table: str
-    clients: tuple[reverb.Client, ...]
+    addresses: tuple[str, ...]
     signature: Nest
     packing: Packing | None
     exponents: tuple[float, ...]
@@ -54,13 +49,12 @@ class ServerTables:
           ValueError: If there is no server or a duplicate, a server is missing the table or its signature, or only some
             of the tables sample at random.
         """
-        clients = tuple(connect_all(servers))
-        addresses = [client.server_address for client in clients]
-        if not clients or len(set(addresses)) < len(addresses):
+        addresses = tuple(find_addresses(servers))
+        if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError(f"servers must be at least one, without duplicates, got {', '.join(addresses) or 'none'}")
-        answers = _fetch_all(clients, timeout_secs)
+        answers = _fetch_all(addresses, timeout_secs)
         tables = {
-            index: _find_table(answer, table, addresses[index], several=len(clients) > 1)
+            index: _find_table(answer, table, addresses[index], several=len(addresses) > 1)
             for index, answer in enumerate(answers)
             if not isinstance(answer, ServerUnavailableError)
         }
@@ -72,49 +66,36 @@ class ServerTables:
                 tables[index].signature, tables[first].signature, table, addresses[index], addresses[first]
             )
             _require_same_order(tables[index], tables[first], addresses[index], addresses[first])
-        samplers = [tables.get(index, tables[first]).sampler_options for index in range(len(clients))]
+        samplers = [tables.get(index, tables[first]).sampler_options for index in range(len(addresses))]
         return cls(
             table,
-            clients,
+            addresses,
             tables[first].signature,
             find_packing(tables[first].signature),
             tuple(_find_exponent(sampler) for sampler in samplers),
             tables[first].sampler_options.is_deterministic,
             any(_may_run_dry(info) for info in tables.values()),
-            tuple(index for index in range(len(clients)) if index not in tables),
+            tuple(index for index in range(len(addresses)) if index not in tables),
         )
-
-    @property
-    def addresses(self) -> list[str]:
-        """The addresses of the servers, in order."""
-        return [client.server_address for client in self.clients]
-
-    def is_reachable(self, index: int) -> bool:
-        """Returns whether a server answers within half a second."""
-        try:
-            server_state_id(self.clients[index].server_address, timeout_secs=_REACHABLE_SECS)
-        except ServerUnavailableError:
-            return False
-        return True
 
     def explain_missing_samples(self, indices: Sequence[int], *, waited_secs: float) -> list[str]:
         """Returns, for each of some servers, a sentence on why it returns no samples."""
         with ThreadPoolExecutor(len(indices)) as pool:
-            clients = [self.clients[index] for index in indices]
-            return list(pool.map(lambda client: explain_missing_samples(client, self.table, waited_secs), clients))
+            addresses = [self.addresses[index] for index in indices]
+            return list(pool.map(lambda address: explain_missing_samples(address, self.table, waited_secs), addresses))
 
 
-def _fetch_all(clients: Sequence[reverb.Client], timeout_secs: float) -> list[Any]:
+def _fetch_all(addresses: Sequence[str], timeout_secs: float) -> list[Any]:
     """Returns each server's `table_infos`, or the `ServerUnavailableError` that its query raised."""
 
-    def fetch(client: reverb.Client) -> Any:
+    def fetch(address: str) -> Any:
         try:
-            return table_infos(client, timeout_secs=timeout_secs)
+            return table_infos(address, timeout_secs=timeout_secs)
         except ServerUnavailableError as error:
             return error
 
-    with ThreadPoolExecutor(len(clients)) as pool:
-        return list(pool.map(fetch, clients))
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return list(pool.map(fetch, addresses))
 
 
 def _find_table(infos: dict[str, Any], table: str, address: str, *, several: bool) -> Any:

@@ -21,10 +21,10 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb import IngestWarning, create_trajectory_data_spec
 from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._server.clients import connect
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.transfer import TransferState
+from rlds2reverb.client import find_address
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import (
     CheckpointError,
@@ -311,7 +311,7 @@ def test_invalid_arguments_raise(options, message):
 @pytest.mark.parametrize("address", ["nonsense", "host:", ":80", "host:99999", "host:x"])
 def test_connect_raises_unless_the_address_is_host_and_port(address):
     with pytest.raises(ValueError, match="server must be HOST:PORT such as localhost:8000"):
-        connect(address)
+        find_address(address)
 
 
 def test_server_may_be_an_object_a_port_or_an_address():

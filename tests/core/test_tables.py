@@ -1,10 +1,13 @@
 """Tests of table configs: their Reverb tables, their string forms and their validation."""
 
+import sys
+
 import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
 
+from rlds2reverb.client import format_selector
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 
 
@@ -14,7 +17,7 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signatur
 def test_selectors_are_parsed_formatted_and_built(text):
     selector = Selector.parse(text)
     assert str(selector) == text and Selector.parse(str(selector)) == selector
-    assert selector.build() is not None
+    assert format_selector(TableConfig(sampler=selector).build().info.sampler_options) == text
 
 
 def test_server_table_matches_the_config():
@@ -55,10 +58,20 @@ def test_queue_and_stack_yield_each_item_once_in_order(kind):
     server.stop()
 
 
-@pytest.mark.parametrize("text", ["min_size:10", "queue:5", "stack:5", "sample_to_insert_ratio:2:10:20"])
-def test_rate_limiters_are_parsed_formatted_and_built(text):
+@pytest.mark.parametrize(
+    ("text", "limiter"),
+    [
+        ("min_size:10", reverb.rate_limiters.MinSize(10)),
+        ("queue:5", reverb.rate_limiters.Queue(5)),
+        ("stack:5", reverb.rate_limiters.Stack(5)),
+        ("sample_to_insert_ratio:2:10:20", reverb.rate_limiters.SampleToInsertRatio(2, 10, 20)),
+        ("max_samples_per_insert:2:10", reverb.rate_limiters.RateLimiter(2, 10, -1e-6, sys.float_info.max)),
+    ],
+)
+def test_rate_limiters_are_parsed_and_formatted_and_equal_those_of_reverb(text, limiter):
     assert str(RateLimiter.parse(text)) == text
-    assert RateLimiter.parse(text).build() is not None
+    built = reverb.rate_limiters.RateLimiter(**RateLimiter.parse(text).as_reverb_values())
+    assert repr(built.internal_limiter) == repr(limiter.internal_limiter)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 from rlds2reverb import rlds_to_reverb
+
+pytest.importorskip("rlds", reason="TF-Agents' module requires rlds")
+from tf_agents.replay_buffers import rlds_to_reverb as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:policy_info is left out")
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faults import convert, process, read_checkpoint, receive, run_ingest, serve_table, within
+import reverb
+from faults import convert, find_server, process, read_checkpoint, receive, run_ingest, serve_table, within
 from numbers_served import serve_in_process
 from reference_impls import episode, rlds_dataset
 from rlds2reverb.adders import NStep
@@ -32,7 +33,7 @@ from rlds2reverb import (
     mixed_dataset,
     sample_dataset,
 )
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
@@ -60,13 +61,11 @@ def serve_with_signature(channel, root):
     serve_table(channel, root, signature=SIGNATURE)
 
 
-def inflict(server, fault):
-    """Kills or stops the server's process, and waits until all its threads have stopped."""
-    os.kill(server.pid, fault)
-    if fault is signal.SIGKILL:
-        server.join()
-        return
-    while set(read_thread_states(server.pid)) != {"T"}:
+def inflict(address, fault):
+    """Kills or stops the process of a server, and waits until it has ended or all its threads have stopped."""
+    pid = find_server(address)
+    os.kill(pid, fault)
+    while not set(read_thread_states(pid)) <= {"T"}:
         time.sleep(0.01)
 
 
@@ -108,7 +107,7 @@ CALLS = {
     "mixed_dataset": sample_mixed,
     "PriorityWriter.update": update,
     "PriorityUpdates.flush": partial(update, flush=True),
-    "table_infos": lambda address: table_infos(connect(address), timeout_secs=TIMEOUT_SECS),
+    "table_infos": lambda address: table_infos(address, timeout_secs=TIMEOUT_SECS),
     "report_tables": lambda address: report_tables(address, timeout_secs=TIMEOUT_SECS),
 }
 
@@ -116,9 +115,9 @@ CALLS = {
 @marked
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_raise_within_their_timeout(tmp_path, fault, name):
-    with process(serve_with_signature, tmp_path / "root") as (server, channel):
+    with process(serve_with_signature, tmp_path / "root") as (_, channel):
         address = f"localhost:{receive(channel)}"
-        inflict(server, fault)
+        inflict(address, fault)
         with within(TIMEOUT_SECS + MARGIN_SECS), pytest.raises(ServerUnavailableError, match=address):
             CALLS[name](address)
 
@@ -126,9 +125,9 @@ def test_calls_raise_within_their_timeout(tmp_path, fault, name):
 @marked
 @pytest.mark.parametrize("name", ["describe_table", "Training"])
 def test_training_raises_within_its_timeout(tmp_path, fault, name):
-    with process(serve_with_signature, tmp_path / "root") as (server, channel):
+    with process(serve_with_signature, tmp_path / "root") as (_, channel):
         address = f"localhost:{receive(channel)}"
-        inflict(server, fault)
+        inflict(address, fault)
         with within(FIXED_TIMEOUT_SECS + MARGIN_SECS), pytest.raises(ServerUnavailableError, match=address):
             if name == "Training":
                 Training(address, TrainingConfig("td3_bc", steps=10), tmp_path / "run")
@@ -139,10 +138,10 @@ def test_training_raises_within_its_timeout(tmp_path, fault, name):
 @marked
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "observer"])
 def test_push_raises_within_its_timeout(tmp_path, fault, fast):
-    with process(serve_with_signature, tmp_path / "root") as (server, channel):
+    with process(serve_with_signature, tmp_path / "root") as (_, channel):
         address = f"localhost:{receive(channel)}"
-        observer = reverb_utils.ReverbAddTrajectoryObserver(connect(address), "replay", sequence_length=2)
-        inflict(server, fault)
+        observer = reverb_utils.ReverbAddTrajectoryObserver(reverb.Client(address), "replay", sequence_length=2)
+        inflict(address, fault)
         dataset = rlds_dataset(EPISODES)
         with within(FIXED_TIMEOUT_SECS + MARGIN_SECS), pytest.raises(ServerUnavailableError, match=address):
             push_rlds_to_reverb(dataset, observer, fast=fast)
@@ -152,7 +151,7 @@ def test_push_raises_within_its_timeout(tmp_path, fault, fast):
 @pytest.mark.parametrize("command", ["inspect", "inspect --report", "convert", "train"])
 def test_commands_exit_within_their_timeout(tmp_path, data, fault, command, capsys):
     source = str(data / "d4rl/hopper_medium-v2.hdf5")
-    with process(serve_with_signature, tmp_path / "root") as (server, channel):
+    with process(serve_with_signature, tmp_path / "root") as (_, channel):
         address = f"localhost:{receive(channel)}"
         timeout = ["--timeout", str(TIMEOUT_SECS)]
         arguments = {
@@ -161,7 +160,7 @@ def test_commands_exit_within_their_timeout(tmp_path, data, fault, command, caps
             "convert": ["convert", source, "--to", address, *timeout],
             "train": ["train", "--data", address, "--algo", "td3_bc", "--run-dir", str(tmp_path / "run")],
         }[command]
-        inflict(server, fault)
+        inflict(address, fault)
         with within((FIXED_TIMEOUT_SECS if command == "train" else TIMEOUT_SECS) + MARGIN_SECS):
             assert run(arguments) == 75
     stderr = capsys.readouterr().err
@@ -173,12 +172,12 @@ def test_commands_exit_within_their_timeout(tmp_path, data, fault, command, caps
 @pytest.mark.parametrize("name", ["checkpoint", "save_data"])
 def test_checkpoints_raise_within_their_timeout(tmp_path, fault, name, monkeypatch):
     """A server in this process cannot be stopped, so its request goes to one in a different process."""
-    with process(serve_with_signature, tmp_path / "stopped") as (other, channel):
+    with process(serve_with_signature, tmp_path / "stopped") as (_, channel):
         port = receive(channel)
         with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
             ingest(EPISODES, server)
             first = server.checkpoint()
-            inflict(other, fault)
+            inflict(port, fault)
             monkeypatch.setattr(ReplayServer, "address", f"localhost:{port}")
             with within(TIMEOUT_SECS + MARGIN_SECS), pytest.raises((ServerUnavailableError, CheckpointError)) as raised:
                 if name == "checkpoint":
@@ -197,13 +196,14 @@ def test_checkpoints_raise_within_their_timeout(tmp_path, fault, name, monkeypat
 
 @pytest.mark.drill("F32")
 def test_sampling_continues_when_its_server_was_stopped(recovery):
-    with serve_in_process({1: 1.0, 2: 3.0}) as (server, address):
+    with serve_in_process({1: 1.0, 2: 3.0}) as (_, address):
         batches = iter(sample_dataset(address, "items", 8, timeout_secs=60.0, beta=1.0))
         for _ in range(20):
             next(batches)
-        os.kill(server.pid, signal.SIGSTOP)
+        pid = find_server(address)
+        os.kill(pid, signal.SIGSTOP)
         stopped = time.monotonic()
-        with process(continue_later, server.pid, STOP_SECS), recovery():
+        with process(continue_later, pid, STOP_SECS), recovery():
             while time.monotonic() < stopped + STOP_SECS + 1:
                 next(batches)  # Blocks until the server continues, once what was sampled ahead is used up.
         seen = {1.0: 0, 2.0: 0}
@@ -273,7 +273,7 @@ def serve_transitions(channel, path):
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("stopped", ["learner", "server"])
 def test_training_is_complete_when_a_process_was_stopped(tmp_path, data, stopped):
-    with process(serve_transitions, data / "d4rl/hopper_medium-v2.hdf5") as (server, to_server):
+    with process(serve_transitions, data / "d4rl/hopper_medium-v2.hdf5") as (_, to_server):
         address = f"localhost:{receive(to_server)}"
         with process(train_on_table, address, tmp_path / "run") as (learner, channel):
             assert receive(channel) == "begun"
@@ -281,7 +281,7 @@ def test_training_is_complete_when_a_process_was_stopped(tmp_path, data, stopped
             assert not channel.poll(0), "training ended before the stop; increase TRAINING_STEPS"
             # A learner ends after 30 s without a sample.
             secs = STOP_SECS if stopped == "learner" else STOP_SECS - 10
-            pid = learner.pid if stopped == "learner" else server.pid
+            pid = learner.pid if stopped == "learner" else find_server(address)
             os.kill(pid, signal.SIGSTOP)
             assert not channel.poll(secs)
             os.kill(pid, signal.SIGCONT)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import convert, make_episodes, process, read_checkpoint, receive, serve_table
+from faults import convert, find_server, make_episodes, process, read_checkpoint, receive, serve_table
 
-from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.tables import TableConfig
 
@@ -126,7 +126,7 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
     with process(convert_command, arguments, tmp_path) as (_, channel):
         assert receive(channel) == "started" and receive(channel) == 0
     with ReplayServer.from_directory(tmp_path / "out") as server:
-        assert table_infos(connect(server.address))["replay"].current_size == 10_202
+        assert table_infos(server.address)["replay"].current_size == 10_202
 
 
 # --- SIGSTOP
@@ -136,16 +136,16 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
 @pytest.mark.parametrize("victim", ["server", "writer"])
 def test_processes_stopped_for_30_s_continue(tmp_path, episodes, whole, victim):
     items, secs = whole
-    with process(serve_table, tmp_path / "root") as (server, to_server):
+    with process(serve_table, tmp_path / "root") as (_, to_server):
         port = receive(to_server)
         options = {"source": episodes, "state_home": tmp_path, "timeout_secs": 60}
         with process(convert, port, options) as (writer, channel):
             assert receive(channel) == "begun"
             channel.poll(secs / 2)
-            stopped = server if victim == "server" else writer
-            os.kill(stopped.pid, signal.SIGSTOP)
+            stopped = find_server(port) if victim == "server" else writer.pid
+            os.kill(stopped, signal.SIGSTOP)
             time.sleep(30)
-            os.kill(stopped.pid, signal.SIGCONT)
+            os.kill(stopped, signal.SIGCONT)
             assert receive(channel)["items"] == NUM_ITEMS
         to_server.send("checkpoint")
         assert read_checkpoint(receive(to_server)) == items

@@ -30,8 +30,7 @@ from rlds2reverb import (
     ingest,
     sample_dataset,
 )
-from rlds2reverb._server.clients import connect, table_infos
-from rlds2reverb._server.connection import ServerConnection
+from rlds2reverb.client import Connection, table_infos
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 
@@ -84,7 +83,7 @@ def resident_mb(pid):
 
 
 def sample_one(address):
-    with ServerConnection(address) as connection:
+    with Connection(address) as connection:
         for _ in connection.sample("replay", timeout_secs=10.0):
             pass
 
@@ -265,9 +264,9 @@ def test_serve_exits_when_another_server_uses_the_port(tmp_path):
         assert code == 1 and f"port {port} is in use by process {first.pid} on" in stderr, stderr
         with pytest.raises(ResourceInUseError, match=f"port {port} is in use by process {first.pid} on"):
             ReplayServer([TableConfig()], port=port)
-        assert first.poll() is None and table_infos(connect(port))["replay"].current_size == 2 * 149
+        assert first.poll() is None and table_infos(port)["replay"].current_size == 2 * 149
         ingest(make_episodes(4), port)
-        assert table_infos(connect(port))["replay"].current_size == 4 * 149
+        assert table_infos(port)["replay"].current_size == 4 * 149
 
 
 @pytest.mark.drill("F18")
@@ -286,7 +285,7 @@ def test_sharded_server_raises_and_releases_its_ports_when_the_second_is_in_use(
             ShardedReplayServer([TableConfig()], num_shards=2, port=port, checkpoint_root=tmp_path / "shards")
         assert portpicker.is_port_free(port)
         if holder == "server":
-            assert table_infos(connect(port + 1))["replay"].current_size == 0
+            assert table_infos(port + 1)["replay"].current_size == 0
     with ShardedReplayServer([TableConfig()], num_shards=2, port=port, checkpoint_root=tmp_path / "shards") as servers:
         assert [server.port for server in servers.servers] == [port, port + 1]
         assert ingest(make_episodes(2), servers).items == 2 * 149

@@ -35,7 +35,7 @@ from rlds2reverb import (
     sample_dataset,
     write_dataset,
 )
-from rlds2reverb._server.clients import table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.replay import AdvancedReplayBuffer
 from rlds2reverb.sources import load
 

@@ -19,11 +19,17 @@ def make_items(numbers, width=2):
     return Items(columns, np.arange(len(numbers)), np.ones(len(numbers), np.int64), squeeze=True)
 
 
+def read(feed, step=0):
+    """Returns the experience of one iteration."""
+    data, _ = feed.read(step, 1)
+    return feed.to_experience(tf.nest.map_structure(lambda column: tf.constant(column[0]), data))
+
+
 def sample(feed, *, num_batches=20):
     """Returns the numbers of several batches, after checking that the vectors belong to them."""
     numbers = []
     for step in range(num_batches):
-        batch, _ = feed.next(tf.constant(step, tf.int64))
+        batch = read(feed, step)
         np.testing.assert_array_equal(batch["vector"], np.repeat(batch["number"].numpy()[:, None], 2, 1))
         numbers += batch["number"].numpy().tolist()
     return numbers
@@ -44,7 +50,7 @@ def test_new_items_replace_the_oldest_and_all_are_sampled():
 def test_items_with_a_time_axis_keep_their_rows():
     feed = CollectedItems({"number": tf.TensorSpec([2], tf.int64)}, 4, 16)
     feed.append(Items({"number": np.array([10, 11, 12])}, np.array([0, 1]), np.array([2, 2])))
-    batch, _ = feed.next(tf.constant(0, tf.int64))
+    batch = read(feed)
     assert {tuple(row) for row in batch["number"].numpy().tolist()} == {(10, 11), (11, 12)}
 
 

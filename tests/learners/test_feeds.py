@@ -43,8 +43,10 @@ def episodes(data):
     return list(islice(load(data / "d4rl" / "hopper_medium-v2.hdf5"), 3))
 
 
-def iteration(number):
-    return tf.constant(number, tf.int64)
+def read(feed, step=0):
+    """Returns the experience and the info of one iteration, as arrays."""
+    data, info = tf.nest.map_structure(lambda column: column[0], feed.read(step, 1))
+    return tf.nest.map_structure(np.asarray, feed.to_experience(tf.nest.map_structure(tf.constant, data))), info
 
 
 def assert_same_bits(one, other):
@@ -67,11 +69,11 @@ def test_batches_contain_the_items_of_the_adder_bit_for_bit(episodes, adder):
     dataset = InMemoryDataset(collect_items(item_groups), 16, seed=3, to_experience=lambda batch: batch)
     assert dataset.num_items == len(expected)
     for number in range(5):
-        batch, info = dataset.next(iteration(number))
-        indices = dataset.sample_indices(iteration(number)).numpy()
+        batch, info = read(dataset, number)
+        (indices,) = dataset.sample_indices(number)
         assert info == () and len(indices) == 16
         for row, index in enumerate(indices):
-            got = tree.map_structure(lambda leaf, row=row: leaf.numpy()[row], batch)
+            got = tree.map_structure(lambda leaf, row=row: leaf[row], batch)
             tree.map_structure(assert_same_bits, got, tree.map_structure(np.asarray, expected[index]))
     spec = tf.nest.flatten(dataset.experience_spec)
     assert [tuple(leaf.shape) for leaf in spec] == [tuple(leaf.shape) for leaf in tf.nest.flatten(batch)]
@@ -79,10 +81,9 @@ def test_batches_contain_the_items_of_the_adder_bit_for_bit(episodes, adder):
 
 def test_sampling_is_uniform_and_depends_only_on_seed_and_iteration():
     dataset, same = (InMemoryDataset(items(range(50)), 1000, seed=5) for _ in range(2))
-    later = same.sample_indices(iteration(7)).numpy()
-    indices = np.stack([dataset.sample_indices(iteration(number)).numpy() for number in range(20)])
-    np.testing.assert_array_equal(indices[7], later)
-    assert (InMemoryDataset(items(range(50)), 1000, seed=6).sample_indices(iteration(7)).numpy() != later).any()
+    indices = dataset.sample_indices(0, 20)
+    np.testing.assert_array_equal(indices[7:9], same.sample_indices(7, 2))
+    assert (InMemoryDataset(items(range(50)), 1000, seed=6).sample_indices(7)[0] != indices[7]).any()
     assert len({row.tobytes() for row in indices}) == 20
     counts = np.bincount(indices.ravel(), minlength=50)
     chi_square = ((counts - 400) ** 2 / 400).sum()
@@ -93,8 +94,8 @@ def test_columns_of_all_dtypes_and_shapes_are_kept():
     columns = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": {"c": np.array([True, False, True]), "d": np.zeros((3, 0), np.float32)},
                "e": np.arange(12, dtype=np.float32).reshape(3, 2, 2), "f": np.array([2**40, 1, 2], np.int64)}  # fmt: skip
     dataset = InMemoryDataset(Items(columns, np.arange(3), np.ones(3, np.int64), True), 8)
-    batch, indices = dataset.next(iteration(0))[0], dataset.sample_indices(iteration(0)).numpy()
-    tree.map_structure(lambda got, column: assert_same_bits(got.numpy(), column[indices]), batch, columns)
+    batch, (indices,) = read(dataset)[0], dataset.sample_indices(0)
+    tree.map_structure(lambda got, column: assert_same_bits(got, column[indices]), batch, columns)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,26 @@ def test_invalid_in_memory_dataset_raises(invalid_items, arguments, message):
         InMemoryDataset(invalid_items, **{"batch_size": 4, **arguments})
 
 
-def test_collect_items_raises_without_episodes():
+def test_collect_items_raises_without_episodes_and_for_different_ones():
     with pytest.raises(SourceError, match="there are no episodes"):
         collect_items([])
+    whole = Items({"reward": np.arange(2)}, np.arange(2), np.ones(2, np.int64), True)
+    with pytest.raises(SpecMismatchError, match="must have the same columns, got .*float32.* and .*int64"):
+        collect_items([items([1.0]), whole])
+    text = Items({"note": np.array(["a", "b"])}, np.arange(2), np.ones(2, np.int64), True)
+    with pytest.raises(SpecMismatchError, match=r"\['note'\] is text"):
+        collect_items([text])
+
+
+def test_collected_items_are_trained_on_without_a_copy():
+    columns = {"a": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.array([1, 2, 3, 4], np.int32)}
+    collected = collect_items([Items(columns, np.arange(4), np.ones(4, np.int64), True)] * 2)
+    assert np.shares_memory(collected.columns["a"], collected.packed) and collected.packed.shape == (8, 3)
+    tree.map_structure(lambda got, column: assert_same_bits(got[4:], column), collected.columns, columns)
+    (rows,), _ = InMemoryDataset(collected, 64).read(0, 1)
+    collected.packed[:, 2] = 9
+    (changed,), _ = InMemoryDataset(collected, 64).read(0, 1)
+    assert set(rows[:, 2]) == {1, 2, 3, 4} and set(changed[:, 2]) == {9}
 
 
 def test_n_step_matches_the_agents_conversion_of_trajectories(episodes):
@@ -158,13 +176,14 @@ def make_data_context(spec):
 
 def test_streaming_dataset_accepts_experience_pairs_and_iterators(episodes):
     plain = batches(size=2)
-    (experience, info), feed = StreamingDataset(plain).next(iteration(0)), StreamingDataset(plain)
-    assert isinstance(experience, Transition) and info == () and not feed.has_info
+    (experience, info), feed = read(StreamingDataset(plain)), StreamingDataset(plain)
+    assert isinstance(experience, Transition) and info == () == feed.info_spec and feed.reads_ahead
     pairs = plain.map(lambda batch: (batch, ()))
-    assert StreamingDataset(pairs).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [0.0, 1.0]
+    assert read(StreamingDataset(pairs))[0].next_time_step.reward.tolist() == [0.0, 1.0]
     iterator = iter(plain)
     next(iterator)
-    assert StreamingDataset(iterator).next(iteration(0))[0].next_time_step.reward.numpy().tolist() == [1.0, 2.0]
+    feed = StreamingDataset(iterator)
+    assert read(feed)[0].next_time_step.reward.tolist() == [1.0, 2.0] and not feed.reads_ahead
     with pytest.raises(
         TypeError, match="dataset must be a feed, a tf.data.Dataset or an iterator over one, got a list"
     ):
@@ -195,19 +214,19 @@ def test_transition_dicts_become_transitions():
     columns = make_transition_dicts(value_gamma=np.ones(4))
     for data in (columns, (columns, ()), make_prioritized_batch(np.ones(4)), Batch(columns, ())):
         feed = make_feed(tf.data.Dataset.from_tensors(data).repeat())
-        experience, _ = feed.next(iteration(0))
+        experience, _ = read(feed)
         assert isinstance(feed.experience_spec, Transition) and isinstance(experience, Transition)
         assert feed.experience_spec.time_step.observation == tf.TensorSpec([4, 2])
-        assert experience.next_time_step.reward.numpy().tolist() == [10, 11, 12, 13]
-        assert experience.next_time_step.step_type.numpy().tolist() == [1, 1, 1, 2]
+        assert experience.next_time_step.reward.tolist() == [10, 11, 12, 13]
+        assert experience.next_time_step.step_type.tolist() == [1, 1, 1, 2]
         np.testing.assert_array_equal(experience.next_time_step.observation, columns["next_observation"])
-        assert experience.time_step.reward.numpy().tolist() == [0] * 4
+        assert experience.time_step.reward.tolist() == [0] * 4
 
 
 def test_items_of_n_step_train_without_to_experience(episodes, tmp_path):
     rows = collect_items(NStep(3, 0.99)(episode) for episode in episodes)
-    experience, _ = InMemoryDataset(rows, 4).next(iteration(0))
-    same, _ = InMemoryDataset(rows, 4, to_experience=NStep(3, 0.99).as_transition).next(iteration(0))
+    experience, _ = read(InMemoryDataset(rows, 4))
+    same, _ = read(InMemoryDataset(rows, 4, to_experience=NStep(3, 0.99).as_transition))
     tree.map_structure(np.testing.assert_array_equal, experience, same)
 
 
@@ -220,16 +239,15 @@ def test_dicts_with_other_fields_raise_and_name_the_conversion():
             make_feed(buffer.dataset(4))
         converted = buffer.dataset(4).map(lambda batch: (transitions(batch.data["reward"]), batch.info))
         feed = make_feed(converted)
-        assert feed.has_info and isinstance(feed.next(iteration(0))[0], Transition)
+        assert hasattr(feed.info_spec, "key") and isinstance(read(feed)[0], Transition)
 
 
 @pytest.mark.parametrize("beta", [0.5, LinearSchedule(0.0, 1.0, num_batches=4)], ids=["number", "schedule"])
 def test_beta_is_the_exponent_of_the_weights_at_the_step(beta):
     dataset = tf.data.Dataset.from_tensors(make_prioritized_batch([1.0, 0.25, 0.0625])).repeat()
     feed = StreamingDataset(dataset, beta=beta)
-    read = tf.function(feed.next, autograph=False)
     for step, exponent in [(0, 0.0), (2, 0.5), (4, 1.0), (9, 1.0)] if callable(beta) else [(7, 0.5)]:
-        _, info = read(iteration(step))
+        _, info = read(feed, step)
         np.testing.assert_allclose(info.weight, np.array([1.0, 0.25, 0.0625]) ** exponent, rtol=1e-6)
         assert info.weight.dtype == tf.float32
 
@@ -242,15 +260,37 @@ def test_invalid_beta_raises():
         StreamingDataset(dataset, beta=2)
 
 
+def test_batches_of_a_different_shape_or_with_an_error_are_left_for_the_next_call():
+    class Stream:
+        element_spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), transitions(np.zeros(1)))  # fmt: skip
+
+        def __iter__(self):
+            for number, size in enumerate((2, 2, 3, 0, 3)):
+                if not size:
+                    raise ConnectionError("cut")
+                yield tf.nest.map_structure(np.asarray, transitions(np.full(size, number)))
+
+    feed = StreamingDataset(Stream())
+    rewards = [feed.read(0, 9)[0].next_time_step.reward.tolist() for _ in range(2)]
+    assert rewards == [[[0, 0], [1, 1]], [[2, 2, 2]]]
+    with pytest.raises(ConnectionError, match="cut"):
+        feed.read(3, 9)
+    feed.close()
+    assert feed.read(0, 1)[0].next_time_step.reward.tolist() == [[0, 0]]
+    opened = feed._iterator
+    feed.close()
+    assert opened.gi_frame is None  # The generator was closed.
+
+
 def test_closed_feed_releases_its_iterator_and_opens_another():
     feed = StreamingDataset(batches(size=2))
-    first = feed.next(iteration(0))[0].next_time_step.reward.numpy().tolist()
-    assert feed.next(iteration(1))[0].next_time_step.reward.numpy().tolist() != first
+    first = read(feed)[0].next_time_step.reward.tolist()
+    assert read(feed)[0].next_time_step.reward.tolist() != first
     iterator = weakref.ref(feed._iterator)
     feed.close()
     gc.collect()
     assert iterator() is None
-    assert feed.next(iteration(2))[0].next_time_step.reward.numpy().tolist() == first
+    assert read(feed)[0].next_time_step.reward.tolist() == first
 
 
 def test_make_feed_returns_feeds_and_names_the_method_of_buffers():

@@ -327,6 +327,22 @@ def make_failing_batches(fail_at, message="row is damaged"):
     return tf.data.Dataset.range(1000).map(batch)
 
 
+class NumpyBatches:
+    """A stream of arrays that raises an error of its own, once, in place of batch number `fail_at`."""
+
+    def __init__(self, fail_at):
+        self.element_spec, self.fail_at, self.number = batches().element_spec, fail_at, -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == self.fail_at:
+            raise ServerUnavailableError("no samples")
+        return tf.nest.map_structure(np.asarray, transitions(np.arange(self.number, self.number + 4.0)))
+
+
 @pytest.mark.parametrize(
     ("dataset", "error", "message"),
     [
@@ -334,7 +350,7 @@ def make_failing_batches(fail_at, message="row is damaged"):
         pytest.param(
             make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged", marks=pytest.mark.slow
         ),
-        (make_failing_batches(25, "ServerUnavailableError: no samples"), ServerUnavailableError, "no samples"),
+        (NumpyBatches(fail_at=25), ServerUnavailableError, "no samples"),
     ],
 )
 @pytest.mark.drill("user code")
@@ -353,6 +369,15 @@ def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(
         assert learner.load_checkpoint() and learner.step == 25
         learner.start(40)
         assert find_steps(tmp_path) == ([25], [10, 20, 30, 40])
+
+
+def test_batches_after_the_last_iteration_are_not_read(tmp_path):
+    stream = NumpyBatches(fail_at=1000)
+    with Learner(tmp_path, MeanAgent(), stream, hooks=[SaveCkptHook(every=3)], steps_per_call=4) as learner:
+        learner.start(7)
+        assert stream.number == 6
+        learner.start(8)
+    assert stream.number == 7
 
 
 def test_error_of_the_dataset_without_new_iterations_saves_no_checkpoint(tmp_path):
@@ -452,7 +477,7 @@ def test_nan_in_memory_raises_and_names_up_to_ten_items_of_the_batch(tmp_path, b
     dataset = InMemoryDataset(
         items([1.0, np.nan]), batch_size, to_experience=lambda batch: transitions(batch["reward"])
     )
-    indices = [dataset.sample_indices(tf.constant(n, tf.int64)).numpy().tolist() for n in range(9)]
+    indices = dataset.sample_indices(0, 9).tolist()
     bad = next(n for n, batch in enumerate(indices) if 1 in batch)
     listed = ", ".join(map(str, indices[bad][:10])) + (" and 2 more" if batch_size == 12 else "")
     with Learner(tmp_path, MeanAgent(), dataset) as learner:

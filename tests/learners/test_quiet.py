@@ -34,7 +34,8 @@ for number in range(6):
     hooks = [EvaluateHook(lambda policy: 1.0, every=2)]
     with Learner(folder, agent, dataset, hooks=hooks, jit_compile=number == 0) as learner:
         learner.start(3)
-        learner.train(dataset.next(tf.constant(0, tf.int64)))
+        data, _ = dataset.read(0, 1)
+        learner.train(dataset.to_experience(tf.constant(data[0])))
         if number == 0:
             learner.export_policy(folder + "/policy")
             learner.export_best_policy(folder + "/best_policy")

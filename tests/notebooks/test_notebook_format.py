@@ -2,10 +2,11 @@
 
 import copy
 import json
+from pathlib import Path
 
 import nbformat
 import pytest
-from notebook_format import BRIDGE, colab_badge, find_notebooks, find_problems, fix, source
+from notebook_format import FIRST_CELL, INSTALL, colab_badge, find_notebooks, find_problems, fix, source
 
 
 @pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.stem)
@@ -41,7 +42,7 @@ def test_fix_makes_a_valid_notebook_and_changes_nothing_twice():
     assert find_problems(notebook, "09_new.ipynb") == []
     assert [source(cell) for cell in notebook["cells"]] == [
         f"# Title\n\n{colab_badge('09_new.ipynb')}\n\nText.",
-        BRIDGE.FIRST_CELL,
+        FIRST_CELL,
         "print(1)",
     ]
     nbformat.validate(notebook)
@@ -57,7 +58,7 @@ def test_fix_makes_a_valid_notebook_and_changes_nothing_twice():
         ("09_new.ipynb", {"cells": 25}, "at most 24 cells, got 28"),
         ("09_new.ipynb", {"outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}]}, "outputs"),
         ("09_new.ipynb", {"execution_count": 1}, "execution counts"),
-        ("09_new.ipynb", {"source": "import kernel_bridge"}, "FIRST_CELL"),
+        ("09_new.ipynb", {"source": "!pip install rlds2reverb"}, "FIRST_CELL"),
         ("10_other.ipynb", {}, "blob/main/notebooks/10_other.ipynb"),
     ],
 )
@@ -71,8 +72,6 @@ def test_find_problems_names_each_deviation(name, change, problem):
     assert any(problem in text for text in problems), problems
 
 
-def test_first_cell_fetches_the_module_from_the_repository():
-    folder = f"https://raw.githubusercontent.com/rlds2reverb/rlds2reverb/{BRIDGE.BRANCH}/notebooks"
-    assert f'urlretrieve(f"{folder}/{{name}}", name)' in BRIDGE.FIRST_CELL
-    assert (BRIDGE.REPOSITORY, BRIDGE.BRANCH) == ("https://github.com/rlds2reverb/rlds2reverb", "main")
-    compile(BRIDGE.FIRST_CELL, "first cell", "exec")
+def test_first_cell_installs_with_the_documented_commands():
+    documented = (Path(__file__).parents[2] / "docs/versions.md").read_text()
+    assert " && ".join(INSTALL).replace(" -q", "").replace("./r2r", ".") in documented

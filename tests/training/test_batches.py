@@ -10,7 +10,7 @@ from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import open_data
 
 from rlds2reverb import ServerUnavailableError, TableConfig, ingest
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.sources import load
 
 NUM_ITEMS = 6
@@ -24,8 +24,9 @@ def make_episodes():
 
 def read(feed, step=0):
     """Returns a batch of a feed as numpy arrays."""
-    function = tf.function(feed.next, autograph=False)
-    return tf.nest.map_structure(lambda tensor: tensor.numpy(), function(tf.constant(step, tf.int64)))
+    data, info = tf.nest.map_structure(lambda column: column[0], feed.read(step, 1))
+    experience = tf.function(feed.to_experience, autograph=False)(tf.nest.map_structure(tf.constant, data))
+    return tf.nest.map_structure(np.asarray, experience), info
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_server_of_the_run_stops_with_the_batches():
             batches.fill()
             read(batches.feed)
         with pytest.raises(ServerUnavailableError):
-            table_infos(connect(address), timeout_secs=1)
+            table_infos(address, timeout_secs=1)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])

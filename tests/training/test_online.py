@@ -36,7 +36,7 @@ from rlds2reverb import (
     sample_dataset,
     train,
 )
-from rlds2reverb._server.clients import table_infos
+from rlds2reverb.client import table_infos
 
 #: Options of a phase that takes a second.
 SMALL = {

@@ -16,7 +16,7 @@ from rlds2reverb.training import train
 from rlds2reverb.training.tables import describe_table, identify_table, is_table, split_source
 
 from rlds2reverb import ingest
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerUnavailableError
 
 PENDULUM = "d4rl/pendulum_mixed-v2.hdf5"
@@ -60,7 +60,7 @@ def serve(directory, port, checkpoint_root):
 
 def count_samples(port):
     try:
-        return table_infos(connect(port), timeout_secs=2)["replay"].rate_limiter_info.sample_stats.completed
+        return table_infos(port, timeout_secs=2)["replay"].rate_limiter_info.sample_stats.completed
     except ServerUnavailableError:
         return None
 
@@ -102,7 +102,7 @@ def test_training_continues_when_a_shard_is_killed_and_returns(data, tmp_path):
             assert training.is_alive()
             time.sleep(0.1)
         stack.enter_context(serve(shards[1], ports[1], tmp_path / f"root_{ports[1]}"))
-        assert table_infos(connect(ports[1]))["replay"].current_size > 4000
+        assert table_infos(ports[1])["replay"].current_size > 4000
         while not (count_samples(ports[1]) or 0) > 100:
             assert training.is_alive()
             time.sleep(0.1)

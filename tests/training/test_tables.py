@@ -23,7 +23,7 @@ from rlds2reverb import (
     packed_signature,
 )
 from rlds2reverb._encoding.packing import Packing
-from rlds2reverb._server.clients import connect, table_infos
+from rlds2reverb.client import table_infos
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 
@@ -67,7 +67,7 @@ def test_directory_is_served_until_the_data_are_closed(directory, source):
         assert got.notes[0] == BOUNDS_NOTE and f"are not normalised, because {directory} has no stat" in got.notes[1]
         address, identity = got.table.server.address, got.identity()
     with pytest.raises(ServerUnavailableError):
-        table_infos(connect(address), timeout_secs=0.5)
+        table_infos(address, timeout_secs=0.5)
     with open_data(directory, IQL, action_space=Box(-2, 2, (3,))) as again:
         assert again.fingerprint == identity["data"] and len(again.fingerprint) == 32 and again.notes == ()
         assert again.identity()["action bounds"] == "[-2, 2]"

@@ -26,9 +26,9 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
 
 from rlds2reverb import ReplayServer, TableConfig
-from rlds2reverb._server.clients import table_infos
 from rlds2reverb._server.commits import shard_path, write_shard
 from rlds2reverb._server.ports import pick_port
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
@@ -90,7 +90,7 @@ class ReplayActor:
 
     def _read_state(self) -> tuple[dict[str, int], int]:
         """Returns the number of items by table, and the number of those that were inserted into all tables."""
-        infos = table_infos(self._server.client)
+        infos = table_infos(self._server)
         inserted = [info.rate_limiter_info.insert_stats.completed for info in infos.values()]
         return {name: info.current_size for name, info in infos.items()}, sum(inserted)
 

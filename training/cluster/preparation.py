@@ -12,7 +12,7 @@ from rlds2reverb.learners.tasks import make_task
 
 from rlds2reverb import Selector, TableConfig, packed_signature
 from rlds2reverb._encoding.packing import Packing
-from rlds2reverb._server.clients import connect_all
+from rlds2reverb.client import find_addresses
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
 
@@ -171,7 +171,7 @@ def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) ->
 
 def _describe_replay(config: TrainingConfig, data: TrainingData) -> ReplayTables:
     table = data.table
-    servers = () if table is None else tuple(client.server_address for client in connect_all(table.server))
+    servers = () if table is None else tuple(find_addresses(table.server))
     return ReplayTables(
         has_offline=data.episodes is not None or table is not None,
         offline_servers=servers,

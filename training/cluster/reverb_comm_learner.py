@@ -14,9 +14,9 @@ from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
 from rlds2reverb.learners.train_loop import count_workers
 
-from rlds2reverb import PriorityWriter, sample_dataset
+from rlds2reverb import PriorityWriter
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.sampling import LinearSchedule
+from rlds2reverb.sampling import LinearSchedule, SamplePlan
 
 from ..batches import FIRST_BETA, LAST_BETA, PREFETCH
 from ..collected_table import TABLE
@@ -144,8 +144,8 @@ class ReverbCommLearner(BaseCommLearner):
         tables = self._tables
         options: dict[str, Any] = {"prefetch": PREFETCH, "on_server_lost": _log_server_lost}
         if not (tables.is_prioritized and table == tables.offline_table):
-            return StreamingDataset(sample_dataset(list(servers), table, size, beta=0.0, **options))
-        samples = sample_dataset(list(servers), table, size, beta=1.0, **options)
+            return StreamingDataset(SamplePlan(list(servers), table, size, beta=0.0, **options))
+        samples = SamplePlan(list(servers), table, size, beta=1.0, **options)
         return StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, tables.num_updates))
 
     def _change_data(self, learner: Learner) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._server.clients import connect, connect_all, table_infos
 from rlds2reverb._server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
 from rlds2reverb._server.replay_server import read_tables
 from rlds2reverb._text import format_number
+from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
@@ -53,12 +53,12 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
         facts = [_describe_config(config) for config in read_tables(Path(tables).expanduser())]
         statistics = read_item_statistics(tables)
     else:
-        addresses = [client.server_address for client in connect_all(tables)]
+        addresses = find_addresses(tables)
         is_sharded = len(addresses) > 1
         page = Page(", ".join(addresses), f"rlds2reverb report on the tables of running server{'s' * is_sharded}")
         facts, statistics = [], []
         for address in addresses:
-            for _, info in sorted(table_infos(connect(address), timeout_secs=timeout_secs).items()):
+            for _, info in sorted(table_infos(address, timeout_secs=timeout_secs).items()):
                 facts.append([*([("server", address)] if is_sharded else []), *_describe_info(info)])
                 statistics.append(sample_item_statistics(address, info, timeout_secs=timeout_secs))
     for each, rows in zip(statistics, facts, strict=True):

@@ -10,7 +10,7 @@ from properties import examples
 from reverb.cc import schema_pb2
 
 from rlds2reverb._encoding import keys, messages, protobuf
-from rlds2reverb._internals.reverb import MutatePrioritiesRequest
+from rlds2reverb.client.messages import MutatePrioritiesRequest
 from rlds2reverb.specs import ArraySpec
 
 KEYS = st.one_of(st.sampled_from([keys.MIN_KEY, keys.KEY_LIMIT - 1]), st.integers(keys.MIN_KEY, keys.KEY_LIMIT - 1))
@@ -121,7 +121,7 @@ def test_fill_joins_constant_empty_and_noncontiguous_parts():
 )
 def test_literal_stream_is_decompressed_by_snappy(size, expected):
     content = np.random.default_rng(size).bytes(size)
-    header = messages._literal_header(size)
+    header = messages.literal_header(size)
     assert header == bytes.fromhex(expected)
     assert bytes(cramjam.snappy.decompress_raw(header + content)) == content
 
@@ -136,7 +136,7 @@ def columns(draw, num_chunks=None):
     n, rows = num_chunks or draw(st.integers(1, 3)), draw(st.integers(1, 70))
     contents = []
     for _ in range(draw(st.integers(1, 3))):
-        dtype = np.dtype(draw(st.sampled_from(sorted(messages._DATA_TYPES))))
+        dtype = np.dtype(draw(st.sampled_from(sorted(messages.DATA_TYPES))))
         shape = (n, rows, *draw(st.lists(st.integers(0, 4), max_size=3)))
         limit = draw(st.sampled_from([1, 256])) if dtype.kind != "b" else 2
         raw = generator.integers(0, limit, int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
@@ -197,7 +197,7 @@ def test_chunks_are_decoded_unchanged(encode, case, data):
         assert_chunk(records[at], *header, [content[at] for content in contents])
 
 
-@pytest.mark.parametrize("dtype", sorted(messages._DATA_TYPES))
+@pytest.mark.parametrize("dtype", sorted(messages.DATA_TYPES))
 def test_every_supported_dtype_is_decoded_unchanged(dtype):
     spec = ArraySpec((), np.dtype(dtype))
     messages.require_dtype(spec, "item['a']")
@@ -214,7 +214,7 @@ def test_column_is_compressed_only_if_that_saves_a_tenth():
     (record,) = messages.encode_compressed_chunks(key, key, np.zeros(1, int), [noise[None], zeros[None]], specs)
     chunk = schema_pb2.ChunkData.FromString(record)
     sizes = [len(tensor.tensor_content) for tensor in chunk.data.tensors]
-    assert sizes[0] == noise.nbytes + len(messages._literal_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10
+    assert sizes[0] == noise.nbytes + len(messages.literal_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10
     assert chunk.data_uncompressed_size == noise.nbytes + zeros.nbytes
 
 

@@ -15,7 +15,15 @@ from reference_impls import assert_equal_nests, episode
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb._encoding import messages
-from rlds2reverb._encoding.packing import Packing, find_packing, pack_columns, packed_signature, packed_spec, unpack
+from rlds2reverb._encoding.packing import (
+    Packing,
+    find_packing,
+    pack_columns,
+    packed_signature,
+    packed_spec,
+    unpack,
+    unpack_arrays,
+)
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
@@ -25,7 +33,7 @@ from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-DTYPES = sorted(messages._DATA_TYPES)
+DTYPES = sorted(messages.DATA_TYPES)
 WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]
 
 
@@ -72,6 +80,8 @@ def test_unpack_restores_columns_bit_for_bit(nest):
     assert_equal_nests(unpack(tf.constant(packed[None, None]), packing), add_axes(nest, 2))
     squeezed = Packing(make_spec(nest, leading=()), squeeze=True)
     assert_equal_nests(unpack(tf.constant(packed), squeezed), nest)
+    for each in (packing, squeezed):
+        assert_equal_nests(unpack_arrays(packed, each), nest)
     assert squeezed.row_shapes == packing.row_shapes
 
 

@@ -24,8 +24,8 @@ from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
 from rlds2reverb.rlds_to_reverb import convert_rlds_to_trajectories
-from rlds2reverb.sampling import SampleInfo, sample_dataset, to_experience
-from rlds2reverb.sampling.dataset import _balance_servers, choose_num_chunks
+from rlds2reverb.sampling import SampleInfo, sample, sample_dataset, to_experience
+from rlds2reverb.sampling.batches import ServerBalance, choose_num_blocks
 from rlds2reverb.sampling.importance import LinearSchedule
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
@@ -172,8 +172,8 @@ def test_weights_are_relative_to_the_batch_and_follow_the_schedule():
         batches = list(sample_dataset(servers[0].address, "items", 64, beta=LinearSchedule(0.0, 1.0, 4)).take(6))
         batches += sample_dataset(servers[0].address, "items", 64, beta=0.5).take(1)
         batches += sample_dataset(servers[0].address, "items", 64, beta=choose).take(2)
-    for beta, sample in zip([0, 0.25, 0.5, 0.75, 1, 1, 0.5, 0.25, 0.75], batches, strict=True):
-        info = tree.map_structure(np.asarray, sample.info)
+    for beta, batch in zip([0, 0.25, 0.5, 0.75, 1, 1, 0.5, 0.25, 0.75], batches, strict=True):
+        info = tree.map_structure(np.asarray, batch.info)
         chances = (1.0 + np.arange(20)) ** 0.6
         np.testing.assert_allclose(info.probability, (info.priority**0.6) / chances.sum(), rtol=1e-9)
         expected = (1 / (20 * info.probability)) ** beta
@@ -305,43 +305,33 @@ def test_sharded_server_is_sampled_by_its_addresses():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "num_servers", "num_chunks"),
+    ("batch_size", "num_servers", "num_blocks"),
     [(256, 1, 1), (256, 2, 8), (256, 3, 16), (96, 3, 12), (7, 2, 7), (4, 4, 4), (10, 4, 10)],
 )
-def test_chunks_divide_the_batch_and_cover_all_servers(batch_size, num_servers, num_chunks):
-    assert choose_num_chunks(batch_size, num_servers) == num_chunks
+def test_blocks_divide_the_batch_and_cover_all_servers(batch_size, num_servers, num_blocks):
+    assert choose_num_blocks(batch_size, num_servers) == num_blocks
 
 
 # --- tables without samples
 
 
-def keep_chunks(servers, tables, exponents):
-    """Returns which of the chunks of these servers are kept; a table is the priority and the number of its items."""
-
-    zeros = tf.zeros([1], tf.float64)
-
-    def make_chunk(server):
-        priority, count = (tf.gather(tf.constant(column, tf.float64), server) for column in zip(*tables, strict=True))
-        info = reverb.SampleInfo(*[zeros] * len(reverb.SampleInfo._fields))
-        return server, reverb.ReplaySample(
-            info._replace(probability=1 / count + zeros, priority=priority + zeros), zeros
-        )
-
-    chunks = tf.data.Dataset.from_tensor_slices(np.array(servers, np.int32)).map(make_chunk)
-    kept = _balance_servers(chunks, exponents).map(lambda server, chunk: server)
-    return next(iter(kept.batch(len(servers)))).numpy()
+def keep_blocks(servers, tables, exponents):
+    """Returns the servers of the blocks that are kept; a table is the priority and the number of its items."""
+    balance = ServerBalance(exponents)
+    kept = [server for server in servers if balance.keep(server, 1 / tables[server][1], tables[server][0])]
+    return np.array(kept)
 
 
 @pytest.mark.parametrize(("exponents", "share"), [((0.5, 0.5), 0.5), ((1.0, 1.0), 0.8), ((2.0, 0.5), 64 / 65)])
 def test_shards_contribute_in_proportion_to_the_powers_of_their_priorities(exponents, share):
     """The sums are 4 * 16^alpha and 16 * 1^alpha."""
-    kept = keep_chunks([0, 1] * 2000, [(16, 4), (1, 16)], exponents)
+    kept = keep_blocks([0, 1] * 2000, [(16, 4), (1, 16)], exponents)
     assert np.mean(kept[-1000:] == 0) == pytest.approx(share, abs=0.01)
 
 
 def test_remaining_server_contributes_alone_after_a_loss_until_the_other_is_back():
-    """Server 1 has a share of 0.1. After server 0 is lost, hardly any of its chunks are dropped any more."""
-    kept = keep_chunks([*[0, 1] * 500, *[1] * 2000, *[0, 1] * 1500], [(9, 1), (1, 1)], (1.0, 1.0))
+    """Server 1 has a share of 0.1. After server 0 is lost, hardly any of its blocks are dropped any more."""
+    kept = keep_blocks([*[0, 1] * 500, *[1] * 2000, *[0, 1] * 1500], [(9, 1), (1, 1)], (1.0, 1.0))
     num_before = 500 + round(500 / 9)
     assert kept[num_before : num_before + 1900].mean() > 0.99
     assert kept[-500:].mean() == pytest.approx(0.1, abs=0.02)
@@ -397,7 +387,7 @@ def test_empty_shard_is_reported_and_sampling_continues():
             pass
 
 
-# --- memory
+# --- lifetime
 
 
 @pytest.fixture(scope="module")
@@ -426,6 +416,49 @@ def test_graphs_are_released_with_their_dataset(make, number_server):
     for _ in range(3):
         make_dataset()
     assert count_graphs() == before
+
+
+def count_threads():
+    return sum(thread.name.startswith("sample-") for thread in threading.enumerate())
+
+
+def wait_until(condition):
+    for _ in range(1000):
+        if condition():
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def test_threads_end_with_their_iterator(number_server):
+    before = count_threads()
+    with sample(number_server, "items", 2) as batches:
+        next(batches)
+        assert count_threads() == before + 3  # One per worker, and the one that watches them.
+    assert wait_until(lambda: count_threads() == before)
+    with pytest.raises(StopIteration):
+        next(batches)
+    batches = sample(number_server, "items", 2)
+    next(batches)
+    del batches
+    assert wait_until(lambda: count_threads() == before)
+    batches = iter(sample_dataset(number_server, "items", 2))
+    next(batches)
+    del batches
+    gc.collect()
+    assert wait_until(lambda: count_threads() == before)
+
+
+@pytest.mark.drill("F17")
+def test_close_ends_a_consumer_that_waits():
+    with ReplayServer([CONFIG], NUMBER) as server:
+        batches = sample(server, "items", 2, timeout_secs=60)
+        outcome = []
+        consumer = threading.Thread(target=lambda: outcome.append(next(batches, "closed")))
+        consumer.start()
+        batches.close()
+        consumer.join(10)
+        assert outcome == ["closed"]
 
 
 def test_samples_are_not_autotuned(number_server):

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
-from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import translate_error
 
 REASON = """it's "gone" [at \\ Zürich]; start\nit]"""
@@ -51,16 +51,6 @@ def test_translate_error_finds_the_error_in_a_graph():
     assert type(error) is ServerUnavailableError and str(error) == REASON
 
 
-def test_items_that_do_not_match_the_signature_are_reported():
-    message = (
-        "Received incompatible tensor at flattened index 1 from table 'replay'.  Specification has (dtype, shape): "
-        "(float, [2,4]).  Tensor has (dtype, shape): (int32, [2,40]).\nTable signature: 0: Tensor<...>"
-    )
-    error = translate_error(tf.errors.InvalidArgumentError(None, None, message))
-    assert type(error) is SpecMismatchError
-    assert "table 'replay'" in str(error) and "column 1 must be float, [2,4], got int32, [2,40]; find" in str(error)
-
-
 def test_other_errors_and_the_end_are_unchanged():
     dataset = TranslatedDataset(tf.data.Dataset.from_tensors(0).map(lambda number: tf.debugging.check_numerics(1.0 / tf.cast(number, tf.float32), "division")))  # fmt: skip
     with pytest.raises(tf.errors.InvalidArgumentError, match="division") as caught:
@@ -86,13 +76,3 @@ def test_failed_dataset_logs_nothing():
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
     assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("reason", ["Broken pipe", "Socket closed"])
-def test_broken_connection_is_a_server_that_is_unavailable(reason):
-    error = tf.errors.UnavailableError(None, None, reason)
-    translated = translate_error(error)
-    assert type(translated) is ServerUnavailableError and str(translated) == (
-        f"the connection to a Reverb server broke ({reason}); repeat the call"
-    )
-    assert translate_error(tf.errors.UnavailableError(None, None, "no worker")) is None

@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import portpicker
 import pytest
-import tensorflow as tf
-from faults import HANG_SECS, process, receive
+from faults import HANG_SECS, find_server, process, receive
 from numbers_served import exit_with_open_iterator, serve_in_process, serve_numbers
 
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.sampling.dataset import sample_dataset, warn_server_lost
-from rlds2reverb.sampling.interleaving import _make_watcher, interleave_streams
+from rlds2reverb.sampling import sample_dataset
+from rlds2reverb.sampling.batches import warn_server_lost
+from rlds2reverb.sampling.streams import BlockStreams
 
 UNREACHABLE = "localhost:1"
 #: Reachable servers answer sooner than this, even on a busy machine.
@@ -74,14 +74,15 @@ def test_dead_server_is_reported_and_sampling_continues(failure):
         if failure == "killed":
             kill(first)
         else:
-            os.kill(first.pid, signal.SIGSTOP)
+            stopped = find_server(lost_address)
+            os.kill(stopped, signal.SIGSTOP)
         read_until_reported(batches, reports)
         ((address, reason),) = reports
         assert address == lost_address and "gone" in reason
         assert f"waited {TIMEOUT_SECS:g} s for a sample of table 'items' at" in reason
         read_until_only_from(1, batches)
         if failure == "stopped":
-            os.kill(first.pid, signal.SIGCONT)
+            os.kill(stopped, signal.SIGCONT)
             read_until_from(0, batches)
         assert len(reports) == 1
 
@@ -190,51 +191,64 @@ def test_warning_names_the_server_and_the_reason():
 # --- stalled streams, without servers
 
 
-def find_stalls(indices, num_streams=2, max_ticks=3):
-    """Returns the reports of a watcher of elements from streams with these indices; -1 is a tick."""
-    reports = []
-    watch = _make_watcher(num_streams, max_ticks, lambda *report: reports.append(report))
-    elements = tf.data.Dataset.from_tensor_slices(tf.constant(indices, tf.int32)).map(lambda n: (n, n))
-    for _ in elements.scan(tf.zeros([num_streams], tf.int32), watch):
-        pass
-    return reports
+class Streams(BlockStreams):
+    """Streams without readers, whose clock advances by ticks."""
+
+    def __init__(self, num_servers=2, timeout_secs=3.0):
+        self.reports = []
+        super().__init__(
+            ["localhost:1"] * num_servers,
+            "items",
+            None,
+            block_size=1,
+            max_blocks=100,
+            max_in_flight=1,
+            num_streams=0,
+            timeout_secs=timeout_secs,
+            on_stalled=lambda servers: None,
+        )
+        self.close()  # Ends its own clock.
+        self._is_closed = threading.Event()
+
+    def run(self, events):
+        """Passes seconds (None), or blocks of a server that are consumed at once; returns the reports."""
+        for event in events:
+            if event is None:
+                self.reports += filter(None, [self.tick(1.0)])
+            else:
+                self.put(event, "block")
+                assert self.get() == (event, "block")
+        return self.reports
 
 
-def test_stream_is_stalled_after_max_ticks_without_elements():
-    assert find_stalls([0, -1, 0, -1, 0, -1, 0]) == [([1], False)]
-    assert find_stalls([-1, -1, 0, 1, -1, -1]) == []
-    assert find_stalls([0, 1, -1, -1, -1]) == [([0, 1], True)]
-    assert find_stalls([-1, -1, 0, -1, -1, -1]) == [([1], False), ([0], True)]
+def test_server_is_stalled_after_the_timeout_without_blocks():
+    assert Streams().run([0, None, 0, None, 0, None, 0]) == [[1]]
+    assert Streams().run([None, None, 0, 1, None, None]) == []
+    assert Streams().run([None, None, 0, None, None, None]) == [[1]]
 
 
-def test_stall_is_reported_once_until_the_stream_recovers():
-    assert find_stalls([0, -1] * 10) == [([1], False)]
-    assert find_stalls([*[0, -1] * 5, 1, *[0, -1] * 5]) == [([1], False), ([1], False)]
+def test_stall_is_reported_once_until_the_server_recovers():
+    assert Streams().run([0, None] * 10) == [[1]]
+    assert Streams().run([*[0, None] * 5, 1, *[0, None] * 5]) == [[1], [1]]
 
 
-def test_readers_of_streams_alternate():
-    streams = interleave_streams(
-        lambda number: tf.data.Dataset.range(1000).batch(1).repeat(), 2, timeout_secs=5, on_stalled=print, num_readers=8
-    )
-    got = [int(number) for number, _ in streams.take(400)]
-    is_mixed = [len(set(got[begin : begin + 4])) == 2 for begin in range(40, 396)]
-    assert np.mean(is_mixed) > 0.8
+def test_consumer_gets_nothing_when_all_servers_are_stalled_and_waits_again():
+    streams = Streams()
+    streams.run([0, 1, None, None, None])
+    assert streams.get() is None and streams.reports == []
+    streams.run([None, None, 0])
+    assert streams.reports == []
 
 
-def test_slow_consumer_does_not_make_streams_look_stalled():
-    reports = []
-    streams = interleave_streams(
-        lambda number: tf.data.Dataset.range(1000).batch(1).repeat(),
-        3,
-        timeout_secs=0.1,
-        on_stalled=lambda *report: reports.append(report),
-    )
-    elements = iter(streams)
-    started = set()
-    while len(started) < 3:
-        started.add(int(next(elements)[0]))
-    reports.clear()  # A stream may start later than the timeout.
-    for _ in range(8):
-        next(elements)
-        threading.Event().wait(0.15)  # This is longer than the timeout.
-    assert not reports
+def test_blocks_of_servers_alternate():
+    streams = Streams()
+    for server in (0, 0, 0, 1, 1):
+        streams.put(server, "block")
+    assert [streams.get()[0] for _ in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_slow_consumer_does_not_make_servers_look_stalled():
+    streams = Streams()
+    streams.put(0, "block")
+    streams.put(1, "block")
+    assert streams.run([None] * 8) == []

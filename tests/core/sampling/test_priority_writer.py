@@ -5,6 +5,7 @@ import signal
 
 import numpy as np
 import pytest
+from faults import find_server
 from numbers_served import addresses, serve_in_process, serve_numbers, write_numbers
 
 from rlds2reverb.errors import ServerUnavailableError
@@ -75,10 +76,10 @@ def test_batch_with_other_servers_or_lengths_raises():
 @pytest.mark.drill("F15")
 def test_stopped_server_is_reported_and_the_other_is_updated():
     reports = []
-    with serve_numbers({1: 1.0}) as (server,), serve_in_process({2: 1.0}) as (running, other):
+    with serve_numbers({1: 1.0}) as (server,), serve_in_process({2: 1.0}) as (_, other):
         key = next(iter(sample_dataset(server.address, "items", 1))).info.key.numpy()[0]
         info = make_info([7, key], [0, 1])
-        os.kill(running.pid, signal.SIGSTOP)
+        os.kill(find_server(other), signal.SIGSTOP)
         PriorityWriter(
             [other, server.address], "items", timeout_secs=0.5, on_server_lost=lambda *report: reports.append(report)
         ).write(info, [3.0, 4.0])
@@ -87,7 +88,7 @@ def test_stopped_server_is_reported_and_the_other_is_updated():
         with pytest.raises(ServerUnavailableError, match="to update priorities"):
             PriorityWriter([other, server.address], "items", timeout_secs=0.5).write(info, [5.0, 6.0])
         assert read_priorities(server) == {1: 6}
-        os.kill(running.pid, signal.SIGCONT)
+        os.kill(find_server(other), signal.SIGCONT)
 
 
 @pytest.mark.slow

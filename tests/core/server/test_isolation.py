@@ -1,38 +1,54 @@
 """Tests of isolated ports: reachable from this machine, and not from another one (a network namespace)."""
 
+import contextlib
+import ctypes
 import errno
+import os
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.reduction import DupFd
+from pathlib import Path
 
 import portpicker
 import pytest
+from faults import process
 from machines import end, execute, two_machines
 from rlds2reverb.cli import run
 
-from rlds2reverb._server import isolation
-from rlds2reverb._server.isolation import isolate_port
-from rlds2reverb._server.ports import require_free_port
+from rlds2reverb._server import process as server_process
+from rlds2reverb._server.ports import batch_port, require_free_port
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._server.sharded_server import ShardedReplayServer
+from rlds2reverb._server_process import isolation, launcher
+from rlds2reverb._server_process.isolation import isolate_port
 from rlds2reverb.tables import TableConfig
 
+#: The system call that copies a file descriptor of another process.
+_PIDFD_GETFD = 438
 NEAR, FAR, PORT = "10.99.0.1", "10.99.0.2", 26_400
 
 
-def bound_interfaces(port):
-    """Returns the interfaces that the listening sockets of a port of this process are bound to."""
-    found = []
-    bind = isolation._bind
-    try:
-        isolation._bind = lambda own: found.append(own.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16))
-        isolation._bind_own_sockets(
-            {each.inode for each in isolation._read_sockets(port) if each.state == isolation._LISTEN}
-        )
-    finally:
-        isolation._bind = bind
+def bound_interfaces(port, pid=None):
+    """Returns the interfaces that the listening sockets of a port of a process are bound to."""
+    pid = pid or os.getpid()
+    links = {f"socket:[{each.inode}]" for each in isolation._read_sockets(port) if each.state == isolation._LISTEN}
+    process, found = os.pidfd_open(pid), []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(path) in links:
+                copy = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(path.name), 0)
+                with socket.socket(fileno=copy) as listener:
+                    found.append(listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16))
+    os.close(process)
     return found
+
+
+def bound_interfaces_of(server):
+    """Returns the interfaces that a server's two ports are bound to."""
+    return [bound_interfaces(port, server._process.pid) for port in (server.port, batch_port(server.port))]
 
 
 # --- sockets
@@ -69,16 +85,31 @@ def refuse(own):
     raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
-def test_a_server_that_cannot_be_isolated_does_not_keep_running(monkeypatch):
-    monkeypatch.setattr(isolation, "_bind", refuse)
+def launch_without_isolation(channel, descriptor):
+    """Launches servers whose ports cannot be isolated."""
+    isolation._bind = refuse
+    launcher.run(descriptor.detach())
+
+
+@pytest.fixture
+def no_isolation(monkeypatch):
+    """Makes the kernel refuse to bind the sockets of this process's servers."""
+    control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with control, process(launch_without_isolation, DupFd(other.fileno())):
+        other.close()
+        monkeypatch.setattr(server_process, "_fork_server", partial(server_process.fork_server, control))
+        yield
+
+
+def test_a_server_that_cannot_be_isolated_does_not_keep_running(no_isolation):
     port = portpicker.pick_unused_port()
     with pytest.raises(OSError, match=rf"port {port} cannot be isolated \(Operation not permitted\)"):
         ReplayServer([TableConfig()], port=port, isolate=True)
     require_free_port(port)
+    require_free_port(batch_port(port))
 
 
-def test_serve_reports_that_it_cannot_isolate_the_port(monkeypatch, capsys):
-    monkeypatch.setattr(isolation, "_bind", refuse)
+def test_serve_reports_that_it_cannot_isolate_the_port(no_isolation, capsys):
     assert run(["serve", "--isolate"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and "cannot be isolated" in lines[0] and "block the port with a firewall" in lines[0]
@@ -86,18 +117,18 @@ def test_serve_reports_that_it_cannot_isolate_the_port(monkeypatch, capsys):
 
 def test_a_server_stays_isolated_when_it_loads_data(tmp_path):
     with ReplayServer([TableConfig()], isolate=True) as server:
-        assert server.is_isolated and bound_interfaces(server.port) == [b"lo\0"]
+        assert server.is_isolated and bound_interfaces_of(server) == [[b"lo\0"]] * 2
         server.save_data(tmp_path / "saved")
         server.load_data(tmp_path / "saved")
-        assert bound_interfaces(server.port) == [b"lo\0"]
-    with ReplayServer([TableConfig()]) as server:
-        assert not server.is_isolated and bound_interfaces(server.port) == [b""]
+        assert bound_interfaces_of(server) == [[b"lo\0"]] * 2
+    with ReplayServer([TableConfig()], serve_batches=True) as server:
+        assert not server.is_isolated and bound_interfaces_of(server) == [[b""]] * 2
 
 
 def test_all_shards_are_isolated():
     with ShardedReplayServer([TableConfig()], num_shards=2, isolate=True) as server:
         assert server.is_isolated
-        assert [bound_interfaces(each.port) for each in server.servers] == [[b"lo\0"]] * 2
+        assert [bound_interfaces_of(each) for each in server.servers] == [[[b"lo\0"]] * 2] * 2
 
 
 # --- another machine
@@ -165,7 +196,7 @@ def test_served_port_is_reachable_from_other_machines_unless_isolated(is_isolate
 
 LISTEN = f"""
 import socket
-from rlds2reverb._server.isolation import isolate_port
+from rlds2reverb._server_process.isolation import isolate_port
 with socket.create_server(("", {PORT})) as listener:
     print("listening", flush=True)
     accepted = [listener.accept()[0], listener.accept()[0]]

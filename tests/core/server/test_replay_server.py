@@ -4,15 +4,15 @@ import signal
 import socket
 import time
 
-import portpicker
 import pytest
 from faults import DAMAGES, damage_file, process, receive
 from reference_impls import episode
 
+from rlds2reverb._server import ports
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.clients import table_infos
-from rlds2reverb._server.ports import require_free_port
+from rlds2reverb._server.ports import pick_port, require_free_port
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sources import load
@@ -209,11 +209,11 @@ def test_port_used_by_another_program_raises(host):
 
 
 def test_free_ports_are_not_reused_within_a_process(monkeypatch):
-    first, second = portpicker.pick_unused_port(), portpicker.pick_unused_port()
+    first, second = pick_port(), pick_port()
     with ReplayServer([TableConfig()], port=first):
         pass
     picked = iter([first, first, second])
-    monkeypatch.setattr(portpicker, "pick_unused_port", lambda: next(picked))
+    monkeypatch.setattr(ports, "_find_port", lambda: next(picked))
     with ReplayServer([TableConfig()]) as server:
         assert server.port == second
 

@@ -8,10 +8,10 @@ import tree
 from reference_impls import episode
 
 from rlds2reverb._server import replay_server
-from rlds2reverb._server.clients import table_infos
 from rlds2reverb._server.commits import count_shards
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._server.sharded_server import ShardedReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ServerUnavailableError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import PriorityWriter, sample_dataset

@@ -1,6 +1,5 @@
 """Tests that `ingest` does not mix items with different columns in a table without a signature."""
 
-import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +8,8 @@ from reference_impls import episode
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
 from rlds2reverb._server import stored_items
-from rlds2reverb._server.clients import table_infos
-from rlds2reverb._server.connection import ServerConnection
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.client import Connection, table_infos
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.tables import RateLimiter, Selector
 from rlds2reverb.trajectories import trajectory_columns
@@ -150,17 +148,17 @@ def test_table_is_not_sampled_if_that_affects_other_clients(server, table, reaso
 
 def test_table_that_returns_no_sample_causes_a_warning(server, monkeypatch):
     def fail(self, table, *, timeout_secs):
-        raise grpc.RpcError
+        raise ServerUnavailableError("fails")
         yield
 
-    monkeypatch.setattr(ServerConnection, "sample", fail)
+    monkeypatch.setattr(Connection, "sample", fail)
     monkeypatch.setattr(stored_items, "_MAX_WAIT_SECS", 0.2)
     with pytest.warns(RuntimeWarning, match=r"its 8 items could not be checked \(it returned no sample in time\)"):
         assert ingest(MORE, server, "failing").items == 8
 
 
 def test_sample_blocked_by_the_rate_limiter_fails_after_its_timeout(server):
-    with ServerConnection(server.address) as connection, pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+    with Connection(server.address) as connection, pytest.raises(ServerUnavailableError, match="DEADLINE_EXCEEDED"):
         list(connection.sample("waiting", timeout_secs=0.2))
     assert count_inserts_and_samples(server, "waiting")[1] == 0
 

@@ -1,5 +1,8 @@
 """Tests that Reverb's own writer is used if a server does not support the bulk writer."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,8 +29,7 @@ def unchecked_servers(monkeypatch):
     monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
 
 
-def test_first_check_leaves_nothing_behind(unchecked_servers, monkeypatch):
-    monkeypatch.setattr(compatibility, "_INFO_SECS", 30)
+def test_first_check_leaves_nothing_behind(unchecked_servers):
     with ReplayServer([TableConfig()], SIGNATURE) as server:
         ingest(SOURCE, server.address)
         info = server.client.server_info(timeout=10)["replay"]
@@ -92,6 +94,37 @@ def test_reverb_writer_is_used_if_the_stream_is_refused(unchecked_servers, monke
     monkeypatch.setattr(BulkWriter, "write", refuse)
     with ReplayServer([ONCE], SIGNATURE) as server, pytest.warns(RuntimeWarning, match="UNIMPLEMENTED"):
         assert ingest(SOURCE, server.address, "items").writer == "reverb"
+
+
+@pytest.fixture
+def newer_reverb(tmp_path, monkeypatch):
+    """Makes the installed dm-reverb appear as version 0.15.0."""
+    (tmp_path / "dm_reverb-0.15.0.dist-info").mkdir()
+    (tmp_path / "dm_reverb-0.15.0.dist-info/METADATA").write_text("Name: dm-reverb\nVersion: 0.15.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+INGEST = """
+import numpy as np
+from rlds2reverb import ReplayServer, TableConfig, ingest
+episode = {"observations": np.zeros((4, 2)), "actions": np.zeros((3, 1)), "rewards": np.zeros(3), "terminated": True}
+with ReplayServer([TableConfig()]) as server:
+    print(ingest([episode], server).writer)
+"""
+
+
+def test_untested_version_is_used_with_the_bulk_writer_if_the_trial_succeeds(newer_reverb):
+    environment = {**os.environ, "PYTHONPATH": str(newer_reverb)}
+    process = subprocess.run([sys.executable, "-c", INGEST], capture_output=True, text=True, env=environment)
+    assert process.stdout == "bulk\n", process.stderr
+
+
+def test_untested_version_is_named_if_the_trial_fails(newer_reverb, unchecked_servers, monkeypatch):
+    monkeypatch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
+    with ReplayServer([TableConfig()], None) as server:
+        with pytest.raises(ValueError, match=r"dm-reverb 0\.15\.0 is installed, but tested is ==0\.14\.\*"):
+            ingest(SOURCE, server.address, layout="packed")
 
 
 def test_packed_layout_raises_if_the_bulk_writer_fails(unchecked_servers, monkeypatch):

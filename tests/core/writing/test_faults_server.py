@@ -17,6 +17,7 @@ from faults import (
     continue_until,
     convert,
     damage_file,
+    find_server,
     kill_after,
     kill_at,
     make_episodes,
@@ -32,8 +33,8 @@ from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb._sealed_files import load_json
-from rlds2reverb._server.clients import connect, table_infos
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.client import table_infos
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,
@@ -76,7 +77,7 @@ def checkpoint(to_server):
 
 
 def count_items(address):
-    return table_infos(connect(address))["replay"].current_size
+    return table_infos(address)["replay"].current_size
 
 
 @pytest.fixture(scope="module")
@@ -505,8 +506,9 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
 @pytest.fixture
 def stoppable_server(tmp_path):
     """A server in a process: its process id, the channel to it, and its port."""
-    with process(serve_table, tmp_path / "root") as (server, to_server):
-        yield server.pid, to_server, receive(to_server)
+    with process(serve_table, tmp_path / "root") as (_, to_server):
+        port = receive(to_server)
+        yield find_server(port), to_server, port
 
 
 @pytest.mark.slow

@@ -15,11 +15,10 @@ from reference_impls import episode
 
 from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.clients import connect, table_infos
-from rlds2reverb._server.connection import ServerConnection
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb._writing.reverb_writer import ReverbWriter
+from rlds2reverb.client import Connection, table_infos
 from rlds2reverb.errors import ResumeError, ServerRestartedError, ServerUnavailableError
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.sources import load
@@ -43,7 +42,7 @@ def small_groups(monkeypatch, tmp_path):
 
 
 def table_info(server):
-    return table_infos(connect(server.address))["replay"]
+    return table_infos(server.address)["replay"]
 
 
 def stop_at(number, server):
@@ -150,7 +149,7 @@ def test_missing_items_are_written_again():
         begin_run(server, 60)
         others = sample_keys(server, 1000) - first
         assert len(others) > 500
-        with ServerConnection(server.address) as connection:
+        with Connection(server.address) as connection:
             connection.delete("replay", sorted(others), timeout_secs=10)
         more = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(20)]
         ingest(more, server.address, options=IngestOptions(key_seed=1))  # This run has a journal of its own.

@@ -11,6 +11,7 @@ from properties import mark_slow_except
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
 from rlds2reverb.learners.agents.networks import MLP
+from rlds2reverb.learners.graph_errors import find_error
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 from tf_agents.policies import policy_saver
@@ -18,7 +19,6 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.sampling.errors import translate_error
 
 SIZE, HIDDEN, COUNT = 6, (6, 5), 4
 NETWORK = (OBSERVATION, *HIDDEN, COUNT)
@@ -231,7 +231,7 @@ def test_action_out_of_bounds_raises_instead_of_training(name, action):
         agent.train(to_transition(data))
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.function(agent.train, autograph=False)(to_transition(data))
-    translated = translate_error(caught.value)
+    translated = find_error(caught.value)
     assert isinstance(translated, SpecMismatchError) and re.match(message, str(translated))
     for one, two in zip(before, agent.trainable_variables, strict=True):
         np.testing.assert_array_equal(one, two)

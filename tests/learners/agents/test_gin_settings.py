@@ -69,7 +69,7 @@ def test_only_listed_options_of_the_run_are_accepted():
         ("IQLAgent.expectile = %e", r"line 1: the macro %e is not defined; add 'e = VALUE'"),
         ("IQLAgent.expectile = %e\ne = %e", r"line 1: the macro %e is not defined"),
         ("IQLAgent.expectile = ", r"line 1: Unable to parse value; fix this line"),
-        ("IQLAgent.hidden_sizes = (64,", r"line 2: EOF in multi-line statement; close it"),
+        ("IQLAgent.hidden_sizes = (64,", r"line [12]: (unexpected )?EOF in multi-line statement; close it"),
         ("IQLAgent.expectile = 0.9.5", r"line 1: Expected newline; fix this line"),
         ("\nIQLAgent.expectile 3", r"line 2: .*; fix this line"),
         ("include 'missing.gin'", r"cannot read the gin file missing\.gin: .*; check the path"),

@@ -183,24 +183,41 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
 
 
 @contextmanager
-def stop_process(prefix, pid, ports):
-    """Stops a process, which then answers nothing while its connections stay open."""
-    os.kill(pid, signal.SIGSTOP)
+def stop_process(prefix, pids, ports):
+    """Stops processes, which then answer nothing while their connections stay open."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager
-def cut_network(prefix, pid, ports):
-    """Cuts the network to the ports of a process, whose own calls still reach the coordinator.
+def cut_network(prefix, pids, ports):
+    """Cuts the network to the ports of processes, whose own calls still reach the coordinator.
 
     Other processes connect by IPv4, to the address of the machine. The server's own client connects by IPv6, to
     `localhost`, and continues, as it does if the network between two machines is cut.
     """
     with network_cut(prefix, ports, ["-4"]):
         yield
+
+
+def find_server(pid):
+    """Returns the ID of the server of a replay process, which is forked from its launcher."""
+    (launcher,) = (child for child in find_children(pid) if "_server_process" in read_command(child))
+    (server,) = find_children(launcher)
+    return server
+
+
+def find_children(pid):
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def read_command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
 
 
 def find_ports(prefix, pid):
@@ -241,9 +258,10 @@ def test_training_continues_without_one_of_its_replay_servers(fault, tmp_path):
 
         wait_for(lambda: count_updates() >= 200)
         pid = find_replay_processes(run_dir)[1]
-        ports = find_ports(prefix, pid)
+        server = find_server(pid)
+        ports = find_ports(prefix, server)
         assert len(count_inserted()) == 1
-        with fault(prefix, pid, ports):
+        with fault(prefix, [pid, server], ports):
             time.sleep(60)
             assert not count_inserted()
             before, commit = count_updates(), read_commit()

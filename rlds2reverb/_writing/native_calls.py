@@ -79,8 +79,7 @@ atexit.register(NATIVE_CALLS.shut_down)
 def call_with_deadline(timeout_secs: float, call: Callable[[], Any], what: str) -> Any:
     """Returns the result of a call that has no deadline of its own; runs it in a new thread.
 
-    Prefer `ServerConnection` for the methods it has: it needs no thread. After the deadline the call continues in the
-    background.
+    After the deadline the call continues in the background.
 
     Args:
       timeout_secs: seconds to wait.

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlds2reverb._server import pausable_deadline
-from rlds2reverb._server.pausable_deadline import PausableDeadline
+from rlds2reverb.client import PausableDeadline, pausable_deadline
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlds2reverb._server.native_calls import NativeCalls
+from rlds2reverb._writing.native_calls import NativeCalls
 
 
 def run_in_thread(work):
@@ -69,7 +69,7 @@ def test_program_exits_cleanly_while_daemon_threads_make_calls():
         from rlds2reverb._server.replay_server import ReplayServer
         from rlds2reverb.sampling import sample_dataset
         from rlds2reverb.tables import TableConfig
-        from rlds2reverb._server.clients import table_infos
+        from rlds2reverb.client import table_infos
         from rlds2reverb._writing.reverb_writer import ReverbWriter
 
         server = ReplayServer([TableConfig("other")], {"x": tf.TensorSpec((), tf.float32)})

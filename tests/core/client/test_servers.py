@@ -11,7 +11,7 @@ from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset
-from rlds2reverb._server.clients import connect, connect_all, table_infos
+from rlds2reverb.client import find_address, find_addresses, table_infos
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.tables import item_signature
 from rlds2reverb.trajectories import trajectory_spec
@@ -31,21 +31,21 @@ def count_items(server):
     return table_infos(server.client)["replay"].current_size
 
 
-def test_connect_accepts_every_kind_of_server(server):
+def test_find_address_accepts_every_kind_of_server(server):
     for kind in (server, server.client, server.address, server.port):
-        assert connect(kind).server_address == server.address
-    assert [client.server_address for client in connect_all([server, server.address])] == [server.address] * 2
-    assert [client.server_address for client in connect_all(server)] == [server.address]
+        assert find_address(kind) == server.address
+    assert find_addresses([server, server.address]) == [server.address] * 2
+    assert find_addresses(server) == [server.address]
     stock = reverb.Server([reverb.Table.queue("q", 1)], port=None)
-    assert connect(stock).server_address.endswith(f":{stock.port}")
+    assert find_address(stock) == f"localhost:{stock.port}"
     stock.stop()
     with pytest.raises(
         TypeError, match="server must be 'HOST:PORT', a port, a ReplayServer or a reverb.Client, got a float"
     ):
-        connect(1.5)
+        find_address(1.5)
     for path in ("data", "8000", Path("localhost:8000")):
         with pytest.raises(ValueError, match="server must be HOST:PORT"):
-            connect(path)
+            find_address(path)
 
 
 def test_ingest_and_sample_dataset_accept_a_replay_server(server):

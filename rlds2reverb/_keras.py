@@ -1,0 +1,56 @@
+"""Selects Keras 2, which TF-Agents requires, for TensorFlow.
+
+Since TensorFlow 2.16, `tf.keras` is Keras 3 unless the environment variable TF_USE_LEGACY_KERAS selects the package
+tf-keras, a Keras 2. TensorFlow 2.15 contains Keras 2, and with the variable it would require tf-keras nevertheless.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import types
+
+_VARIABLE = "TF_USE_LEGACY_KERAS"
+#: The values that TensorFlow accepts.
+_TRUE = ("1", "true", "True")
+
+
+def select_keras_2() -> None:
+    """Sets the environment variable so that `tf.keras` will be Keras 2; child processes inherit it.
+
+    It must be called before `tf.keras` is used for the first time. A value that the user has set is kept, except that
+    the variable is deleted if TensorFlow contains Keras 2 and tf-keras is not installed.
+    """
+    if _installs_keras_3():
+        os.environ.setdefault(_VARIABLE, "1")
+    elif importlib.util.find_spec("tf_keras") is None:
+        os.environ.pop(_VARIABLE, None)
+
+
+def require_keras_2() -> None:
+    """Checks that `tf.keras` is Keras 2, or will be when it is used for the first time.
+
+    Raises:
+      ImportError: If it is Keras 3, because it was used before rlds2reverb was imported, or the user has chosen it.
+    """
+    import tensorflow as tf
+
+    keras = vars(sys.modules["tensorflow"])["keras"]
+    if type(keras) is types.ModuleType:
+        is_keras_2 = issubclass(keras.layers.Layer, tf.Module)
+    else:  # A lazy loader, which will read the variable.
+        is_keras_2 = not _installs_keras_3() or os.environ.get(_VARIABLE) in _TRUE
+    if not is_keras_2:
+        raise ImportError(
+            "tf.keras is Keras 3, but TF-Agents requires Keras 2; import rlds2reverb before you use tf.keras, or set "
+            f"{_VARIABLE}=1 in the environment before Python starts"
+        )
+
+
+def _installs_keras_3() -> bool:
+    try:
+        return int(importlib.metadata.version("keras").partition(".")[0]) >= 3
+    except importlib.metadata.PackageNotFoundError:  # TensorFlow is not installed either.
+        return False

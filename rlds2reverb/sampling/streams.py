@@ -1,0 +1,295 @@
+"""Streams of blocks of items from one or more servers, each read by threads that survive the loss of a server.
+
+Each stream has a thread. It reads samples, decodes them to blocks, and puts these into a queue of its server, which
+holds a few of them. If a connection breaks, the thread connects again. Another thread watches how long each server has
+delivered nothing while there was room in its queue. The consumer takes blocks of all servers in turn.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from rlds2reverb.client import Connection
+from rlds2reverb.client.connection import encode_sample_request
+from rlds2reverb.client.messages import SampleStreamResponse
+from rlds2reverb.client.samples import join_parts
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
+
+from .blocks import Block, BlockDecoder
+
+#: Called with the indices of the servers that have just stalled.
+OnStalled: TypeAlias = Callable[[Sequence[int]], None]
+
+_MIN_TICKS = 8
+_MAX_TICK_SECS = 0.25
+#: A longer gap between two ticks means that this process was stopped.
+_MAX_TICKS_PER_GAP = 3
+_RETRY_SECS = 0.5
+#: Maximum time for which the first block waits for those of other servers.
+_START_SECS = 0.5
+_CONNECT_SECS = 2.0
+#: Seconds by which the answer of a server may exceed its own timeout.
+_GRACE_SECS = 5.0
+#: The rate limiter of a server that is well has been waiting; or the batch service cannot send these items.
+_RETRY_AT_ONCE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+class BlockStreams:
+    """The blocks of several servers as they arrive. Close it after use."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        table: str,
+        decoder: BlockDecoder,
+        *,
+        block_size: int,
+        max_blocks: int,
+        max_in_flight: int,
+        num_streams: int,
+        timeout_secs: float,
+        on_stalled: OnStalled,
+        stalled_at_start: Sequence[int] = (),
+    ):
+        """Starts the threads.
+
+        Args:
+          addresses: addresses of the servers.
+          table: name of the table on each of them.
+          decoder: decoder of the table's items.
+          block_size: number of items per block.
+          max_blocks: number of blocks of each server that wait for the consumer.
+          max_in_flight: number of samples that each stream requests ahead.
+          num_streams: number of streams from each server.
+          timeout_secs: seconds without blocks after which a server is stalled.
+          on_stalled: function called when servers stall, and again if they recover and stall once more.
+          stalled_at_start: indices of servers that are stalled from the start.
+        """
+        self._timeout_secs, self._max_blocks, self._on_stalled = timeout_secs, max_blocks, on_stalled
+        self._changed = threading.Condition()
+        self._is_closed = threading.Event()
+        self._blocks: list[deque[Block]] = [deque() for _ in addresses]
+        self._errors: deque[Exception] = deque()
+        self._idle_secs = [timeout_secs if index in stalled_at_start else 0.0 for index in range(len(addresses))]
+        self._is_reported = [index in stalled_at_start for index in range(len(addresses))]
+        self._last = -1
+        self._starts_at = time.monotonic() + _START_SECS
+        self._readers = [
+            _Reader(self, index, address, table, decoder, block_size, max_in_flight, timeout_secs, self._is_closed)
+            for _ in range(num_streams)
+            for index, address in enumerate(addresses)
+        ]
+        for run in (*(reader.run for reader in self._readers), self._watch):
+            threading.Thread(target=run, name=f"sample-{table}", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the streams at once. Idempotent; a consumer that waits gets a `StopIteration`."""
+        self._is_closed.set()
+        for reader in self._readers:
+            reader.cancel()
+        with self._changed:
+            self._changed.notify_all()
+
+    def get(self) -> tuple[int, Block] | None:
+        """Returns a server and its next block, in turn if several have one; None if no server delivers any in time.
+
+        Raises:
+          SpecMismatchError: If an item does not match the signature, or is damaged.
+          StopIteration: If the streams are closed.
+        """
+        num_servers = len(self._blocks)
+        with self._changed:
+            while True:
+                if self._is_closed.is_set():
+                    raise StopIteration
+                if self._errors:
+                    raise self._errors.popleft()
+                wait_secs = self._get_start_delay()
+                for index in (*range(self._last + 1, num_servers), *range(self._last + 1)) if not wait_secs else ():
+                    if self._blocks[index]:
+                        self._last = index
+                        self._changed.notify_all()
+                        return index, self._blocks[index].popleft()
+                if min(self._idle_secs) >= self._timeout_secs:
+                    self._idle_secs = [0.0] * num_servers  # The next call waits again.
+                    return None
+                self._changed.wait(wait_secs or None)
+
+    def _get_start_delay(self) -> float:
+        """Returns for how long the first block waits, so that the first batch has items of all servers that answer."""
+        if self._last >= 0 or all(map(any, zip(self._blocks, self._is_reported, strict=True))):
+            return 0.0
+        return max(0.0, self._starts_at - time.monotonic())
+
+    def put(self, server: int, block: Block) -> None:
+        """Adds a block; waits while the queue of its server is full."""
+        with self._changed:
+            self._idle_secs[server], self._is_reported[server] = 0.0, False
+            while len(self._blocks[server]) >= self._max_blocks and not self._is_closed.is_set():
+                self._changed.wait()
+            self._blocks[server].append(block)
+            self._changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Makes a call of `get` raise an error."""
+        with self._changed:
+            self._errors.append(error)
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        """Counts the seconds for which each server delivers nothing; a time in which this process is stopped is not."""
+        tick_secs = min(_MAX_TICK_SECS, self._timeout_secs / _MIN_TICKS)
+        last = time.monotonic()
+        while not self._is_closed.wait(tick_secs):
+            now = time.monotonic()
+            elapsed, last = min(now - last, _MAX_TICKS_PER_GAP * tick_secs), now
+            if new := self.tick(elapsed):
+                # Explaining it takes seconds if the server is gone.
+                threading.Thread(target=self._on_stalled, args=(new,), daemon=True).start()
+            for reader in self._readers:
+                reader.cancel_if_stuck(elapsed)
+
+    def tick(self, elapsed_secs: float) -> list[int]:
+        """Counts the seconds since the last tick; returns the servers that stall while others do not."""
+        with self._changed:
+            for index, blocks in enumerate(self._blocks):
+                self._idle_secs[index] = 0.0 if blocks else self._idle_secs[index] + elapsed_secs
+            stalled = [index for index, secs in enumerate(self._idle_secs) if secs >= self._timeout_secs]
+            if len(stalled) == len(self._blocks):
+                self._changed.notify_all()  # The consumer raises an error.
+                return []
+            new = [index for index in stalled if not self._is_reported[index]]
+            for index in new:
+                self._is_reported[index] = True
+            return new
+
+
+class _Reader:
+    """One stream of samples from a server, as a loop that runs in a thread."""
+
+    def __init__(
+        self,
+        streams: BlockStreams,
+        server: int,
+        address: str,
+        table: str,
+        decoder: BlockDecoder,
+        block_size: int,
+        max_in_flight: int,
+        timeout_secs: float,
+        is_closed: threading.Event,
+    ):
+        self._streams, self._server, self._address, self._table = streams, server, address, table
+        self._decoder, self._block_size, self._max_in_flight = decoder, block_size, max_in_flight
+        self._timeout_secs, self._is_closed = timeout_secs, is_closed
+        self._call: Any = None
+        self._waited_secs = 0.0
+        self._is_waiting = False
+        #: Items that do not fill a block yet, of either kind of stream.
+        self._samples: list[Any] = []
+        self._rest: Block | None = None
+        self._has_refused_batches = False
+
+    def run(self) -> None:
+        """Reads until the streams are closed, and connects again whenever the connection breaks."""
+        while not self._is_closed.is_set():
+            try:
+                with Connection(self._address) as connection:
+                    self._read(connection)
+            except grpc.RpcError as error:
+                if error.code() in _RETRY_AT_ONCE:
+                    continue
+            except ServerUnavailableError:
+                pass
+            except DecodeError as error:
+                self._streams.fail(SpecMismatchError(f"the server at {self._address} sent a damaged message ({error})"))
+            except Exception as error:  # The consumer gets it.
+                self._streams.fail(error)
+            self._is_closed.wait(_RETRY_SECS)
+
+    def _read(self, connection: Connection) -> None:
+        if not self._has_refused_batches and connection.serves_batches(timeout_secs=_CONNECT_SECS):
+            self._read_batches(connection)
+            return
+        requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        try:
+            self._read_samples(self._iterate(connection.sample_stream(iter(requests.get, None))), requests)
+        finally:
+            requests.put(None)
+
+    def _read_batches(self, connection: Connection) -> None:
+        """Reads finished batches; the last one before the rate limiter's timeout may have fewer items than a block."""
+        call = connection.batch_stream(
+            self._table,
+            self._block_size,
+            timeout_secs=self._timeout_secs,
+            num_workers=1,
+            max_in_flight=self._max_in_flight,
+        )
+        try:
+            for response in self._iterate(call):
+                block = self._decoder.decode_batch(response)
+                if self._rest is not None:
+                    block, self._rest = self._rest.append(block), None
+                if len(block) >= self._block_size:
+                    self._put(block.slice_items(0, self._block_size))
+                    block = block.slice_items(self._block_size, len(block))
+                if len(block):
+                    self._rest = block
+        except grpc.RpcError as error:
+            self._has_refused_batches = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            raise
+
+    def _read_samples(self, responses: Iterator[bytes], requests: queue.SimpleQueue[bytes | None]) -> None:
+        """Reads samples; requests more once half of the previous request has arrived."""
+        step = max(1, self._max_in_flight // 2)
+        request = encode_sample_request(self._table, step, timeout_secs=self._timeout_secs)
+        for _ in range(max(1, self._max_in_flight // step)):
+            requests.put(request)
+        num_arrived = 0
+        entries = (entry for response in responses for entry in SampleStreamResponse.FromString(response).entries)
+        for sample in join_parts(entries):
+            self._samples.append(sample)
+            num_arrived += 1
+            if num_arrived == step:
+                requests.put(request)
+                num_arrived = 0
+            if len(self._samples) == self._block_size:
+                samples, self._samples = self._samples, []
+                self._put(self._decoder.decode_samples(samples))
+
+    def _iterate(self, call: Any) -> Iterator[bytes]:
+        """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""
+        self._call = call
+        if self._is_closed.is_set():
+            call.cancel()
+        while True:
+            self._waited_secs, self._is_waiting = 0.0, True
+            response = next(call, None)
+            self._is_waiting = False
+            if response is None:
+                return
+            yield response
+
+    def _put(self, block: Block) -> None:
+        self._streams.put(self._server, block)
+
+    def cancel(self) -> None:
+        """Ends the call, if one is in progress."""
+        if self._call is not None:
+            self._call.cancel()
+
+    def cancel_if_stuck(self, elapsed_secs: float) -> None:
+        """Counts the time since the last check; ends the call if the server is silent for longer than its timeout."""
+        if self._is_waiting:
+            self._waited_secs += elapsed_secs
+            if self._waited_secs > self._timeout_secs + _GRACE_SECS:
+                self.cancel()
