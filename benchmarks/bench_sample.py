@@ -50,7 +50,7 @@ def serve_with_ingest(episodes: list[dict], layout: str) -> Iterator[ReplayServe
     signature = TrajectoryWindows().item_spec(load(episodes[:1]).step_spec)
     if layout == "packed":
         signature = packed_signature(Packing(signature, squeeze=False))
-    with ReplayServer([TableConfig()], signature) as server:
+    with ReplayServer([TableConfig()], signature, serve_batches=True) as server:
         ingest(episodes, server.address, layout=layout)
         yield server
 
@@ -68,6 +68,7 @@ def serve_in_process(num_episodes: int, layout: str) -> Iterator[str]:
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, num_episodes, layout))
     process.start()
+    there.close()
     try:
         yield here.recv()
     finally:

@@ -110,7 +110,7 @@ def _start_server(episodes: Source, adder: Any) -> ReplayServer:
     try:
         return ReplayServer(tables, signature, isolate=True)
     except OSError:
-        return ReplayServer(tables, signature, serve_batches=True)
+        return ReplayServer(tables, signature)
 
 
 def _fill(server: ReplayServer, episodes: Source, adder: Any) -> None:
