@@ -31,6 +31,8 @@ with warnings.catch_warnings():
     import tensorflow_datasets
     import tf_agents.trajectories
 
+    from rlds2reverb._server import ports as ports_of_servers
+
     HAS_REVERB = find_spec("reverb") is not None
     if HAS_REVERB:
         import rlds  # noqa: F401 - imports dm-reverb
@@ -107,7 +109,7 @@ def temporary_files() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def unique_ports() -> Iterator[None]:
-    """Makes portpicker return each port only once, and different ports in each test process.
+    """Makes portpicker and servers choose each port only once, and different ports in each test process.
 
     If two servers used the same port, connections to the first would block clients of the second for a while.
     """
@@ -120,6 +122,7 @@ def unique_ports() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portpicker, "pick_unused_port", pick_port)
+        patch.setattr(ports_of_servers, "_find_port", pick_port)
         yield
 
 

@@ -1,6 +1,6 @@
 """Reservation of ports: each is used by at most one server among all processes of the machine.
 
-A server has two: Reverb's own, which users know, and that of the batch service, which follows from it.
+A server has one or two: Reverb's own, which users know, and that of the batch service, which follows from it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _find_port() -> int:
 
 
 @contextmanager
-def reserve_port(port: int) -> Iterator[None]:
-    """Keeps other rlds2reverb servers off a port and its batch port.
+def reserve_port(port: int, *, serve_batches: bool) -> Iterator[None]:
+    """Keeps other rlds2reverb servers off a port, and off its batch port if that is used.
 
     Reverb itself would let two servers share a port and split the traffic.
 
@@ -59,7 +59,7 @@ def reserve_port(port: int) -> Iterator[None]:
     _USED_PORTS.add(port)
     require_count("port", port, 1, _NUM_PORTS - 1)
     with ExitStack() as stack:
-        for each in (port, batch_port(port)):
+        for each in (port, batch_port(port)) if serve_batches else (port,):
             lock = FileLock(user_directory() / f"port-{each}.lock", f"port {each}", _ADVICE)
             stack.enter_context(lock)
             _wait_for_free_port(each)

@@ -65,7 +65,7 @@ class ReplayServer:
           isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
             container, this machine is the container. It requires Linux 5.7 or root. Other machines can connect for some
             milliseconds while Reverb starts; their connections are cut off before the constructor returns.
-          serve_batches: whether to also serve finished batches, which are sampled about three times as fast. They are
+          serve_batches: whether to also serve finished batches, which are sampled much faster. They are
             sampled in the server's process, which a malformed chunk of a hostile writer can end. None for `isolate`.
 
         Raises:
@@ -139,7 +139,7 @@ class ReplayServer:
             raise ValueError("tables must contain at least one TableConfig, got none")
         with ExitStack() as stack:
             self.port = port or pick_port()
-            stack.enter_context(reserve_port(self.port))
+            stack.enter_context(reserve_port(self.port, serve_batches=self._serve_batches))
             self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
             # Reverb always creates a checkpointer; its default one leaves a directory behind.
             scratch = stack.enter_context(scratch_folder())

@@ -1,4 +1,4 @@
-"""A server process: starts Reverb and the batch service from a description, and serves until it is told to stop."""
+"""A server process: starts Reverb and the batch service from a description, and serves until it is stopped."""
 
 from __future__ import annotations
 
