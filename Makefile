@@ -24,7 +24,7 @@ help:  ## list the targets (default)
 
 # The file's name depends on the set of Python files, so that the links of the editable install are updated when files
 # are added or removed.
-LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs training cli -name '*.py' 2>/dev/null | sort | cksum | cut -d' ' -f1)
+LINKED := $(VENV)/.linked-$(shell find rlds2reverb adders learners envs training cli -name '*.py*' -not -name '*.pyc' 2>/dev/null | sort | cksum | cut -d' ' -f1)
 
 VERSIONS := 3.10 3.11 3.12 3.13
 LOCKS := $(foreach v,$(VERSIONS),requirements/py$(subst .,,$(v)).lock)

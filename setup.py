@@ -108,6 +108,7 @@ setup(
     },
     package_data={
         "rlds2reverb": ["py.typed"],
+        "": ["*.pyi"],
         "rlds2reverb._server_process": ["requirements.txt"],
         "rlds2reverb.training.presets": ["*.gin"],
         "rlds2reverb.training.reports": ["assets/*"],
@@ -139,6 +140,7 @@ setup(
         "click>=8.1,<9",
         "rich>=13,<15",
         "matplotlib>=3.8,<4",  # learning curves
+        "lazy-loader>=0.4",  # imports names on first use
     ],
     extras_require={
         "minari": MINARI,

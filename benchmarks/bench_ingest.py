@@ -31,8 +31,7 @@ import tensorflow as tf
 import tree
 from bench_data import make_float_episodes, make_image_episodes, print_machine, write_d4rl
 from rlds2reverb.adders import NStep
-from tf_agents.replay_buffers import reverb_utils
-from tf_agents.replay_buffers import rlds_to_reverb as reference
+from tf_agents.replay_buffers import reverb_utils, rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
 from rlds2reverb._encoding.encoder import Encoder

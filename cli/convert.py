@@ -53,7 +53,18 @@ if TYPE_CHECKING:
 
 _HEADINGS = {
     "Destination": [
-        *("out", "format", "num_shards", "address", "serve", "port", "isolate", "checkpoint_root", "checkpoint_secs"),
+        *(
+            "out",
+            "format",
+            "num_shards",
+            "address",
+            "serve",
+            "port",
+            "isolate",
+            "serve_batches",
+            "checkpoint_root",
+            "checkpoint_secs",
+        ),
         "append",
     ],
     "Input": parameter_names(reading_options),
@@ -66,7 +77,7 @@ _HEADINGS = {
         *("resume", "timeout", "chunk_length", "writer", "key_seed", "allow_eviction", "force", "no_verify"),
     ],
 }
-_SERVE_ONLY = {"port", "isolate", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
+_SERVE_ONLY = {"port", "isolate", "serve_batches", "checkpoint_root", "checkpoint_secs", "no_verify", "append"}
 #: Parameters that apply to all formats, and those that apply to some.
 _COMMON = {
     *("source", "out", "format", "on_invalid", "save_statistics", "as_json", "runner", "beam_pipeline_options"),

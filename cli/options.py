@@ -193,6 +193,13 @@ server_options = _combine(
         help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
         "system does not support that; requires Linux 5.7 or root.",
     ),
+    click.option(
+        "--serve-batches",
+        is_flag=True,
+        help="Also serve finished batches, which clients sample much faster, on a second port 1,000 above --port. "
+        "Isolated servers always do. Requires that all writers are trusted: a malformed chunk of theirs can end the "
+        "server.",
+    ),
     click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
 )
 
@@ -416,6 +423,7 @@ def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | Sha
         "checkpoint_root": options["checkpoint_root"],
         "verify": not options["no_verify"],
         "isolate": options["isolate"],
+        "serve_batches": options["serve_batches"] or None,
     }
     if data is None:
         configs = table_configs(options)

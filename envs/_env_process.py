@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlds2reverb._signals import defer_signals
+
 from ._env_worker import CALL, ERROR, FAILURE, RESULT, WAKE
 from ._shared_arrays import Channel
 from .environment import Environment
@@ -121,7 +123,8 @@ class WorkerProcess:
             while True:
                 if not self._peer.poll(max(deadline - time.monotonic(), 0)):
                     raise LostProcessError(f"no answer within {timeout_secs:g} s\n{self._dump_stacks()}")
-                message = self._peer.recv_bytes()
+                with defer_signals():  # If Ctrl-C interrupted it, the rest of the message would follow.
+                    message = self._peer.recv_bytes()
                 if message[:1] == ERROR:
                     raise LostProcessError(pickle.loads(message[1:]))
                 if message[:1] == RESULT:
@@ -215,14 +218,15 @@ class WorkerProcess:
             self._caller_sleeps[0] = 0
 
     def _read(self, failures: list[tuple[int, str]]) -> None:
-        try:
-            message = self._peer.recv_bytes()
-        except (EOFError, OSError):
-            raise LostProcessError(self._describe_end()) from None
-        if message[:1] == FAILURE:
-            failures.append(pickle.loads(message[1:]))
-        elif message[:1] == ERROR:
-            raise LostProcessError(pickle.loads(message[1:]))
+        with defer_signals():  # As in `receive`; and no failure is lost.
+            try:
+                message = self._peer.recv_bytes()
+            except (EOFError, OSError):
+                raise LostProcessError(self._describe_end()) from None
+            if message[:1] == FAILURE:
+                failures.append(pickle.loads(message[1:]))
+            elif message[:1] == ERROR:
+                raise LostProcessError(pickle.loads(message[1:]))
 
     def disconnect(self) -> None:
         """Asks the process to close its environments and to end."""
@@ -251,7 +255,7 @@ class WorkerProcess:
         )  # fmt: skip
 
     def _send(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # Its end is found when its answer is read.
+        with defer_signals(), contextlib.suppress(OSError):  # Its end is found when its answer is read.
             if self._peer is not None:
                 self._peer.send_bytes(message)
 

@@ -15,8 +15,6 @@ from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 STEP = "step"
-#: Steps with more digits are damage: not all of them would be exact as float64.
-_MAX_STEP_DIGITS = 15
 
 
 class CsvLog:
@@ -140,7 +138,7 @@ def _parse(path: Path) -> tuple[list[str], list[list[str]]]:
     if names and names[0] != STEP:
         raise CorruptFileError(f"the first column of {path} must be {STEP!r}, got {names[0]!r}")
     for number, row in enumerate(rows, 2):
-        if len(row) != len(names) or not _is_step(row[0]) or not all(_is_number(cell) for cell in row[1:]):
+        if len(row) != len(names) or not row[0].isdecimal() or not all(_is_number(cell) for cell in row[1:]):
             raise CorruptFileError(
                 f"{path} is damaged: line {number} must contain {len(names)} numbers; fix or remove that line"
             )
@@ -155,10 +153,6 @@ def _write_if_space(stream: io.FileIO, content: bytes) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return 0
-
-
-def _is_step(cell: str) -> bool:
-    return cell.isdecimal() and len(cell) <= _MAX_STEP_DIGITS
 
 
 def _is_number(cell: str) -> bool:

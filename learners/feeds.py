@@ -1,4 +1,17 @@
-"""Sources of training batches, which are read several iterations at a time as NumPy arrays."""
+"""Sources of training batches, which are read several iterations at a time as NumPy arrays.
+
+A batch of a table crosses these boundaries between threads, processes and graphs on its way to an update:
+
+1. A thread of the server's process samples items (`_server_process.batch_service`, or Reverb itself) and streams them
+   over gRPC.
+2. A thread per stream (`sampling.streams`) decodes them to blocks of arrays, and puts these into the server's queue.
+3. A thread of the learner (`ReadAhead`) takes blocks from the queues of all servers, joins them to batches with weights
+   (`SampleIterator`), and stacks the batches of several iterations (`StreamingDataset.read`).
+4. The thread that called `Learner` passes these arrays to one call of the training graph, which reads no data itself,
+   and afterwards new priorities to the `PriorityWriter`, whose thread sends them.
+
+Batches from memory, an in-process buffer or a `tf.data` dataset take only the last two steps.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._signals import SIGNAL_NAMES, stop_on_signal
-from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, TrainingDivergedError
+from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, TrainingDivergedError as TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info

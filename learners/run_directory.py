@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import replace_text
+from rlds2reverb._sealed_files import load_json, replace_text, save_json
 from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP, CsvLog
@@ -113,7 +112,7 @@ class RunDirectory:
         content = {name: _to_json_value(value, name) for name, value in document.items()}
         if "reference_returns" in content:
             self._compute_scores(content["reference_returns"])
-        replace_text(self.path / CONFIG_FILE, json.dumps({**content, "versions": _get_versions()}, indent=1) + "\n")
+        save_json(self.path / CONFIG_FILE, {**content, "versions": _get_versions()})
         if repeat is None:
             (self.path / REPEAT_FILE).unlink(missing_ok=True)
         else:
@@ -127,10 +126,10 @@ class RunDirectory:
           option: the option of the run that they come from, as a JSON value.
         """
         self._compute_scores(references)
-        document = json.loads((self.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        document = load_json(self.path / CONFIG_FILE) or {}
         document["reference_returns"] = references
         document.get("configuration", {})["reference_returns"] = option
-        replace_text(self.path / CONFIG_FILE, json.dumps(document, indent=1) + "\n")
+        save_json(self.path / CONFIG_FILE, document)
 
     def _compute_scores(self, references: tuple[float, float] | None) -> None:
         """Computes the scores of earlier evaluations, so that all of them have one scale."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlds2reverb._sealed_files import load_json
 from rlds2reverb.errors import CorruptFileError
 from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy
 from rlds2reverb.specs import Nest
@@ -209,44 +207,4 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     Raises:
       CorruptFileError: If the file is damaged.
     """
-    config: Any = {}
-    with suppress(FileNotFoundError):
-        try:
-            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CorruptFileError(f"{folder / CONFIG_FILE} is not valid JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CorruptFileError(f"{folder / CONFIG_FILE} must contain a JSON object, got a {type(config).__name__}")
-    for name, is_valid, expected in _CONFIG_ENTRIES:
-        if config.get(name) is not None and not is_valid(config[name]):
-            raise CorruptFileError(f"{folder / CONFIG_FILE}: {name!r} must be {expected}, got {config[name]!r}")
-    return config
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-#: The entries of `config.json` that are read here: their names, a check, and the phrase for what is expected.
-_CONFIG_ENTRIES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("configuration", _is_object, "an object"),
-    ("identity", _is_object, "an object"),
-    ("environment", lambda value: isinstance(value, str), "a string"),
-    ("environment_spec", _is_object, "an object"),
-    (
-        "reference_returns",
-        lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)),
-        "two numbers",
-    ),
-    (
-        "data",
-        lambda value: (
-            _is_object(value) and (value.get("behaviour_return") is None or _is_number(value["behaviour_return"]))
-        ),
-        "an object whose 'behaviour_return' is a number",
-    ),
-)
+    return load_json(folder / CONFIG_FILE) or {}

@@ -26,27 +26,35 @@ _PARTIAL, _REPLACED = ".partial", ".replaced"
 def load_json(path: Path) -> dict[str, Any] | None:
     """Returns the content that `save_json` wrote last, or None if there is no such file.
 
+    The checksum is compared before the file is parsed, so what this returns is what was saved.
+
     Raises:
       CorruptFileError: If the file has changed since.
     """
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if stored["xxh3_128"] == _json_digest(stored["content"]) and isinstance(stored["content"], dict):
-            return dict(stored["content"])
+        seal, _, body = path.read_bytes().partition(b"\n")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError, OSError):
-        pass
-    raise CorruptFileError(f"{path} is damaged")
+    if seal != _make_seal(body):
+        raise CorruptFileError(f"{path} is damaged")
+    content: dict[str, Any] = json.loads(b"{" + body)
+    return content
 
 
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a JSON file atomically and adds a checksum of the content; see `replace_text`."""
-    replace_text(path, json.dumps({"xxh3_128": _json_digest(content), "content": content}, indent=1))
+    """Replaces a JSON file atomically (see `replace_text`); its first entry, `xxh3_128`, is a checksum of the others.
+
+    Args:
+      path: path of the file.
+      content: at least one entry.
+    """
+    body = json.dumps(content, indent=1).removeprefix("{\n") + "\n"
+    replace_text(path, f"{_make_seal(body.encode()).decode()}\n{body}")
 
 
-def _json_digest(content: Mapping[str, Any]) -> str:
-    return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode()))
+def _make_seal(body: bytes) -> bytes:
+    """Returns the first line of a JSON file that contains `body` after it."""
+    return b'{"xxh3_128": "%s",' % xxhash.xxh3_128_hexdigest(body).encode()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -97,10 +105,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = load_json(folder / MANIFEST)
     if manifest is None:
         raise CorruptFileError(f"{folder / MANIFEST} is missing")
-    files = manifest.get("files")
-    if not isinstance(files, dict):
-        raise CorruptFileError(f"{folder / MANIFEST} is damaged: it lists no files")
-    verify_files(folder, files)
+    verify_files(folder, manifest["files"])
     return manifest
 
 

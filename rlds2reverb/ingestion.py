@@ -513,10 +513,9 @@ def _open_writer(
     if report.writer == "bulk":
         writer = BulkWriter(address, encoder, timeout_secs=timeout_secs)
     else:
-        structure, squeeze = conversion.signature, conversion.squeeze
-        writer = ReverbWriter(address, report.tables, structure, squeeze=squeeze, timeout_secs=timeout_secs)
+        writer = ReverbWriter(address, report.tables, squeeze=conversion.squeeze, timeout_secs=timeout_secs)
     if writer.state_id != state_id:
-        writer.close(failed=True)
+        writer.close()
         raise ServerRestartedError(f"the server at {address} was restarted after its tables were checked")
     return writer
 

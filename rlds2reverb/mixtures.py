@@ -106,3 +106,8 @@ def concatenate_padded(*columns: np.ndarray) -> np.ndarray:
         widths = [[(0, 0), *((0, size) for size in sizes - column.shape[1:])] for column in columns]
         columns = tuple(np.pad(column, width) for column, width in zip(columns, widths, strict=True))
     return concatenate(columns)
+
+
+def fill_column(column: np.ndarray, value: int, dtype: Any) -> np.ndarray:
+    """Returns a column of equal values, as long as another column."""
+    return np.full(len(column), value, dtype)

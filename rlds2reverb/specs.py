@@ -45,7 +45,9 @@ class ArraySpec:
 
 
 def describe(spec: Any) -> str:
-    """Formats an `ArraySpec`, `tf.TensorSpec` or array as dtype and shape, such as `float32 [17]`."""
+    """Formats a spec or an array as dtype and shape, such as `float32 [17]`, and a dict or tuple as 'a nest'."""
+    if not hasattr(spec, "dtype"):
+        return "a nest"
     dtype = getattr(spec.dtype, "name", str(spec.dtype))
     if dtype == "object":
         dtype = "string"

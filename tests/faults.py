@@ -307,8 +307,7 @@ def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Pat
     Sends the output of the command, and the size of the table of a server that is started afterwards.
     """
     rlds2reverb.__path__[:] = package_path  # Finds the command line in a bare checkout as well.
-    from rlds2reverb.cli import output
-    from rlds2reverb.cli import serve as command
+    from rlds2reverb.cli import output, serve as command
 
     def grow(sentence: str) -> None:
         channel.send(sentence)

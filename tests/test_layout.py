@@ -26,14 +26,13 @@ PARTS = [
     "beam",
 ]
 ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
-#: The modules that import dm-reverb: those that run servers, and the one that uses Reverb's own writer.
+#: The modules that import dm-reverb: those that run in servers' processes, and the one that returns Reverb's client.
 REVERB_USERS = {
-    "rlds2reverb._internals.reverb",
     "rlds2reverb._server.replay_server",
     "rlds2reverb._server_process.batch_service",
     "rlds2reverb._server_process.reverb_tables",
     "rlds2reverb._server_process.server",
-    "rlds2reverb._writing.reverb_writer",
+    "rlds2reverb._server_process.writer",
 }
 #: The layers above the core, with those that each of them may import.
 LAYERS_BELOW = {
@@ -119,7 +118,7 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
         assert imported.split(".")[0] not in LAYERS, f"{module} imports {imported}, a layer by its bare name"
 
 
-def test_only_servers_and_the_fallback_writer_import_reverb():
+def test_only_servers_import_reverb():
     layers = {
         ".".join(["rlds2reverb", *path.relative_to(ROOT).with_suffix("").parts]): path
         for layer in LAYERS

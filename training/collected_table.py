@@ -39,7 +39,9 @@ class CollectedTable(Feed):
         """
         self.num_added = 0
         self.server = ReplayServer(
-            [TableConfig(TABLE, max_size=capacity)], packed_signature(Packing(item_spec, squeeze))
+            [TableConfig(TABLE, max_size=capacity)],
+            packed_signature(Packing(item_spec, squeeze)),
+            serve_batches=True,
         )
         self._writer = ItemWriter(self.server, TABLE)
         samples = SamplePlan(self.server, TABLE, batch_size, beta=0.0, prefetch=_PREFETCH)

@@ -18,9 +18,9 @@ from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import replace_text
+from rlds2reverb._sealed_files import load_json, replace_text, save_json
 from rlds2reverb._text import format_columns
-from rlds2reverb.errors import CheckpointError, CorruptFileError
+from rlds2reverb.errors import CheckpointError
 
 from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes
@@ -183,10 +183,10 @@ def load_experiment(run_dir: str | Path) -> Experiment:
       CorruptFileError: If a file in it is damaged.
     """
     root = Path(run_dir)
-    plan = _read_plan(root)
+    plan = load_json(root / PLAN_FILE)
     if plan is None:
         raise ValueError(f"{run_dir} must be the run_dir of several runs, but contains no {PLAN_FILE}")
-    status = _read_status(root)
+    status = load_json(root / STATUS_FILE) or {}
     outcomes = {
         name: Outcome(*(status[name][key] for key in ("state", "step", "reason"))) for name in plan if name in status
     }
@@ -277,22 +277,22 @@ def run_plan(
         stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
         if (root / "config.json").is_file():
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
-        saved = {name: each for name, each in (_read_plan(root) or {}).items() if _is_run(root / name)}
+        saved = {name: each for name, each in (load_json(root / PLAN_FILE) or {}).items() if _is_run(root / name)}
         require_continuation(saved, plan, root)
         begun = [run for run in plan if run.name in saved]
         _require_same_runs(begun, root)
         for run in begun:
             _set_reference_returns(root / run.name, run.config)
-        status = {name: each for name, each in _read_status(root).items() if name in planned}
+        status = {name: each for name, each in (load_json(root / STATUS_FILE) or {}).items() if name in planned}
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
         _require_valid(waiting)
-        _write_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
+        save_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
         if repeat is not None:
             replace_text(root / REPEAT_FILE, repeat + "\n")
 
         def report(name: str, outcome: Outcome) -> None:
             status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
-            _write_json(root / STATUS_FILE, status)
+            save_json(root / STATUS_FILE, status)
 
         stop_reason = place(waiting, root, report) if waiting else ""
         experiment = replace(load_experiment(root), stop_reason=stop_reason)
@@ -377,7 +377,7 @@ def _is_run(path: Path) -> bool:
 
 def _write_results(experiment: Experiment) -> None:
     """Writes `summary.json`, and `curves.png` for each of the data whose runs were evaluated."""
-    _write_json(experiment.path / SUMMARY_FILE, experiment.as_dict())
+    replace_text(experiment.path / SUMMARY_FILE, json.dumps(experiment.as_dict(), indent=1) + "\n")
     names = {run["data"]: name for name, run in experiment.plan.items()}
     for data, name in names.items():
         if any(row.last is not None for row in experiment.rows if row.data == data):
@@ -420,47 +420,3 @@ def _format_pair(pair: tuple[float, float] | None) -> str:
 
 def _describe_pair(pair: tuple[float, float] | None) -> dict[str, float] | None:
     return None if pair is None else {"mean": pair[0], "std": pair[1]}
-
-
-def _read_plan(root: Path) -> dict[str, Any] | None:
-    """Returns the descriptions of the planned runs by name, or None if there is no plan."""
-    plan = _read_json(root / PLAN_FILE)
-    for name, run in (plan or {}).items():
-        _require_types(root / PLAN_FILE, name, run, {"source": str, "data": str, "variant": str, "configuration": dict})
-        _require_types(root / PLAN_FILE, name, run["configuration"], {"seed": int})
-    return plan
-
-
-def _read_status(root: Path) -> dict[str, Any]:
-    """Returns how each run ended, by name."""
-    status = _read_json(root / STATUS_FILE) or {}
-    for name, outcome in status.items():
-        _require_types(root / STATUS_FILE, name, outcome, {"state": str, "step": int, "reason": str, "steps": int})
-    return status
-
-
-def _require_types(path: Path, name: str, values: Any, types: Mapping[str, type]) -> None:
-    """Raises `CorruptFileError` unless an entry of a file is a dict with values of the given types."""
-    if not isinstance(values, dict):
-        raise CorruptFileError(f"{path}: the entry of run {name!r} must be an object, got a {type(values).__name__}")
-    for key, expected in types.items():
-        if not isinstance(values.get(key), expected):
-            got = f"{values[key]!r}" if key in values else "nothing"
-            raise CorruptFileError(f"{path}: {key!r} of run {name!r} must be a {expected.__name__}, got {got}")
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a file, or None if there is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise CorruptFileError(f"{path} must contain a JSON object, got a {type(content).__name__}")
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    replace_text(path, json.dumps(content, indent=1) + "\n")

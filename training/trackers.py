@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import time
 import uuid
@@ -13,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rlds2reverb._sealed_files import replace_text
+from rlds2reverb._sealed_files import load_json, save_json
 from rlds2reverb._text import last_line, suggest
-from rlds2reverb.errors import TrackerError
+from rlds2reverb.errors import CorruptFileError, TrackerError
 
 #: The tracker that the run directory itself writes.
 TENSORBOARD = "tensorboard"
@@ -200,8 +199,8 @@ class RunTrackers:
         if not self._trackers:
             return
         identity = config.get("identity")
-        with suppress(FileNotFoundError, ValueError):
-            saved = json.loads((self._run_dir / _STATE_FILE).read_text(encoding="utf-8"))
+        with suppress(CorruptFileError):
+            saved = load_json(self._run_dir / _STATE_FILE) or {}
             if is_continued or saved.get("identity") == identity:
                 self._state |= saved
         self._state["identity"] = identity
@@ -246,7 +245,7 @@ class RunTrackers:
             self._warn(f"the tracker {name} failed, and the run continues without it: {error}")
 
     def _save(self) -> None:
-        replace_text(self._run_dir / _STATE_FILE, json.dumps(self._state, indent=1) + "\n")
+        save_json(self._run_dir / _STATE_FILE, self._state)
 
 
 def _find_names(run_dir: Path) -> tuple[str, str | None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -143,15 +142,6 @@ def _as_bytes(content: np.ndarray) -> np.ndarray:
     return content.reshape(len(content), -1).view(np.uint8)
 
 
-class _Scratch(threading.local):
-    """A buffer for the compressor's output; allocating one per call would take as long as compressing."""
-
-    buffer = np.empty(0, np.uint8)
-
-
-_SCRATCH = _Scratch()
-
-
 def is_compressible(num_rows: int, spec: ArraySpec) -> bool:
     """Returns whether `encode_compressed_chunks` tries to compress `num_rows` rows of a column."""
     return num_rows * spec.num_bytes >= _MIN_COMPRESSIBLE_BYTES
@@ -202,12 +192,9 @@ def _delimited_heads(number: int, sizes: np.ndarray) -> list[Part]:
 def _compress(rows: np.ndarray) -> bytes:
     """Returns an array as a snappy stream, as a literal if compression saves less than a tenth."""
     raw = np.ascontiguousarray(rows).reshape(-1).data.cast("B")
-    max_size = cramjam.snappy.compress_raw_max_len(raw)
-    if len(_SCRATCH.buffer) < max_size:
-        _SCRATCH.buffer = np.empty(max_size, np.uint8)
-    size = cramjam.snappy.compress_raw_into(raw, _SCRATCH.buffer.data)
-    if size < _MAX_COMPRESSION_RATIO * len(raw):
-        return _SCRATCH.buffer[:size].tobytes()
+    compressed = bytes(cramjam.snappy.compress_raw(raw))
+    if len(compressed) < _MAX_COMPRESSION_RATIO * len(raw):
+        return compressed
     return b"".join([literal_header(len(raw)), raw])
 
 

@@ -9,10 +9,12 @@ describes its own packing.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,16 @@ class Packing:
         """The shape of one row of each column."""
         leaves = tree.flatten(self.item_spec)
         return [tuple(leaf.shape) if self.squeeze else tuple(leaf.shape[1:]) for leaf in leaves]
+
+    @cached_property
+    def _columns(self) -> list[tuple[int, int, tf.DType, np.dtype, tuple[int, ...]]]:
+        """Each column's first element in a packed row, the one after its last, its dtypes, and the shape of its row."""
+        dtypes = [leaf.dtype for leaf in tree.flatten(self.item_spec)]
+        arrays = [np.dtype(dtype.as_numpy_dtype) for dtype in dtypes]
+        element_bytes = _packed_dtype(arrays).itemsize
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.row_shapes, arrays, strict=True)]
+        ends = [end // element_bytes for end in itertools.accumulate(sizes)]
+        return list(zip([0, *ends[:-1]], ends, dtypes, arrays, self.row_shapes, strict=True))
 
 
 def pack_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -114,21 +126,14 @@ def unpack(packed: tf.Tensor, packing: Packing) -> Nest:
     Returns:
       The nest of an item; each leaf has the leading axes of `packed`, followed by the shape of its rows.
     """
-    columns = []
-    end = 0
-    for leaf, shape in zip(tree.flatten(packing.item_spec), packing.row_shapes, strict=True):
-        begin, end = end, end + int(np.prod(shape)) * leaf.dtype.size // packed.dtype.size
-        columns.append(_unpack_column(packed[..., begin:end], leaf.dtype, shape))
+    columns = [_unpack_column(packed[..., begin:end], dtype, shape) for begin, end, dtype, _, shape in packing._columns]
     return tree.unflatten_as(packing.item_spec, columns)
 
 
 def unpack_arrays(packed: np.ndarray, packing: Packing) -> Nest:
     """Unpacks items with NumPy; see `unpack`. The columns, except those of booleans, are views of the packed array."""
     columns = []
-    end = 0
-    for leaf, shape in zip(tree.flatten(packing.item_spec), packing.row_shapes, strict=True):
-        dtype = np.dtype(leaf.dtype.as_numpy_dtype)
-        begin, end = end, end + math.prod(shape) * dtype.itemsize // packed.dtype.itemsize
+    for begin, end, _, dtype, shape in packing._columns:
         content = packed[..., begin:end]
         column = content != 0 if dtype == np.bool_ else content.view(dtype) if end > begin else np.empty(0, dtype)
         columns.append(column.reshape(*packed.shape[:-1], *shape))

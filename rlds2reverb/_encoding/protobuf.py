@@ -14,11 +14,6 @@ import numpy as np
 
 Part = bytes | np.ndarray
 
-#: The continuation bit of each byte.
-_CONTINUATION_BITS = 0x8080808080808080
-#: For groups of 56, 28 and 14 bits: the left shift of the upper half, and the mask of the lower half.
-_HALVES = ((4, 0x000000000FFFFFFF), (2, 0x00003FFF00003FFF), (1, 0x007F007F007F007F))
-
 
 def varint(value: int) -> bytes:
     """Encodes a number in base 128, lowest digits first, without padding."""
@@ -47,26 +42,13 @@ def read_varint(content: bytes, position: int = 0) -> tuple[int, int]:
 
 def varints(values: np.ndarray, width: int) -> np.ndarray:
     """Encodes numbers below 2^(7·width) in base 128, padded to a width of 1 to 10: uint8 `[n, width]`."""
-    if width == 1:
-        return values.astype(np.uint8)[:, None]
     numbers = values.astype(np.uint64)
-    digits = _spread(numbers & np.uint64((1 << 56) - 1))
-    digits |= np.uint64(_CONTINUATION_BITS & (1 << 8 * (width - 1)) - 1)
-    first = digits.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
-    if width <= 8:
-        return first[:, :width]
-    if width == 9:
-        return np.concatenate([first, (numbers >> np.uint64(56)).astype(np.uint8)[:, None]], axis=1)
-    ninth = (numbers >> np.uint64(56)).astype(np.uint8) | np.uint8(128)
-    return np.concatenate([first, ninth[:, None], (numbers >> np.uint64(63)).astype(np.uint8)[:, None]], axis=1)
-
-
-def _spread(numbers: np.ndarray) -> np.ndarray:
-    """Spreads numbers below 2^56 to 7 bits per byte, by splitting them in half three times."""
-    for half, keep in _HALVES:
-        low = numbers & np.uint64(keep)
-        numbers = low | (numbers ^ low) << np.uint64(half)
-    return numbers
+    digits = np.empty((len(numbers), width), np.uint8)
+    for place in range(width):
+        digits[:, place] = numbers >> np.uint64(7 * place)
+    digits[:, :-1] |= 128
+    digits[:, -1] &= 127
+    return digits
 
 
 def total_width(parts: Sequence[Part]) -> int:

@@ -20,7 +20,7 @@ from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import Selector, TableConfig
 
-from .checkpoint_contents import require_consistent
+from .checkpoint_contents import FILES, require_readable
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
 _OWN_ENTRIES = {
@@ -32,7 +32,6 @@ _OWN_ENTRIES = {
     "previous",
     "set_aside",
 }
-_FILES = ("tables.tfrecord", "items.tfrecord", "chunks.tfrecord")
 _DONE = "DONE"
 
 
@@ -157,7 +156,7 @@ class CheckpointRoot:
         Raises:
           CheckpointError: If the file with the configurations is damaged.
         """
-        stored = _load(self._config)
+        stored = load_root_file(self._config)
         if stored is None:
             return None
         return [TableConfig.from_dict(values) for values in stored["tables"]]
@@ -182,7 +181,7 @@ class CheckpointRoot:
         is_newer = newest is None or checkpoint.name > newest.name
         copy = self.checkpoints / (checkpoint.name if is_newer else datetime.now(timezone.utc).isoformat())
         copy.mkdir()
-        for name in (*_FILES, _DONE):
+        for name in (*FILES, _DONE):
             link_or_copy((checkpoint / name).resolve(), copy / name, symlink=symlink)
         for source, target in (
             (other._config, self._config),
@@ -231,7 +230,7 @@ class CheckpointRoot:
             shutil.rmtree(kept, ignore_errors=True)
             try:
                 kept.mkdir(parents=True)
-                for name in (*_FILES, _DONE):
+                for name in (*FILES, _DONE):
                     os.link(newest / name, kept / name)
             except OSError:
                 shutil.rmtree(kept, ignore_errors=True)
@@ -243,9 +242,9 @@ class CheckpointRoot:
     def choose_newest_valid(self, *, fall_back: bool) -> str | None:
         """Makes Reverb start from the newest valid checkpoint, and writes its manifest if missing or damaged.
 
-        A checkpoint is valid if its files match its manifest or, without one, if they can be read from end to end and
-        agree with each other (`require_consistent`): a process may have been killed right after Reverb had written the
-        checkpoint, or a client may have requested it from Reverb. Reverb loads the newest checkpoint in its root, so
+        A checkpoint is valid if its files match its manifest or, without one, if they can be read from end to end: a
+        process may have been killed right after Reverb had written the checkpoint, or a client may have requested it
+        from Reverb. Reverb loads the newest checkpoint in its root, so
         damaged ones are moved to `set_aside/` and the previous one takes their place. An interrupted one stays: Reverb
         ignores it and deletes it later. If no checkpoint is valid, nothing is changed.
 
@@ -303,10 +302,13 @@ class CheckpointRoot:
         except CorruptFileError:
             manifest = None
         if manifest is None:
-            require_consistent(checkpoint)
-        else:
-            _verify_digests(checkpoint, manifest["files"])
-        return manifest is not None
+            require_readable(checkpoint)
+            return False
+        try:
+            verify_files(checkpoint, manifest["files"])
+        except CorruptFileError as error:
+            raise CheckpointError(f"{error}; restore it from a copy, or delete the checkpoint") from error
+        return True
 
     def _move(self, checkpoint: Path, folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
@@ -318,16 +320,12 @@ class CheckpointRoot:
         sync(folder)
         return target
 
-    def find_damage(self, name: str) -> CheckpointError | None:
-        """Returns the error of the checkpoint with that name, or None if it is valid."""
+    def verify(self, name: str) -> None:
+        """Raises `CheckpointError` if the checkpoint with that name is missing or damaged."""
         paths = [path for folder in (self.checkpoints, self._previous) if (path := folder / name).is_dir()]
         if not paths:
-            return CheckpointError(f"{self.checkpoints / name} is missing")
-        try:
-            self._verify(paths[0])
-        except CheckpointError as error:
-            return error
-        return None
+            raise CheckpointError(f"{self.checkpoints / name} is missing")
+        self._verify(paths[0])
 
     def return_to(self, name: str | None) -> list[Path]:
         """Moves the checkpoints that are newer than one of that name, or all for None, to `set_aside/`.
@@ -371,7 +369,7 @@ class CheckpointRoot:
         if checkpoint.parent.resolve() != self.checkpoints.resolve() or not _is_complete(checkpoint):
             raise CheckpointError(f"Reverb reported a checkpoint at {checkpoint}, but there is no complete one")
         digests = digests or {}
-        files = {name: digests.get(name) or file_digest(checkpoint / name) for name in _FILES}
+        files = {name: digests.get(name) or file_digest(checkpoint / name) for name in FILES}
         save_json(self._manifest_path(checkpoint), {"files": files, "data": data or {}})
         folders = (self.checkpoints, self._previous, self._set_aside)
         for manifest in list(self._manifests.iterdir()):
@@ -381,7 +379,7 @@ class CheckpointRoot:
     def data(self) -> dict[str, Any]:
         """Returns the `data` in the manifest of the newest checkpoint; empty if a server wrote the checkpoint."""
         checkpoint = self.latest()
-        manifest = _load(self._manifest_path(checkpoint)) if checkpoint else None
+        manifest = load_root_file(self._manifest_path(checkpoint)) if checkpoint else None
         return dict(manifest["data"]) if manifest else {}
 
     def _manifest_path(self, checkpoint: Path) -> Path:
@@ -391,21 +389,17 @@ class CheckpointRoot:
         """Checks that the newest checkpoint is complete and, by default, that it matches its manifest.
 
         Raises:
-          CheckpointError: Naming the first file that is missing, empty or damaged.
+          CheckpointError: Naming the first file that is missing or damaged.
         """
         checkpoint = self.latest()
         if checkpoint is None:
             return
         _require_complete(checkpoint)
-        if not against_manifest:
-            return
-        manifest = _load(self._manifest_path(checkpoint))
-        if manifest is None:
+        if against_manifest and not self._verify(checkpoint):
             raise CheckpointError(
-                f"{checkpoint} is complete, but its manifest {self._manifest_path(checkpoint).name} is missing; "
-                "restore it from a copy, or start with verify=False"
+                f"{checkpoint} is complete, but its manifest {self._manifest_path(checkpoint).name} is missing or "
+                "damaged; restore it from a copy, or start with verify=False"
             )
-        _verify_digests(checkpoint, manifest["files"])
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -417,23 +411,18 @@ def _require_complete(checkpoint: Path) -> None:
     """Raises `CheckpointError` if a checkpoint was interrupted, or a file is missing or empty."""
     if not _is_complete(checkpoint):
         raise CheckpointError(f"{checkpoint} has no {_DONE} file: it was interrupted while it was written; delete it")
-    for name in _FILES:
-        path = checkpoint / name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; restore it from a copy, or delete the checkpoint")
-        if not path.stat().st_size:
-            raise CheckpointError(f"{path} is damaged: it is empty; restore it from a copy, or delete the checkpoint")
+    for path in (checkpoint / name for name in FILES):
+        if not path.is_file() or not path.stat().st_size:
+            damage = "damaged: it is empty" if path.is_file() else "missing"
+            raise CheckpointError(f"{path} is {damage}; restore it from a copy, or delete the checkpoint")
 
 
-def _verify_digests(checkpoint: Path, digests: Mapping[str, str]) -> None:
-    """Raises `CheckpointError` if a file does not match the checksum in the manifest."""
-    try:
-        verify_files(checkpoint, {name: digests.get(name, "") for name in _FILES})
-    except CorruptFileError as error:
-        raise CheckpointError(f"{error}; restore it from a copy, or delete the checkpoint") from error
+def load_root_file(path: Path) -> dict[str, Any] | None:
+    """Returns the content of a sealed file of a server's directory, or None if there is none.
 
-
-def _load(path: Path) -> dict[str, Any] | None:
+    Raises:
+      CheckpointError: If it is damaged.
+    """
     try:
         return load_json(path)
     except CorruptFileError as error:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlds2reverb._sealed_files import load_json, save_json
-from rlds2reverb.errors import CheckpointError, CorruptFileError
+from rlds2reverb._sealed_files import save_json
+from rlds2reverb.errors import CheckpointError
 
-from .checkpoint_root import CheckpointRoot
+from .checkpoint_root import CheckpointRoot, load_root_file
 from .replay_server import ReplayServer
 
 _COMMIT = "commit.json"
@@ -55,11 +55,8 @@ class CommitLog:
         self._commits = self._load()
 
     def _load(self) -> list[list[str]]:
-        try:
-            stored = load_json(self.path)
-        except CorruptFileError as error:
-            raise CheckpointError(f"{error}; restore it from a copy, or use a new directory") from error
-        commits = [list(names) for names in stored["commits"]] if stored else []
+        stored = load_root_file(self.path)
+        commits: list[list[str]] = stored["commits"] if stored else []
         found = len(commits[0]) if commits else count_shards(self._directory)
         if found not in (0, self._num_shards):
             raise CheckpointError(
@@ -114,14 +111,15 @@ class CommitLog:
         """Forgets the newest commit if it is damaged, and returns a sentence about that."""
         notes = []
         while self._commits:
-            damaged = [root.find_damage(name) for root, name in zip(roots, self._commits[0], strict=True)]
-            failure = next((error for error in damaged if error is not None), None)
-            if failure is None:
+            try:
+                for root, name in zip(roots, self._commits[0], strict=True):
+                    root.verify(name)
                 break
-            if len(self._commits) == 1:
-                raise failure
-            notes.append(f"{failure}; all shards return to the commit before")
-            del self._commits[0]
+            except CheckpointError as error:
+                if len(self._commits) == 1:
+                    raise
+                notes.append(f"{error}; all shards return to the commit before")
+                del self._commits[0]
         return notes
 
 

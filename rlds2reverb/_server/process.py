@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def fork_server(launcher: socket.socket) -> socket.socket:
 
 _lock = threading.Lock()
 _launcher: _Launcher | None = None
-_servers: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
+_processes: weakref.WeakSet[ForkedProcess] = weakref.WeakSet()
 
 
 def start_launcher() -> None:
@@ -113,23 +113,91 @@ def _end_launcher() -> None:
         _launcher.end()
 
 
-def _forget_servers() -> None:
+def _forget_processes() -> None:
     """Closes a forked process's copies of what belongs to the process that it was forked from."""
     global _lock
     _lock = threading.Lock()  # Another thread may have held it.
-    for server in list(_servers):
-        server._control.close()
+    for process in list(_processes):
+        process._control.close()
 
 
-os.register_at_fork(after_in_child=_forget_servers)
+os.register_at_fork(after_in_child=_forget_processes)
 
 
-class ServerProcess:
-    """A Reverb server in a process of its own.
+class ForkedProcess:
+    """A process forked from the launcher: a server, or a writer.
 
     Attributes:
       pid: its process ID.
     """
+
+    def __init__(self, description: Mapping[str, Any], name: str):
+        """Starts the process and waits until it is ready.
+
+        Args:
+          description: what it does; see `_server_process.server.serve`.
+          name: what it is, for error messages.
+
+        Raises:
+          OSError, ValueError, RuntimeError: The error of the process, if it could not start.
+          ServerUnavailableError: If it ended while it was starting, or cannot run on this machine.
+        """
+        self._name, self._when, self.pid = name, "while it was starting", 0
+        self._control = _fork_server()
+        weakref.finalize(self, self._control.close)  # Ends the process.
+        _processes.add(self)
+        try:
+            self._control.sendall(json.dumps(description).encode() + b"\n")
+            with self._control.makefile("rb") as lines:
+                self.pid = self._read(lines)["pid"]
+                error = self._read(lines)
+            self._when = "unexpectedly"
+        except BaseException as raised:
+            self.kill()
+            if isinstance(raised, (BrokenPipeError, ConnectionResetError)):
+                raise self._unexpected_end() from None
+            raise
+        if error:
+            self._wait_for_end(_STOP_SECS)  # Until then, the ports are in use.
+            self._control.close()
+            raise _ERRORS.get(error["kind"], RuntimeError)(error["message"])
+
+    def _read(self, lines: Any) -> dict[str, Any]:
+        line = lines.readline()
+        if not line:
+            raise self._unexpected_end()
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _unexpected_end(self) -> ServerUnavailableError:
+        return ServerUnavailableError(
+            f"the process of {self._name} ended {self._when}; if there is no message of Reverb above, the "
+            "system may have killed it because it ran out of memory"
+        )
+
+    def kill(self) -> None:
+        """Kills the process unless it has ended, and releases the control socket."""
+        with contextlib.suppress(OSError):
+            if not self._wait_for_end(0) and self.pid:
+                os.kill(self.pid, signal.SIGKILL)
+                self._wait_for_end(_STOP_SECS)
+        self._control.close()
+
+    def _wait_for_end(self, timeout_secs: float) -> bool:
+        """Waits until the process has closed its end of the control socket; returns whether it has."""
+        self._control.settimeout(timeout_secs)
+        try:
+            while self._control.recv(4096):
+                pass
+        except (TimeoutError, BlockingIOError):
+            return False
+        except ConnectionResetError:  # It ended without having read everything.
+            pass
+        return True
+
+
+class ServerProcess(ForkedProcess):
+    """A Reverb server in a process of its own."""
 
     def __init__(
         self,
@@ -164,69 +232,19 @@ class ServerProcess:
             "batch_port": batch_port,
             "isolate": isolate,
         }
-        self._port, self.pid = port, 0
-        self._control = _fork_server()
-        weakref.finalize(self, self._control.close)  # Ends the server.
-        _servers.add(self)
-        try:
-            self._control.sendall(json.dumps(description).encode() + b"\n")
-            with self._control.makefile("rb") as lines:
-                self.pid = self._read(lines)["pid"]
-                error = self._read(lines)
-        except BaseException as raised:
-            self._kill()
-            if isinstance(raised, (BrokenPipeError, ConnectionResetError)):
-                raise self._unexpected_end("while it was starting") from None
-            raise
-        if error:
-            self._wait_for_end(_STOP_SECS)  # Until then, the ports are in use.
-            self._control.close()
-            raise _ERRORS.get(error["kind"], RuntimeError)(error["message"])
-
-    def _read(self, lines: Any) -> dict[str, Any]:
-        line = lines.readline()
-        if not line:
-            raise self._unexpected_end("while it was starting")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def _unexpected_end(self, when: str) -> ServerUnavailableError:
-        return ServerUnavailableError(
-            f"the process of the server on port {self._port} ended {when}; if there is no message of Reverb above, the "
-            "system may have killed it because it ran out of memory"
-        )
+        super().__init__(description, f"the server on port {port}")
 
     def require_running(self) -> None:
         """Raises `ServerUnavailableError` if the process has ended although it was not stopped."""
         if select.select([self._control], [], [], 0)[0]:
-            raise self._unexpected_end("unexpectedly")
+            raise self._unexpected_end()
 
     def stop(self) -> None:
         """Stops the server, which closes its port, and waits for the end of its process."""
         with contextlib.suppress(OSError):  # It has ended, or belongs to the process that this one was forked from.
             self._control.sendall(b"s")
             self._wait_for_end(_STOP_SECS)
-        self._kill()
-
-    def _kill(self) -> None:
-        """Kills the process unless it has ended, and releases the control socket."""
-        with contextlib.suppress(OSError):
-            if not self._wait_for_end(0) and self.pid:
-                os.kill(self.pid, signal.SIGKILL)
-                self._wait_for_end(_STOP_SECS)
-        self._control.close()
-
-    def _wait_for_end(self, timeout_secs: float) -> bool:
-        """Waits until the process has closed its end of the control socket; returns whether it has."""
-        self._control.settimeout(timeout_secs)
-        try:
-            while self._control.recv(4096):
-                pass
-        except (TimeoutError, BlockingIOError):
-            return False
-        except ConnectionResetError:  # It ended without having read everything.
-            pass
-        return True
+        self.kill()
 
 
 def _encode(signature: Nest) -> str:

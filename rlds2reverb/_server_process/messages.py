@@ -1,56 +1,67 @@
-"""The messages of the batch service, declared in a pool of their own so that they collide with no others."""
+"""Declaration of gRPC messages, and those of the batch service.
+
+Messages are declared in a descriptor pool of their own, so that they collide with those of no other library.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_Field = descriptor_pb2.FieldDescriptorProto
 _PACKAGE = "rlds2reverb"
 
-#: The fields of each message as (name, type, repeated), numbered from 1. The order must never change.
-_MESSAGES: dict[str, list[tuple[str, Any, bool]]] = {
-    "Uint128": [("high", _Field.TYPE_UINT64, False), ("low", _Field.TYPE_UINT64, False)],
-    # The first field of Reverb's ServerInfoResponse.
-    "IdentifyResponse": [("tables_state_id", f".{_PACKAGE}.Uint128", False)],
-    "SampleBatchesRequest": [
-        ("table", _Field.TYPE_STRING, False),
-        ("batch_size", _Field.TYPE_INT32, False),
-        ("rate_limiter_timeout_ms", _Field.TYPE_INT64, False),
-        ("num_workers", _Field.TYPE_INT32, False),
-        ("max_in_flight", _Field.TYPE_INT32, False),
-    ],
-    "SampleBatchesResponse": [
-        ("keys", _Field.TYPE_BYTES, False),
-        ("priorities", _Field.TYPE_BYTES, False),
-        ("probabilities", _Field.TYPE_BYTES, False),
-        ("table_sizes", _Field.TYPE_BYTES, False),
-        ("times_sampled", _Field.TYPE_BYTES, False),
-        ("columns", _Field.TYPE_BYTES, True),
-        ("lengths", _Field.TYPE_BYTES, False),
-    ],
-}
 
+def declare_messages(messages: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the classes of messages by name.
 
-def _make_classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="rlds2reverb/batch_service.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _MESSAGES.items():
+    Args:
+      messages: the fields of each message as 'number name type', separated by commas; '*' marks a repeated field and
+        'group/' a member of a oneof.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="rlds2reverb/messages.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in messages.items():
         message = file.message_type.add(name=name)
-        for number, (field, kind, repeated) in enumerate(fields, 1):
-            label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=number, label=label)
-            if isinstance(kind, str):
-                added.type, added.type_name = _Field.TYPE_MESSAGE, kind
-            else:
-                added.type = kind
+        for field in fields.split(","):
+            _add_field(message, field, messages)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    names = {name: pool.FindMessageTypeByName(f"{_PACKAGE}.{name}") for name in _MESSAGES}
-    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in names.items()}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in messages
+    }
 
 
-_CLASSES = _make_classes()
+def _add_field(message: Any, declaration: str, messages: Mapping[str, str]) -> None:
+    number, name, kind = declaration.split()
+    group, _, name = name.rpartition("/")
+    field = message.field.add(name=name, number=int(number))
+    field.label = field.LABEL_REPEATED if kind.startswith("*") else field.LABEL_OPTIONAL
+    kind = kind.removeprefix("*")
+    if kind in messages:
+        field.type, field.type_name = field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+    else:
+        field.type = getattr(field, f"TYPE_{kind.upper()}")
+    if group:
+        if not message.oneof_decl:
+            message.oneof_decl.add(name=group)
+        field.oneof_index = 0
+
+
+_MESSAGES = {
+    "Uint128": "1 high uint64, 2 low uint64",
+    # The first field of Reverb's ServerInfoResponse.
+    "IdentifyResponse": "1 tables_state_id Uint128",
+    "SampleBatchesRequest": (
+        "1 table string, 2 batch_size int32, 3 rate_limiter_timeout_ms int64, 4 num_workers int32, "
+        "5 max_in_flight int32"
+    ),
+    "SampleBatchesResponse": (
+        "1 keys bytes, 2 priorities bytes, 3 probabilities bytes, 4 table_sizes bytes, 5 times_sampled bytes, "
+        "6 columns *bytes, 7 lengths bytes"
+    ),
+}
+_CLASSES = declare_messages(_MESSAGES)
 IdentifyResponse = _CLASSES["IdentifyResponse"]
 SampleBatchesRequest = _CLASSES["SampleBatchesRequest"]
 SampleBatchesResponse = _CLASSES["SampleBatchesResponse"]

@@ -1,4 +1,7 @@
-"""A server process: starts Reverb and the batch service from a description, and serves until it is stopped."""
+"""A server process: starts Reverb and the batch service from a description, and serves until it is stopped.
+
+A writer process starts in the same way, from a different description.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,24 @@ from tensorflow.python.saved_model import nested_structure_coder
 from .batch_service import BatchService
 from .isolation import isolate_port
 from .reverb_tables import build_table
+from .writer import write_items
 
 
 def serve(control: socket.socket) -> None:
     """Serves until the other end of a socket asks for the end, or is closed; never returns.
 
-    The first line received is the description of the server (see `_start`). The first line sent contains the process
-    ID. The second is empty once the server is ready; otherwise it contains the kind of the error and the message.
+    The first line received is the description of the server (see `_start`) or, for a writer process, the arguments of
+    `writer.write_items`. The first line sent contains the process ID. The second is empty once the process is ready;
+    otherwise it contains the kind of the error and the message.
     """
     with contextlib.suppress(OSError):  # The other end is closed.
         lines = control.makefile("rwb")
         _send(lines, {"pid": os.getpid()})
         description = json.loads(lines.readline())
+        if "address" in description:
+            _send(lines, {})
+            write_items(lines, **description)
+            os._exit(0)
         try:
             server = _start(description)
         except Exception as error:

@@ -98,8 +98,8 @@ class BulkWriter:
     def __enter__(self) -> BulkWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        self.close(failed=kind is not None)
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
 
     @property
     def confirmed_state(self) -> Any:
@@ -161,7 +161,7 @@ class BulkWriter:
         self._wait(lambda: not self._unconfirmed)
         self._require_same_server(self._connection.state_id(timeout_secs=self._timeout_secs))
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self) -> None:
         """Ends the stream at once, even if items are unconfirmed."""
         self._requests.put(None)
         self._call.cancel()

@@ -182,9 +182,9 @@ class DirectoryDestination:
                     state = None
                     for name in ("journal.json", *FILES):
                         (self._partial / name).unlink(missing_ok=True)
-                saved = TransferState.from_dict(state, self._journal) if state else None
-                if state and state.get("run") != self._description:
-                    difference = _first_difference(state.get("run"), self._description)
+                saved = TransferState.from_dict(state) if state else None
+                if state and state["run"] != self._description:
+                    difference = _first_difference(state["run"], self._description)
                     raise CheckpointError(
                         f"{self._partial} contains a conversion with different arguments: {difference}; {advice}"
                     )
@@ -193,7 +193,7 @@ class DirectoryDestination:
                 for name in FILES:
                     self._files[name] = file = HashedFile(self._partial / name)
                     self._resources.enter_context(file.stream)
-                    file.restore(*(_find_entry(state, name) if state else (0, "")))
+                    file.restore(*(state["files"][name] if state else (0, "")))
             except CorruptFileError as error:
                 raise CheckpointError(f"{error}; {advice}") from error
             self._is_open = True
@@ -242,7 +242,7 @@ class DirectoryDestination:
         CheckpointRoot(self.directory, create=False).verify_latest()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._is_complete = True
-        return TransferState.from_dict(data["state"], self.directory)
+        return TransferState.from_dict(data["state"])
 
     def write(self, blocks: Sequence[ItemBlock], state: TransferState) -> None:
         """Appends the items of some episodes; `open` returns `state` once they are on the disk.
@@ -386,26 +386,10 @@ def _is_empty(directory: Path) -> bool:
     return directory.is_dir() and not directory.is_symlink() and not any(directory.iterdir())
 
 
-def _find_entry(state: dict[str, Any], name: str) -> tuple[int, str]:
-    """Returns the size and the checksum of a file in a journal. Raises `CorruptFileError` if it has none."""
-    files = state.get("files")
-    entry = files.get(name) if isinstance(files, dict) else None
-    if isinstance(entry, list) and len(entry) == 2:
-        size, digest = entry
-        if type(size) is int and size >= 0 and isinstance(digest, str):
-            return size, digest
-    raise CorruptFileError(f"the journal does not describe {name}")
-
-
-def _first_difference(old: Any, new: dict[str, Any]) -> str:
+def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns a phrase about the first argument that differs between two descriptions, of which `old` was saved."""
-    try:
-        old, new = _flatten_description(old), _flatten_description(new)
-    except (AttributeError, KeyError, TypeError):
-        return "those of the earlier run cannot be read"
-    name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), None)
-    if name is None:
-        return "those of the earlier run cannot be read"
+    old, new = _flatten_description(old), _flatten_description(new)
+    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     if name == "example":
         return "the first episode had different items"
     return f"{name} was {old.get(name)}, is now {new.get(name)}"
@@ -414,11 +398,10 @@ def _first_difference(old: Any, new: dict[str, Any]) -> str:
 def _flatten_description(description: dict[str, Any]) -> dict[str, Any]:
     """Returns a description with one entry for each field of the tables and the adder; the example comes last."""
     arguments = {name: value for name, value in description.items() if name not in ("tables", "example")}
-    if adder := re.fullmatch(r"(\w+)\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\)", str(description.get("adder"))):
+    if adder := re.fullmatch(r"(\w+)\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\)", description["adder"]):
         fields = (field.split("=") for field in adder[2].split(", "))
         arguments.update({"adder": adder[1], **{f"{name} of adder {adder[1]}": value for name, value in fields}})
-    tables = description.get("tables", [])
-    arguments["tables"] = [table["name"] for table in tables]
-    for table in tables:
+    arguments["tables"] = [table["name"] for table in description["tables"]]
+    for table in description["tables"]:
         arguments.update({f"{field} of table {table['name']!r}": value for field, value in table.items()})
-    return {**arguments, "example": description.get("example")}
+    return {**arguments, "example": description["example"]}

@@ -25,7 +25,7 @@ class SavedState(NamedTuple):
     Attributes:
       state: state of the transfer.
       server_state_id: id of the server run that confirmed it.
-      num_removed: for each table, how many items the server had removed from it when the run began; empty if unknown.
+      num_removed: for each table, how many items the server had removed from it when the run began.
     """
 
     state: TransferState
@@ -79,17 +79,13 @@ class Journal:
             return None
         try:
             content = load_json(self.path)
-            if content is None:
-                return None
-            state = TransferState.from_dict(content, self.path)
-            num_removed = content.get(_NUM_REMOVED)
-            known = num_removed if isinstance(num_removed, dict) else {}
-            saved = SavedState(state, str(content.get(_SERVER)), known)
         except CorruptFileError as error:
             raise CorruptFileError(f"{error}; delete it, or convert with resume=False") from error
-        if content.get(_EXAMPLE) != self._example:
+        if content is None:
+            return None
+        if content[_EXAMPLE] != self._example:
             raise changed_data_error("its first episode has different items or priorities")
-        return saved
+        return SavedState(TransferState.from_dict(content), content[_SERVER], content[_NUM_REMOVED])
 
     def save(self, saved: SavedState) -> None:
         """Replaces the saved state."""

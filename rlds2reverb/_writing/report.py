@@ -26,6 +26,11 @@ _COUNTS = (
     *("episodes_too_short", "skipped_episodes", "kept_problems", "resumed_episodes", "resumed_steps"),
     *("memory_bytes", "restarts"),
 )
+#: The attributes of a report that are known before the first item.
+_KEPT = (
+    *("source", "tables", "memory_bytes", "restarts", "writer"),
+    *("warnings", "statistics", "left_out_fields", "seconds"),
+)
 
 
 class IngestWarning(RuntimeWarning):
@@ -173,17 +178,7 @@ class IngestReport(LeftOut):
 
     def reset_counts(self) -> IngestReport:
         """Returns a report of the same run without counts; keeps the values determined before the first item."""
-        return IngestReport(
-            source=self.source,
-            tables=self.tables,
-            memory_bytes=self.memory_bytes,
-            restarts=self.restarts,
-            writer=self.writer,
-            warnings=self.warnings,
-            statistics=self.statistics,
-            left_out_fields=self.left_out_fields,
-            seconds=self.seconds,
-        )
+        return IngestReport(**{name: getattr(self, name) for name in _KEPT})
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -51,7 +51,7 @@ class ServerDestination:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and kind is not ServerRestartedError:
             self._save()
-        self._writer.close(failed=kind is not None)
+        self._writer.close()
 
     def _save(self) -> None:
         state = self._writer.confirmed_state
@@ -85,7 +85,7 @@ class ServerDestination:
         """Returns whether a table has removed items since the state was saved, other than by sampling and eviction."""
         if info.max_times_sampled or info.current_size >= info.max_size:
             return False
-        is_removed = self._num_removed[info.name] != saved.num_removed.get(info.name)
+        is_removed = self._num_removed[info.name] != saved.num_removed[info.name]
         return is_removed or info.current_size < saved.state.items  # A reset also resets the number of insertions.
 
     def _has_first_items(self) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlds2reverb._encoding.encoder import Encoder
@@ -13,7 +12,7 @@ from rlds2reverb._encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb._server.memory import estimate_server_bytes
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CorruptFileError, Problem, ResumeError
+from rlds2reverb.errors import Problem, ResumeError
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.tables import MAX_ITEMS
@@ -52,17 +51,9 @@ class TransferState:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], path: Path) -> TransferState:
-        """Creates a state from a dict with the keys of `as_dict`, read from the file `path`; other keys are ignored.
-
-        Raises:
-          CorruptFileError: If a value is missing or has a wrong type.
-        """
-        state: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
-        counts = [value for name, value in state.items() if name != "fingerprint"]
-        if not isinstance(state["fingerprint"], str) or not all(type(each) is int and each >= 0 for each in counts):
-            raise CorruptFileError(f"{path} is damaged: it contains no valid state")
-        return cls(**state)
+    def from_dict(cls, values: Mapping[str, Any]) -> TransferState:
+        """Creates a state from a dict with the keys of `as_dict`; other keys are ignored."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def require_same_data(self, seen: int, fingerprint: Fingerprint) -> None:
         """Raises `ResumeError` unless a dataset begins with the episodes that led to this state.

@@ -2,76 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 
-from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.sources.summary import SummaryParts
 from rlds2reverb.specs import Nest
-
-
-class MomentsFn(beam.CombineFn):
-    """Combines episodes into `ObservationMoments`, whose mean and standard deviation are exact."""
-
-    def __init__(self, spec: Nest):
-        """
-        Args:
-          spec: nest of specs of one observation.
-        """
-        self._spec = spec
-
-    def create_accumulator(self, *args: Any, **kwargs: Any) -> ObservationMoments:
-        """Implements `CombineFn.create_accumulator`."""
-        return ObservationMoments(self._spec)
-
-    def add_input(
-        self, mutable_accumulator: ObservationMoments, element: Episode, *args: Any, **kwargs: Any
-    ) -> ObservationMoments:
-        """Implements `CombineFn.add_input`."""
-        mutable_accumulator.add_batch(EpisodeBatch([element]))
-        return mutable_accumulator
-
-    def merge_accumulators(
-        self, accumulators: Iterable[ObservationMoments], *args: Any, **kwargs: Any
-    ) -> ObservationMoments:
-        """Implements `CombineFn.merge_accumulators`."""
-        return _merge(self.create_accumulator(), accumulators)
-
-    def extract_output(self, accumulator: ObservationMoments, *args: Any, **kwargs: Any) -> ObservationMoments:
-        """Implements `CombineFn.extract_output`."""
-        return accumulator
-
-
-class ReturnRangeFn(beam.CombineFn):
-    """Combines episodes into the pair of their lowest and highest undiscounted return; `(inf, -inf)` without steps."""
-
-    def create_accumulator(self, *args: Any, **kwargs: Any) -> tuple[float, float]:
-        """Implements `CombineFn.create_accumulator`."""
-        return float("inf"), float("-inf")
-
-    def add_input(
-        self, mutable_accumulator: tuple[float, float], element: Episode, *args: Any, **kwargs: Any
-    ) -> tuple[float, float]:
-        """Implements `CombineFn.add_input`."""
-        if not element.num_steps:
-            return mutable_accumulator
-        total = element.total_reward
-        return min(mutable_accumulator[0], total), max(mutable_accumulator[1], total)
-
-    def merge_accumulators(
-        self, accumulators: Iterable[tuple[float, float]], *args: Any, **kwargs: Any
-    ) -> tuple[float, float]:
-        """Implements `CombineFn.merge_accumulators`."""
-        lowest, highest = zip(self.create_accumulator(), *accumulators, strict=True)
-        return min(lowest), max(highest)
-
-    def extract_output(self, accumulator: tuple[float, float], *args: Any, **kwargs: Any) -> tuple[float, float]:
-        """Implements `CombineFn.extract_output`."""
-        return accumulator
 
 
 class MergeFn(beam.CombineFn):
@@ -96,11 +37,25 @@ class MergeFn(beam.CombineFn):
 
     def merge_accumulators(self, accumulators: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.merge_accumulators`."""
-        return _merge(self.create_accumulator(), accumulators)
+        total = self.create_accumulator()
+        for accumulator in accumulators:
+            total.merge(accumulator)
+        return total
 
     def extract_output(self, accumulator: Any, *args: Any, **kwargs: Any) -> Any:
         """Implements `CombineFn.extract_output`."""
         return accumulator
+
+
+class MomentsFn(MergeFn):
+    """Combines episodes into `ObservationMoments`, whose mean and standard deviation are exact."""
+
+    def __init__(self, spec: Nest):
+        """
+        Args:
+          spec: nest of specs of one observation.
+        """
+        super().__init__(functools.partial(ObservationMoments, spec))
 
 
 class SummaryFn(MergeFn):
@@ -110,7 +65,27 @@ class SummaryFn(MergeFn):
         super().__init__(SummaryParts)
 
 
-def _merge(total: Any, accumulators: Iterable[Any]) -> Any:
-    for accumulator in accumulators:
-        total.merge(accumulator)
-    return total
+@dataclass
+class _ReturnRange:
+    """The lowest and the highest undiscounted return of some episodes."""
+
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+
+    def add(self, episode: Episode) -> None:
+        if episode.num_steps:
+            self.merge(_ReturnRange(episode.total_reward, episode.total_reward))
+
+    def merge(self, other: _ReturnRange) -> None:
+        self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
+
+
+class ReturnRangeFn(MergeFn):
+    """Combines episodes into the pair of their lowest and highest undiscounted return; `(inf, -inf)` without steps."""
+
+    def __init__(self) -> None:
+        super().__init__(_ReturnRange)
+
+    def extract_output(self, accumulator: _ReturnRange, *args: Any, **kwargs: Any) -> tuple[float, float]:
+        """Implements `CombineFn.extract_output`."""
+        return accumulator.lowest, accumulator.highest

@@ -19,6 +19,7 @@ from rlds2reverb.sources.writing import (
     SHARD_BYTES,
     OnInvalid,
     WriteReport,
+    make_report,
     require_destination,
 )
 from rlds2reverb.sources.written_episodes import WrittenEpisodes, no_episode_error
@@ -85,17 +86,7 @@ def prepare_with_beam(
     left_out = LeftOut()
     for scan in scans:
         left_out.merge_left_out(LeftOut(**scan["counts"]["left_out"]))
-    return WriteReport(
-        source=opened.name,
-        path=str(path),
-        format="rlds",
-        episodes=counts["episodes"],
-        transitions=counts["transitions"],
-        skipped_episodes=counts["skipped_episodes"],
-        bytes=num_bytes,
-        warnings=(*opened.warnings, *left_out.describe_left_out()),
-        notes=tuple(opened.statistics.get("notes", ())),
-    )
+    return make_report(opened, path, "rlds", counts, num_bytes=num_bytes, warnings=left_out.describe_left_out())
 
 
 @dataclass(frozen=True)

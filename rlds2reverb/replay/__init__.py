@@ -12,7 +12,6 @@ from .buffer import (
     make_buffer,
 )
 from .configs import BufferConfig
-from .listeners import Listener
 from .manager import BufferManager
 from .monitors import BufferMonitor, MonitorConfig
 
@@ -23,7 +22,6 @@ __all__ = [
     "BufferManager",
     "BufferMonitor",
     "EpisodeReplayBuffer",
-    "Listener",
     "MonitorConfig",
     "NaiveReplayBuffer",
     "RateLimitedError",

@@ -13,8 +13,8 @@ import numpy as np
 
 from rlds2reverb.sample_info import SampleInfo
 
+from .configs import UNKNOWN_ITER
 from .item_spec import BUFFER_IDX, COLLECT_ITER, MASK, PRIORITY, STALENESS, UNIQUE_ID, USE, WEIGHT, ItemSpec
-from .staleness import UNKNOWN_ITER
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -132,33 +132,23 @@ def stream_batches(
     """
     import tensorflow as tf
 
-    from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
-    from rlds2reverb._internals.tensorflow import without_autograph, without_autotuning
+    from rlds2reverb._internals.batch_datasets import make_dataset
 
-    nothing = tf.nest.flatten(empty_batch)
-    dtypes = [tf.as_dtype(leaf.dtype) for leaf in nothing]
-    shapes = [(batch_size, *(size or None for size in leaf.shape[1:])) for leaf in nothing]
+    def make_spec(leaf: np.ndarray) -> tf.TensorSpec:
+        return tf.TensorSpec((batch_size, *(size or None for size in leaf.shape[1:])), leaf.dtype)
 
     has_failed = False
 
-    def sample_or_wait() -> list[Any]:
+    def sample_or_wait() -> Batch:
         nonlocal has_failed
         # Prefetching continues after a failure. Waiting again would keep a thread in Python when the program exits.
         end = time.monotonic() + (0 if has_failed else timeout_secs)
         while isinstance(batch := sample(), SampleRefusal):
             if time.monotonic() > end or _EXITING.wait(_RETRY_SECS):
                 has_failed = True
-                error = TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
-                return [*nothing, describe_error(error)]
+                raise TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
         has_failed = False
-        return [*tf.nest.flatten(batch), ""]
+        return batch
 
-    @without_autograph
-    def make_batch(_: tf.Tensor) -> Any:
-        *tensors, reason = tf.numpy_function(sample_or_wait, [], [*dtypes, tf.string])
-        with tf.control_dependencies([require_no_reason(reason)]):
-            shaped = [tf.ensure_shape(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True)]
-        return tf.nest.pack_sequence_as(empty_batch, shaped)
-
-    numbers = tf.data.Dataset.range(np.iinfo(np.int64).max)
-    return TranslatedDataset(without_autotuning(numbers.map(make_batch).prefetch(prefetch)))
+    spec = tf.nest.map_structure(make_spec, empty_batch)
+    return make_dataset(lambda: iter(sample_or_wait, None), spec, prefetch=prefetch)

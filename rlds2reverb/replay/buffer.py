@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,6 +14,7 @@ from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import copy_arrays, is_user_code
+from rlds2reverb.priorities import require_priorities
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import Nest, leaves, map_structure
 
@@ -22,10 +23,9 @@ from .batches import Batch, Sample, SampleCheck, SampleRefusal, stream_batches
 from .checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .contents import INITIAL_PRIORITY, Contents
-from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, ItemSpec, get_fields, take_first, to_arrays
-from .listeners import Listener, NotifyingLock
+from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, get_fields, take_first, to_arrays
+from .monitors import BufferMonitor
 from .sampler import Candidates, require_possible, select_candidates
-from .snapshots import Snapshot
 from .transitions import make_transitions
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ class ReplayBuffer:
             raise ValueError(f"the name of a buffer must be a non-empty string, got {name!r}")
         self.name = name
         #: The lock of all methods; hold it to make several calls atomic.
-        self.lock = NotifyingLock()
-        #: Held while a snapshot is read; there is one at a time.
-        self.snapshot_lock = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self.lock = threading.RLock()
+        #: Counts and summarizes what happens; None for no monitor.
+        self.monitor: BufferMonitor | None = None
         self._is_closed, self._spec = False, spec
         #: The elements and counts, which `load` replaces under the lock.
         self.contents = Contents(
@@ -101,8 +100,8 @@ class ReplayBuffer:
         self._holder = self.contents.holder
         self._checkpoints = None if checkpoint_root is None else CheckpointFolder(Path(checkpoint_root))
         try:
-            if self._checkpoints is not None and (state := self._checkpoints.read_newest()) is not None:
-                self.contents = self.restore(state)
+            if self._checkpoints is not None and (states := self._checkpoints.read_newest()) is not None:
+                self.contents = self.restore(states[""])
             elif spec is not None:
                 self.contents.set_spec(spec)
         except BaseException:
@@ -158,23 +157,18 @@ class ReplayBuffer:
         with self.lock:
             self.contents.beta = float(value)
 
-    def add_listener(self, listener: Listener) -> None:
-        """Adds a listener to all later events."""
+    def _record(self, event: str, count: int, **values: np.ndarray) -> None:
+        """Passes an event to the monitor; see `BufferMonitor.record`."""
+        if self.monitor is not None:
+            self.monitor.record(event, count, **values)
+
+    @contextmanager
+    def _use_contents(self) -> Iterator[Contents]:
+        """Holds the lock and provides the contents; raises `ValueError` if the buffer is closed."""
         with self.lock:
-            self._listeners = (*self._listeners, listener)
-
-    def _notify(self, event: str, *arguments: Any) -> None:
-        """Schedules an event for the release of the lock."""
-        for listener in self._listeners:
-            self.lock.defer(partial(getattr(listener, event), *arguments))
-
-    @property
-    def _wants_data(self) -> bool:
-        return any(listener.wants_data for listener in self._listeners)
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise ValueError(f"{self._holder} is closed; create a new one")
+            if self._is_closed:
+                raise ValueError(f"{self._holder} is closed; create a new one")
+            yield self.contents
 
     # --- push
 
@@ -204,11 +198,12 @@ class ReplayBuffer:
         if isinstance(items, Mapping):
             raise TypeError("extend expects several items, got one dict; use append, or extend_columns for columns")
         items = list(items if isinstance(items, (list, tuple)) else map(copy_arrays, items))  # It may reuse its arrays.
-        self._require_open()
         if not items:
             return []
         options = validation.read_item_options(items)
-        numbers = self._add(items[0], lambda spec: spec.convert_items(items), *options)
+        with self._use_contents() as contents:
+            spec = contents.spec or contents.make_spec(items[0])
+            numbers = self._insert(spec.convert_items(items), *options)
         return [f"{self.name}_{number}" if number >= 0 else "" for number in numbers.tolist()]
 
     def extend_columns(
@@ -227,13 +222,10 @@ class ReplayBuffer:
         Raises:
           The same as `extend`; `SpecMismatchError` also if the columns have different N.
         """
-        self._require_open()
         arrays = to_arrays(get_fields(columns))
-        count = max((len(column) if column.ndim else 1 for _, column in leaves(arrays)), default=1)
-        if not count:
-            return np.zeros(0, np.int64)
-        options = validation.read_column_options(priorities, collect_iters, count)
-        return self._add(take_first(arrays), lambda spec: spec.convert_columns(arrays), *options)
+        with self._use_contents() as contents:
+            rows = (contents.spec or contents.make_spec(take_first(arrays))).convert_columns(arrays)
+            return self._insert(rows, *validation.read_column_options(priorities, collect_iters, len(rows.lengths)))
 
     def extend_episodes(
         self, episodes: Iterable[Episode], *, priority: float | None = None, collect_iter: int | None = None
@@ -266,8 +258,9 @@ class ReplayBuffer:
                     numbers.append(self._add_sequences(episode.steps, 1, priority, collect_iter))
             elif self.config.kind == "episode":
                 options = validation.read_column_options(priority, collect_iter, len(batch.num_steps))
-                convert = partial(ItemSpec.convert_concatenated, columns=batch.steps, lengths=batch.num_steps)
-                numbers.append(self._add(batch.episodes[0].steps, convert, *options))
+                with self._use_contents() as contents:
+                    spec = contents.spec or contents.make_spec(batch.episodes[0].steps)
+                    numbers.append(self._insert(spec.join(spec.convert_steps(batch.steps), batch.num_steps), *options))
             else:
                 transitions = make_transitions(batch.steps)
                 numbers.append(self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter))
@@ -275,63 +268,25 @@ class ReplayBuffer:
 
     def _add_sequences(self, steps: Mapping[str, Any], period: int, priority: Any, collect_iter: Any) -> np.ndarray:
         """Adds the sequences of an episode that begin at steps 0, period, 2 * period, ... and end within it."""
-        self._require_open()
         length, arrays = self.config.length or 1, to_arrays(get_fields(steps))
         columns = [column for _, column in leaves(arrays)]
         num_steps = len(columns[0]) if columns and columns[0].ndim else 0
         starts = np.arange(0, num_steps - length + 1, period)
         if not len(starts):
             return np.zeros(0, np.int64)
-        if period > length:  # Sequences share no steps, and those between them are not stored.
-            stacked = map_structure(lambda column: column[starts[:, None] + np.arange(length)], arrays)
-            return self.extend_columns(stacked, priorities=priority, collect_iters=collect_iter)
-
-        def convert(spec: ItemSpec) -> ItemRows:
-            rows = spec.convert_concatenated(arrays, np.array([num_steps]))
-            return rows._replace(lengths=np.full(len(starts), length))
-
         options = validation.read_column_options(priority, collect_iter, len(starts))
-        return self._add(map_structure(lambda column: column[:length], arrays), convert, *options, starts)
+        with self._use_contents() as contents:
+            spec = contents.spec or contents.make_spec(map_structure(lambda column: column[:length], arrays))
+            rows = ItemRows(spec.convert_steps(arrays), starts, np.full(len(starts), length), spec)
+            return self._insert(rows, *options)
 
-    def _add(
-        self,
-        example: Any,
-        convert: Callable[[ItemSpec], ItemRows],
-        priorities: np.ndarray | None,
-        collect_iters: np.ndarray,
-        starts: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Adds at least one element after all checks; returns their numbers, -1 for elements that are not stored.
-
-        Args:
-          example: the first element, for a buffer that has no spec yet.
-          convert: function that makes the rows, called before the lock is acquired.
-          priorities: float64 `[N]`, NaN for the highest up to now; None if all are.
-          collect_iters: int64 `[N]`, -1 if unknown.
-          starts: see `Store.write`.
-        """
-        spec = self.contents.spec or self.contents.make_spec(example)
-        rows = convert(spec)
-        numbers = np.full(len(rows.lengths), -1)
-        with self.lock:
-            self._require_open()
-            contents = self.contents
-            if contents.spec is not None and contents.spec is not spec:  # Another thread has changed the spec.
-                rows = convert(contents.spec)
-            kept: np.ndarray | slice = slice(None)
-            if self.config.min_length and (rows.lengths < self.config.min_length).any():
-                kept = rows.lengths >= self.config.min_length
-                columns = [column[np.repeat(kept, rows.lengths)] for column in rows.columns]
-                rows = rows._replace(columns=columns, lengths=rows.lengths[kept])
-                priorities = None if priorities is None else priorities[kept]
-            if not len(rows.lengths):
-                return numbers
-            removals = list(contents.find_removals(rows, starts, self._wants_data)) if self._listeners else []
-            numbers[kept], priorities = contents.insert(rows, priorities, collect_iters[kept], starts)
-            for removed, data in removals:
-                self._notify("on_remove", removed, "full", data)
-            self._notify("on_push", priorities)
-            return numbers
+    def _insert(self, rows: ItemRows, priorities: np.ndarray | None, collect_iters: np.ndarray) -> np.ndarray:
+        """Adds elements; see `Contents.insert`."""
+        count = len(self)
+        numbers, priorities = self.contents.insert(rows, priorities, collect_iters)
+        self._record("removed_full", count + len(priorities) - len(self))
+        self._record("pushed", len(priorities), priority=priorities)
+        return numbers
 
     # --- update
 
@@ -367,16 +322,16 @@ class ReplayBuffer:
     def validate_update(self, ids: Any, priorities: np.ndarray) -> np.ndarray:
         """Returns the element numbers of an update; raises `ValueError` if an id or a priority is invalid."""
         numbers = validation.read_ids(self.name, ids)
-        validation.require_update_priorities(priorities, ids, self.config)
+        require_priorities(priorities, lambda index: f"{ids[index]}")
+        with_eps = priorities + self.config.priority_eps
+        validation.require_priorities(with_eps, self.config, lambda index: f"{ids[index]} with priority_eps")
         return numbers
 
     def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> int:
         """Applies an update that `validate_update` has checked; returns how many of the elements are still there."""
-        with self.lock:
-            self._require_open()
-            updated = self.contents.set_priorities(numbers, priorities)
-            if len(updated):
-                self._notify("on_update", updated)
+        with self._use_contents() as contents:
+            updated = contents.set_priorities(numbers, priorities)
+            self._record("updated", len(updated), priority=updated)
             return len(updated)
 
     # --- sample
@@ -389,7 +344,7 @@ class ReplayBuffer:
         Arguments and errors are those of `sample`.
         """
         learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
-        with self.lock:
+        with self._use_contents():
             candidates = self._select_candidates(size, learner_iter, sample_range)
         return SampleCheck(False, candidates.reason) if isinstance(candidates, SampleRefusal) else SampleCheck(True)
 
@@ -402,8 +357,8 @@ class ReplayBuffer:
           size: number of elements to sample.
           cur_learner_iter: learner iteration; None or -1 if unknown.
           sample_range: positions of the elements that can be sampled, the oldest being at 0: `slice(-20, None)` are the
-            newest 20. The cost is proportional to the length of the range, or to the distance from its beginning to the
-            newest element if some were removed early.
+            newest 20. The cost is proportional to the length of the range, or to `max_size` if elements were removed
+            early.
 
         Returns:
           None if the sample is refused; `sample_check` and `sample_batch` say why. Otherwise one dict per element with
@@ -433,16 +388,13 @@ class ReplayBuffer:
 
     def _sample(self, size: int, cur_learner_iter: int | None, sample_range: slice | None) -> Sample | SampleRefusal:
         learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
-        with self.lock:
+        with self._use_contents() as contents:
             candidates = self._select_candidates(size, learner_iter, sample_range)
             if isinstance(candidates, SampleRefusal):
                 return candidates
-            sample, exhausted = self.contents.sample(candidates, int(size), learner_iter)
-            if self._listeners and size:
-                info = sample.info
-                self._notify(
-                    "on_sample", info.times_sampled.astype(np.int64), info.staleness.copy(), info.priority.copy()
-                )
+            sample, exhausted = contents.sample(candidates, int(size), learner_iter)
+            info = sample.info
+            self._record("sampled", size, use=info.times_sampled, staleness=info.staleness, priority=info.priority)
             self._remove(exhausted, "used")
             return sample
 
@@ -452,10 +404,9 @@ class ReplayBuffer:
         if sample_range is not None and not isinstance(sample_range, slice):
             got = type(sample_range).__name__
             raise TypeError(f"sample_range must be a slice, such as slice(-20, None), got {got}")
-        self._require_open()
         require_possible(self._holder, self.config, size)
         elements = self.contents.elements
-        self._remove(elements.pop_stale(learner_iter), "stale")
+        self._remove(elements.find_stale(learner_iter), "stale")
         return select_candidates(elements, self.config, size, self.contents.sample_count, sample_range, self._holder)
 
     def dataset(
@@ -496,23 +447,21 @@ class ReplayBuffer:
         Raises:
           ValueError: If nothing was pushed and no spec was passed.
         """
-        return self.contents.make_empty_sample().to_batch()
+        with self._use_contents() as contents:
+            return contents.make_empty_sample().to_batch()
 
     # --- remove
 
     def clear(self) -> None:
         """Removes all elements and resets the highest priority to 1; counts continue, so ids stay unique."""
-        with self.lock:
-            self._require_open()
-            self._remove(self.contents.elements.select_numbers(), "cleared")
-            self.contents.highest_priority = INITIAL_PRIORITY
+        with self._use_contents() as contents:
+            self._remove(np.flatnonzero(contents.elements.alive), "cleared")
+            contents.highest_priority = INITIAL_PRIORITY
 
-    def _remove(self, numbers: np.ndarray, reason: str) -> None:
-        if len(numbers):
-            if self._listeners:
-                data = self.contents.read_elements(numbers) if self._wants_data else None
-                self._notify("on_remove", numbers, reason, data)
-            self.contents.elements.remove(numbers)
+    def _remove(self, slots: np.ndarray, reason: str) -> None:
+        if len(slots):
+            self.contents.elements.remove(slots)
+            self._record(f"removed_{reason}", len(slots))
 
     def close(self) -> None:
         """Discards the elements and releases the checkpoint root, but keeps the checkpoints. Idempotent."""
@@ -527,16 +476,14 @@ class ReplayBuffer:
     def checkpoint(self) -> Path:
         """Writes a checkpoint of elements, priorities, uses, counts, beta and generator, and returns its directory.
 
-        Other threads can use the buffer meanwhile; see `snapshots`. A buffer that is later created with the same
-        `checkpoint_root` continues from the newest complete checkpoint, even if this process was killed.
+        Other threads wait while the state is copied, but not while it is written. A buffer that is later created with
+        the same `checkpoint_root` continues from the newest complete checkpoint, even if this process was killed.
 
         Raises:
           ValueError: If the buffer has no `checkpoint_root`, or is closed.
           StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
-        checkpoints = self.checkpoint_folder
-        with self.snapshot_lock:
-            return checkpoints.write(self.snapshot())
+        return self.checkpoint_folder.write(lambda: {"": self.state_dict()})
 
     @property
     def checkpoint_folder(self) -> CheckpointFolder:
@@ -545,21 +492,14 @@ class ReplayBuffer:
             raise ValueError(f"{self._holder} has no checkpoint_root; create it with one")
         return self._checkpoints
 
-    def snapshot(self) -> Snapshot:
-        """Returns the present state, which can be read while others use the buffer; hold `snapshot_lock` meanwhile."""
-        with self.lock:
-            self._require_open()
-            contents = self.contents
-            return Snapshot(contents.header(), contents.elements.state(), contents.store, self.lock)
-
     def state_dict(self) -> dict[str, Any]:
-        """Returns the whole state, elements included, as a dict of plain values and arrays.
+        """Returns a copy of the whole state, elements included, as a dict of plain values and arrays.
 
         Raises:
           ValueError: If the buffer is closed.
         """
-        with self.snapshot_lock:
-            return self.snapshot().read()
+        with self._use_contents() as contents:
+            return contents.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the state by the result of `state_dict` of a buffer with the same name and configuration.
@@ -574,12 +514,12 @@ class ReplayBuffer:
 
     def save_data(self, folder: str | Path) -> Path:
         """Writes a checkpoint to a directory of its own, and returns the checkpoint's path; see `checkpoint`."""
-        with self.snapshot_lock, CheckpointFolder(Path(folder)) as checkpoints:
-            return checkpoints.write(self.snapshot())
+        with CheckpointFolder(Path(folder)) as checkpoints:
+            return checkpoints.write(lambda: {"": self.state_dict()})
 
     def load_data(self, folder: str | Path) -> None:
         """Loads the newest state that `save_data` wrote; raises as `load_state_dict`, or if there is none."""
-        self.load_state_dict(read_saved(Path(folder), CheckpointFolder.read_newest))
+        self.load_state_dict(read_saved(Path(folder))[""])
 
     def restore(self, state: Mapping[str, Any]) -> Contents:
         """Returns the contents of a state for `load`; raises as `load_state_dict`."""
@@ -590,8 +530,7 @@ class ReplayBuffer:
 
     def load(self, contents: Contents) -> None:
         """Replaces the contents by those that `restore` returned."""
-        with self.lock:
-            self._require_open()
+        with self._use_contents():
             self.contents = contents
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +15,6 @@ import numpy as np
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
-from rlds2reverb.specs import ArraySpec
-
-from .snapshots import Snapshot
 
 _PREFIX, _LOCK = "checkpoint-", "buffer.lock"
 _NUM_KEPT = 2
@@ -48,6 +46,7 @@ class CheckpointFolder:
         self._resources.enter_context(FileLock(path / _LOCK, str(path), "close that buffer, or use another directory"))
         self._folders = SealedFolders(path, _PREFIX)
         self._damaged: set[int] = set()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> CheckpointFolder:
         return self
@@ -59,115 +58,94 @@ class CheckpointFolder:
         """Releases the directory. Idempotent."""
         self._resources.close()
 
-    def write(self, snapshot: Snapshot) -> Path:
-        """Writes a snapshot as the newest checkpoint, and returns its directory.
+    def write(self, get_states: Callable[[], Mapping[str, Any]]) -> Path:
+        """Writes the newest checkpoint, and returns its directory.
+
+        Args:
+          get_states: function that returns the states of a manager's buffers by name, or that of one buffer, named ''.
 
         Raises:
           StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
-        try:
-            return self._write(lambda folder: _write_state(folder, snapshot, ""))
-        finally:
-            snapshot.end()
+        with self._lock:  # One thread at a time, so that a later checkpoint has a later state.
+            states = get_states()
 
-    def write_all(self, snapshots: Mapping[str, Snapshot]) -> Path:
-        """Writes the snapshots of several buffers, by name, as one checkpoint; see `write`."""
-        return self._write(
-            lambda folder: {
-                "buffers": {name: _write_state(folder, snapshot, f"{name}.") for name, snapshot in snapshots.items()}
-            }
-        )
+            def write_files(folder: Path) -> dict[str, Any]:
+                return {"buffers": {name: _write_state(folder, state, name) for name, state in states.items()}}
 
-    def _write(self, write_files: Callable[[Path], dict[str, Any]]) -> Path:
-        earlier = self._folders.numbers()
-        path = self._folders.write(max(earlier, default=0) + 1, write_files)
-        valid = [number for number in earlier if number not in self._damaged]
-        self._folders.delete({*earlier} - {*valid[1 - _NUM_KEPT :]})
-        return path
+            earlier = self._folders.numbers()
+            path = self._folders.write(max(earlier, default=0) + 1, write_files)
+            valid = [number for number in earlier if number not in self._damaged]
+            self._folders.delete({*earlier} - {*valid[1 - _NUM_KEPT :]})
+            return path
 
-    def read_newest(self) -> dict[str, Any] | None:
-        """Returns the state in the newest valid checkpoint, or None if there is no checkpoint; warns of damaged ones.
+    def read_newest(self, *, of_manager: bool = False) -> dict[str, Any] | None:
+        """Returns the states in the newest valid checkpoint, or None if there is no checkpoint; warns of damaged ones.
 
         Raises:
-          CheckpointError: If all checkpoints are damaged, or the newest belongs to a manager.
+          CheckpointError: If all checkpoints are damaged, or the newest belongs to a manager, or to a single buffer.
         """
-        newest = self._find_newest()
-        if newest is None:
-            return None
-        folder, manifest = newest
-        if "buffers" in manifest:
-            raise CheckpointError(f"{folder} holds the buffers of a manager; load it by BufferManager.load_data")
-        return _read_state(folder, manifest, "")
-
-    def read_newest_all(self) -> dict[str, dict[str, Any]] | None:
-        """Returns the states in the newest valid checkpoint of a manager, by buffer; see `read_newest`."""
-        newest = self._find_newest()
-        if newest is None:
-            return None
-        folder, manifest = newest
-        if "buffers" not in manifest:
-            raise CheckpointError(f"{folder} holds a single buffer; load it by ReplayBuffer.load_data")
-        buffers = manifest["buffers"]
-        if not isinstance(buffers, dict):
-            raise CheckpointError(f"{folder} is not a valid checkpoint: its manifest lists no buffers")
-        return {name: _read_state(folder, state, f"{name}.") for name, state in buffers.items()}
-
-    def _find_newest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the newest valid checkpoint and its manifest."""
         numbers = self._folders.numbers()
         for number in reversed(numbers):
             folder = self._folders.path(number)
             try:
-                return folder, read_manifest(folder)
+                return _read_states(folder, read_manifest(folder), of_manager=of_manager)
             except CorruptFileError as error:
                 reason = f"{error}; restore it from a copy, or use a new directory"
                 if number == numbers[0]:
                     raise CheckpointError(reason) from error
-                warnings.warn(f"{reason}; the previous checkpoint is used", RuntimeWarning, stacklevel=5)
+                warnings.warn(f"{reason}; the previous checkpoint is used", RuntimeWarning, stacklevel=4)
                 self._damaged.add(number)
         return None
 
 
-def read_saved(path: Path, read: Callable[[CheckpointFolder], dict[str, Any] | None]) -> dict[str, Any]:
-    """Returns what a method of `CheckpointFolder` reads from a directory that `save_data` wrote.
+def read_saved(path: Path, *, of_manager: bool = False) -> dict[str, Any]:
+    """Returns the states in a directory that `save_data` wrote; see `CheckpointFolder.read_newest`.
 
     Raises:
-      CheckpointError: If there is no checkpoint, or all are damaged.
+      CheckpointError: Also if there is no checkpoint.
     """
-    state = None
+    states = None
     if path.is_dir():
         with CheckpointFolder(path) as checkpoints:
-            state = read(checkpoints)
-    if state is None:
+            states = checkpoints.read_newest(of_manager=of_manager)
+    if states is None:
         raise CheckpointError(f"{path} has no checkpoint; pass the directory that was passed to save_data")
-    return state
+    return states
 
 
-def _write_state(folder: Path, snapshot: Snapshot, prefix: str) -> dict[str, Any]:
-    """Writes each array of a snapshot to a file of its own, and returns what the manifest records."""
-    specs: dict[str, np.ndarray | ArraySpec] = dict(snapshot.arrays)
-    for name, array in snapshot.arrays.items():
-        (folder / f"{prefix}{name}").write_bytes(_as_bytes(array))
-    columns = {f"column_{number}": spec for number, spec in enumerate(snapshot.column_specs)}
-    with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context((folder / f"{prefix}{name}").open("wb")) for name in columns]
-        for block in snapshot.blocks():
-            for stream, part in zip(streams, block, strict=True):
-                stream.write(_as_bytes(part))
-    specs |= columns
-    arrays = {name: {"dtype": spec.dtype.str, "shape": list(spec.shape)} for name, spec in specs.items()}
-    return {"header": snapshot.header, "arrays": arrays}
+def _write_state(folder: Path, state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Writes each array of a buffer's state to a file of its own, and returns what the manifest records."""
+    for key, array in state["arrays"].items():
+        _locate(folder, name, key).write_bytes(_as_bytes(array))
+    arrays = {key: {"dtype": array.dtype.str, "shape": list(array.shape)} for key, array in state["arrays"].items()}
+    return {"header": state["header"], "arrays": arrays}
 
 
-def _read_state(folder: Path, manifest: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns the state that `_write_state` wrote; its arrays are read as they are used."""
+def _locate(folder: Path, name: str, key: str) -> Path:
+    """Returns the path of an array of a buffer."""
+    return folder / (f"{name}.{key}" if name else key)
+
+
+def _read_states(folder: Path, manifest: Mapping[str, Any], *, of_manager: bool) -> dict[str, Any]:
+    """Returns the states that `write` was passed; their arrays are read as they are used."""
+    buffers = manifest.get("buffers")
+    if not isinstance(buffers, dict):
+        raise CheckpointError(f"{folder} is not a valid checkpoint: its manifest lists no buffers")
+    if of_manager and "" in buffers:
+        raise CheckpointError(f"{folder} holds a single buffer; load it by ReplayBuffer.load_data")
+    if not of_manager and "" not in buffers:
+        raise CheckpointError(f"{folder} holds the buffers of a manager; load it by BufferManager.load_data")
+    states = {}
     try:
-        arrays = {name: _map_array(folder / f"{prefix}{name}", **spec) for name, spec in manifest["arrays"].items()}
-        return {"header": manifest["header"], "arrays": arrays}
+        for name, state in buffers.items():
+            arrays = {key: _map_array(_locate(folder, name, key), **spec) for key, spec in state["arrays"].items()}
+            states[name] = {"header": state["header"], "arrays": arrays}
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder} is not a valid checkpoint: its manifest does not match its files ({error})"
         ) from error
+    return states
 
 
 def _as_bytes(array: np.ndarray) -> memoryview:

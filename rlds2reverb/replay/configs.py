@@ -11,6 +11,8 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
 from rlds2reverb.tables import MAX_PRIORITY
 
+#: The learner iteration of an element without a `collect_iter`.
+UNKNOWN_ITER = -1
 _MAX_SIZE = 100_000_000
 _MAX_COUNT = 2**31 - 1
 #: The sum of `_MAX_SIZE` times `MAX_PRIORITY` to this power is finite.
@@ -89,10 +91,9 @@ class BufferConfig:
             raise ValueError(f"priority_decay must be a number between 0 and 1, or None, got {self.priority_decay}")
         if self.kind == "sequence" and self.length is None:
             raise ValueError("kind 'sequence' requires length, the number of steps of an element")
-        if self.kind != "sequence" and self.length is not None:
-            raise ValueError(f"length cannot be set for kind {self.kind!r}; use it with kind 'sequence'")
-        if self.kind != "episode" and self.window is not None:
-            raise ValueError(f"window cannot be set for kind {self.kind!r}; use it with kind 'episode'")
+        for name, kind in (("length", "sequence"), ("window", "episode")):
+            if self.kind != kind and getattr(self, name) is not None:
+                raise ValueError(f"{name} cannot be set for kind {self.kind!r}; use it with kind {kind!r}")
         if self.window is None:
             require_defaults(self, ("window_sampling", "short_episodes"), "without a window")
         self._check_rates()
@@ -120,14 +121,9 @@ class BufferConfig:
         return 0.0 if self.exponent is None else float(np.finfo(np.float64).tiny ** (1 / max(1.0, self.exponent)))
 
     @property
-    def has_time_axis(self) -> bool:
-        """Whether elements have a time axis."""
-        return self.kind in ("episode", "sequence")
-
-    @property
-    def num_rows(self) -> int | None:
-        """The number of rows of each element; None if it varies."""
-        return self.length if self.has_time_axis else 1
+    def time_axes(self) -> tuple[int | None, ...]:
+        """The time axis of elements: `(length,)`, `(None,)` if lengths vary, or `()` if there is none."""
+        return (self.length,) if self.kind in ("episode", "sequence") else ()
 
     @property
     def counts_windows(self) -> bool:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections import namedtuple
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError, RateLimitedError
-from rlds2reverb.priorities import require_priorities
 from rlds2reverb.sample_info import SampleInfo
-from rlds2reverb.specs import leaves, require_match
+from rlds2reverb.specs import ArraySpec, Nest, leaves, require_match
 
 from . import validation
 from .batches import Sample
-from .configs import BufferConfig
+from .configs import UNKNOWN_ITER, BufferConfig
 from .element_table import ElementTable
 from .item_spec import MASK, ItemRows, ItemSpec
+from .rows import RowRing
 from .sampler import Candidates, importance_weights
-from .snapshots import describe_nest, parse_nest
-from .store import Store
 
 INITIAL_PRIORITY = 1.0
+#: Initial capacity in rows if elements can have any length.
+_INITIAL_ROWS = 4096
 
 
 class Contents:
@@ -34,7 +34,9 @@ class Contents:
       name: name of the buffer.
       config: configuration of the buffer.
       holder: name of the buffer in messages, such as "buffer 'demo'".
-      store: data of the elements; None before the first one if no spec was passed.
+      spec: spec of the elements; None before the first one if none was passed.
+      ring: rows of the elements. They are overwritten in the order of the element numbers: an element that was removed
+        early keeps its rows until its number is `max_size` back.
       elements: bookkeeping of the elements.
       generator: random generator used for sampling.
       sample_count: number of elements sampled up to now.
@@ -44,10 +46,11 @@ class Contents:
     """
 
     def __init__(self, name: str, config: BufferConfig, mmap_dir: Path | None, generator: np.random.Generator):
-        """Creates empty contents; `mmap_dir` is that of `rows.RowRing`."""
+        """Creates empty contents; `mmap_dir` is that of `RowRing`."""
         self.name, self.config, self.generator, self._mmap_dir = name, config, generator, mmap_dir
         self.holder = f"buffer {name!r}"
-        self.store: Store | None = None
+        self.spec: ItemSpec | None = None
+        self.ring = RowRing([], 1)
         self.elements = ElementTable(config)
         self.sample_count = self.ignored_count = 0
         self.beta, self.highest_priority = float(config.beta), INITIAL_PRIORITY
@@ -59,89 +62,66 @@ class Contents:
 
     # --- spec
 
-    @property
-    def spec(self) -> ItemSpec | None:
-        """Spec of the elements; None if there is no store yet."""
-        return None if self.store is None else self.store.spec
-
     def make_spec(self, example: Any) -> ItemSpec:
         """Returns the spec of elements like an example; see `ItemSpec.from_example`."""
-        config = self.config
-        spec = ItemSpec.from_example(example, self.holder, has_time_axis=config.has_time_axis, length=config.num_rows)
-        if config.has_mask and MASK in spec.rows:
+        spec = ItemSpec.from_example(example, self.holder, self.config.time_axes)
+        if self.config.has_mask and MASK in spec.rows:
             raise ValueError(f"an episode cannot have a field {MASK!r} because padding adds one; rename the field")
         return spec
 
     def set_spec(self, example: Any) -> None:
         """Sets the spec, or checks that it matches a restored one."""
         spec = self.make_spec(example)
-        if self.store is None:
-            self.store = Store(spec, self.config.max_size, self._mmap_dir)
+        if self.spec is None:
+            self._open_ring(spec)
             return
-        spec = spec.apply_widening(self.store.spec)
         advice = "pass the spec of the checkpoint, or use a new checkpoint_root"
-        require_match(spec.rows, self.store.spec.rows, holder=self.holder, advice=advice, root="item")
-        self.store.spec = replace(self.store.spec, rows=spec.rows)  # Takes the caller's named tuple classes.
+        require_match(spec.rows, self.spec.rows, holder=self.holder, advice=advice, root="item")
+        self.spec = spec  # Takes the caller's named tuple classes.
+
+    def _open_ring(self, spec: ItemSpec, capacity: int | None = None) -> None:
+        default = _INITIAL_ROWS if spec.length is None else self.config.max_size * spec.length
+        self.ring, self.spec = RowRing(spec.leaves, capacity or default, self._mmap_dir), spec
 
     # --- adding and updating elements
 
     def insert(
-        self, rows: ItemRows, priorities: np.ndarray | None, collect_iters: np.ndarray, starts: np.ndarray | None
+        self, rows: ItemRows, priorities: np.ndarray | None, collect_iters: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Adds elements, all or none of them.
+        """Adds elements, all or none of them, except episodes that are shorter than a window.
 
         Args:
           rows: rows of the elements.
           priorities: float64 `[N]`, NaN for the highest priority up to now; None if all are.
           collect_iters: int64 `[N]`, -1 if unknown.
-          starts: see `Store.write`.
 
         Returns:
-          The numbers of the elements, int64 `[N]`, and their priorities, float64 `[N]`.
+          The numbers of the elements, int64 `[N]`, -1 for those that are not stored; and the priorities of the others.
         """
-        count, max_rate = len(rows.lengths), self.config.push_sample_rate_limit[1]
+        added = np.flatnonzero(rows.lengths >= self.config.min_length)
+        count, numbers = len(added), np.full(len(rows.lengths), -1)
+        if not count:
+            return numbers, np.zeros(0)
+        priorities = None if priorities is None else priorities[added]
         priorities = validation.fill_missing_priorities(priorities, count, self.highest_priority)
-        min_positive = self.config.min_positive_priority
-        validation.require_positive_powers(priorities, min_positive, lambda index: f"item {index}")
+        validation.require_priorities(priorities, self.config, lambda index: f"item {added[index]}")
+        max_rate = self.config.push_sample_rate_limit[1]
         if self.sample_count and self.push_count + count > max_rate * self.sample_count:
             raise RateLimitedError(
                 f"{self.holder} has {self.push_count} elements pushed and {self.sample_count} sampled; pushing {count} "
                 f"more would exceed {max_rate:g} pushed per sampled element (push_sample_rate_limit); sample first"
             )
-        if self.store is None:
-            self.store = Store(rows.spec, self.config.max_size, self._mmap_dir)
-        elif rows.spec is not self.store.spec:
-            self.store.widen(rows.spec)
-        self.store.write(self.push_count, rows, starts)
-        numbers = self.elements.add(priorities, collect_iters, self._count_windows(rows.lengths))
+        if self.spec is None:
+            self._open_ring(rows.spec)
+        numbers[added] = np.arange(self.push_count, self.push_count + count)
+        kept = added[-self.config.max_size :]  # The last ones replace the others.
+        starts, lengths = rows.starts[kept], rows.lengths[kept]
+        new_starts = starts - starts[0] + self.ring.num_written
+        columns = [column[starts[0] : starts[-1] + lengths[-1]] for column in rows.columns]
+        self.ring.write(columns, self.elements.find_first_row(count, self.ring.num_written))
+        self.elements.add(count, priorities[-len(kept) :], collect_iters[kept], new_starts, lengths)
         self.highest_priority = max(self.highest_priority, float(priorities.max()))
         return numbers, priorities
-
-    def find_removals(
-        self, rows: ItemRows, starts: np.ndarray | None, with_data: bool
-    ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yields the numbers, and data or None, of elements that `insert` displaces or does not store at all."""
-        count = len(rows.lengths)
-        numbers = self.elements.find_displaced(count)
-        if len(numbers):
-            yield numbers, self.read_elements(numbers) if with_data else None
-        if num_skipped := max(0, count - self.config.max_size):
-            indices, data = np.arange(num_skipped), None
-            if with_data:
-                temporary = Store(rows.spec, count)
-                temporary.write(0, rows, starts)
-                data = temporary.read_elements(indices)
-            yield self.push_count + indices, data
-
-    def read_elements(self, numbers: np.ndarray) -> Any:
-        """Returns copies of elements; see `Store.read_elements`."""
-        return None if self.store is None else self.store.read_elements(numbers)
-
-    def _count_windows(self, lengths: np.ndarray) -> np.ndarray | None:
-        """Returns how many windows each element has, if its probability depends on that."""
-        if self.config.window is None or not self.config.counts_windows:
-            return None
-        return np.maximum(lengths - self.config.window, 0) + 1
 
     def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         """Sets priorities, plus `priority_eps`, of the elements that are still there, and counts the others.
@@ -176,50 +156,50 @@ class Contents:
           learner_iter: learner iteration; -1 if unknown.
 
         Returns:
-          The sample, and the numbers of its elements that reached `max_use`, each once.
+          The sample, and the slots of its elements that reached `max_use`, each once.
         """
         elements, config = self.elements, self.config
         slots = candidates.sample(size, self.generator)
-        numbers, priorities = elements.slots_to_numbers(slots), elements.priorities[slots]
-        columns, mask, lengths = self._read(numbers)
+        columns, mask, lengths = self._read(slots)
         weights = np.ones(len(slots))
         if config.exponent is not None and size:
             powers = elements.min_tree.leaves[slots]
             uses_buffer = config.weight_normalization == "buffer"
             min_power = elements.min_tree.root if uses_buffer else float(powers.min())
             weights = importance_weights(powers, self.beta, min_power)
+        uses, exhausted = elements.count_uses(slots)
         info = SampleInfo(
-            key=numbers.astype(np.uint64),
+            key=elements.slots_to_numbers(slots).astype(np.uint64),
             probability=elements.sum_tree.leaves[slots] / candidates.tree.root,
             table_size=np.full(size, elements.count),
-            priority=priorities,
-            times_sampled=(),
+            priority=elements.priorities[slots],
+            times_sampled=uses.astype(np.int32),
             weight=weights,
             server=np.zeros(size, np.int32),
             staleness=elements.compute_staleness(slots, learner_iter),
             collect_iter=elements.collect_iters[slots],
         )
-        uses, exhausted = elements.count_uses(slots)
-        info = info._replace(times_sampled=uses.astype(np.int32))
         self.sample_count += size
         if config.anneal_step and size:
             self.beta = min(1.0, self.beta + (1 - config.beta) / config.anneal_step)
-        return Sample(self.spec, columns, mask, lengths, slots, info), elements.slots_to_numbers(exhausted)
+        return Sample(self.spec, columns, mask, lengths, slots, info), exhausted
 
-    def _read(self, numbers: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
+    def _read(self, slots: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
         """Returns the `columns`, `mask` and `lengths` of a `Sample`, with a random window of each element if set."""
-        window, store = self.config.window, self.store
-        if store is None:
-            return [], None, None
-        lengths = store.get_lengths(numbers)
-        offsets: np.ndarray | int = (
-            0 if window is None else self.generator.integers(np.maximum(lengths - window, 0) + 1)
-        )
-        columns, mask = store.read(numbers, offsets, window or store.spec.length)
+        window, elements = self.config.window, self.elements
+        rows, lengths = elements.starts[slots], elements.lengths[slots]
+        if not self.config.time_axes:
+            return self.ring.read(rows), None, None
+        if window is not None:
+            offsets = self.generator.integers(np.maximum(lengths - window, 0) + 1)
+            rows, lengths = rows + offsets, np.minimum(lengths - offsets, window)
+        steps = np.arange(window or self.config.length or lengths.max(initial=0))
+        mask = steps < lengths[:, None]
+        columns = self.ring.read(rows[:, None] + np.where(mask, steps, 0))
         if not self.config.has_mask:
             return columns, None, None
-        if mask is None:
-            mask = np.ones((len(numbers), columns[0].shape[1]), bool)
+        for column in columns if not mask.all() else ():
+            column[~mask] = 0
         return columns, mask, lengths if window is None else None
 
     def make_empty_sample(self) -> Sample:
@@ -228,12 +208,9 @@ class Contents:
         Raises:
           ValueError: If there is no spec yet.
         """
-        if self.store is None:
+        if self.spec is None:
             raise ValueError(f"{self.holder} has no elements yet; push first, or pass its spec")
-        none = np.zeros(0, np.int64)
-        dtypes = dict(zip(SampleInfo._fields, ("u8", "f8", "i8", "f8", "i4", "f8", "i4"), strict=False))
-        info = SampleInfo(**{name: none.astype(dtype) for name, dtype in dtypes.items()})
-        return Sample(self.spec, *self._read(none), none, info._replace(staleness=none, collect_iter=none))
+        return self.sample(Candidates(self.elements.sum_tree), 0, UNKNOWN_ITER)[0]
 
     # --- state
 
@@ -243,9 +220,9 @@ class Contents:
         config = self.config
         return {"name": self.name, "kind": config.kind, "max_size": config.max_size, "length": config.length}
 
-    def header(self) -> dict[str, Any]:
-        """Returns everything except the arrays as plain values for `restore`."""
-        return {
+    def state(self) -> dict[str, Any]:
+        """Returns everything as a `header` of plain values and a dict of copied `arrays`, for `restore`."""
+        header = {
             **self._identity,
             "push_count": self.push_count,
             "sample_count": self.sample_count,
@@ -253,12 +230,12 @@ class Contents:
             "beta": self.beta,
             "highest_priority": self.highest_priority,
             "generator": self.generator.bit_generator.state,
-            "spec": None if self.spec is None else describe_nest(self.spec.rows),
-            "widening": [] if self.spec is None else sorted(self.spec.widening),
+            "spec": None if self.spec is None else _describe_nest(self.spec.rows),
         }
+        return {"header": header, "arrays": {**self.elements.state(), **self.ring.state()}}
 
     def restore(self, state: Mapping[str, Any]) -> Contents:
-        """Returns new contents with a saved state (`header` and `arrays`) and this configuration.
+        """Returns new contents with a saved state and this configuration.
 
         Elements that have reached the present `max_use`, and episodes shorter than the present `window`, are left out.
 
@@ -267,11 +244,18 @@ class Contents:
         """
         try:
             header, arrays = state["header"], state["arrays"]
-            self._require_same(header)
+            for key, expected in self._identity.items():
+                if key not in header or header[key] != expected:
+                    raise CheckpointError(
+                        f"the state belongs to a buffer with {key} {header.get(key)!r}, but this one has {expected!r}; "
+                        "use the same value, or a new directory"
+                    )
             generator = np.random.default_rng()
             generator.bit_generator.state = header["generator"]
             restored = Contents(self.name, self.config, self._mmap_dir, generator)
-            restored._restore_elements(header, arrays, self.spec)
+            if header["spec"] is not None:
+                restored._restore_rows(_parse_nest(header["spec"]), arrays, self.spec)
+            restored.elements.load(int(header["push_count"]), arrays)
             restored.sample_count, restored.ignored_count = int(header["sample_count"]), int(header["ignored_count"])
             restored.beta, restored.highest_priority = float(header["beta"]), float(header["highest_priority"])
             return restored
@@ -285,35 +269,41 @@ class Contents:
                 "copy of the files"
             ) from error
 
-    def _require_same(self, header: Mapping[str, Any]) -> None:
-        for key, expected in self._identity.items():
-            if key not in header or header[key] != expected:
-                raise CheckpointError(
-                    f"the state belongs to a buffer with {key} {header.get(key)!r}, but this one has {expected!r}; use "
-                    "the same value, or a new directory"
-                )
+    def _restore_rows(self, rows: Nest, arrays: Mapping[str, np.ndarray], previous_spec: ItemSpec | None) -> None:
+        """Restores spec and rows; takes the named tuple classes of the previous spec if it is the same."""
+        if not leaves(rows):
+            raise ValueError("an item must have at least one field")
+        if previous_spec is not None and leaves(previous_spec.rows) == leaves(rows):
+            rows = previous_spec.rows
+        num_written, capacity = (int(number) for number in arrays["ring"])
+        self._open_ring(ItemSpec(rows, self.holder, self.config.time_axes), capacity)
+        self.ring.num_written = num_written
+        for index, column in enumerate(self.ring.columns):
+            saved = arrays[f"column_{index}"]
+            if len(saved) != min(num_written, capacity):
+                raise ValueError(f"column {index} must have {min(num_written, capacity)} rows")
+            column[: len(saved)] = saved
 
-    def _restore_elements(
-        self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray], previous_spec: ItemSpec | None
-    ) -> None:
-        """Restores store and table; takes the named tuple classes of the previous spec if it is the same."""
-        push_count, max_size = int(header["push_count"]), self.config.max_size
-        lengths = np.ones(max_size, np.int64)
-        if header["spec"] is not None:
-            rows = parse_nest(header["spec"])
-            if not leaves(rows):
-                raise ValueError("an item must have at least one field")
-            if previous_spec is not None and leaves(previous_spec.rows) == leaves(rows):
-                rows = previous_spec.rows
-            widening = frozenset(header["widening"])
-            spec = ItemSpec(rows, self.holder, self.config.has_time_axis, self.config.num_rows, widening)
-            self.store = Store.load(spec, max_size, self._mmap_dir, arrays, push_count)
-            lengths = self.store.get_lengths(np.arange(max_size))
-        is_long_enough = (lengths >= self.config.min_length)[: min(push_count, max_size)]
-        kept = {**arrays, "alive": arrays["alive"] & is_long_enough}
-        require_priorities(arrays["priorities"][kept["alive"]], lambda index: f"element {index}")
-        self.elements.load(push_count, kept, self._count_windows(lengths))
-        priorities = self.elements.priorities[self.elements.select_numbers() % max_size]
-        validation.require_positive_powers(
-            priorities, self.config.min_positive_priority, lambda index: f"element {index}"
-        )
+
+def _describe_nest(nest: Nest) -> Any:
+    """Converts a nest of `ArraySpec`s to plain values; `_parse_nest` is the inverse."""
+    if isinstance(nest, ArraySpec):
+        return {"dtype": nest.dtype.name, "shape": list(nest.shape)}
+    if isinstance(nest, dict):
+        return {"dict": {key: _describe_nest(part) for key, part in nest.items()}}
+    if hasattr(nest, "_fields"):
+        return {"named": [type(nest).__name__, {key: _describe_nest(getattr(nest, key)) for key in nest._fields}]}
+    return {type(nest).__name__: [_describe_nest(part) for part in nest]}
+
+
+def _parse_nest(description: Any) -> Nest:
+    """Returns the nest of a description; named tuples become new classes with the same name and fields."""
+    if "dtype" in description:
+        return ArraySpec(tuple(description["shape"]), np.dtype(description["dtype"]))
+    if "dict" in description:
+        return {key: _parse_nest(part) for key, part in description["dict"].items()}
+    if "named" in description:
+        name, parts = description["named"]
+        return namedtuple(name, parts)(**{key: _parse_nest(part) for key, part in parts.items()})
+    ((kind, parts),) = description.items()
+    return {"list": list, "tuple": tuple}[kind](_parse_nest(part) for part in parts)

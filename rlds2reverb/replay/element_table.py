@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from .configs import BufferConfig
-from .staleness import UNKNOWN_ITER, StalenessQueue
+from .configs import UNKNOWN_ITER, BufferConfig
 from .trees import MinTree, SumTree
+from .validation import require_priorities
 
 _INITIAL_SIZE = 1024
-_STATE_NAMES = ("alive", "priorities", "collect_iters", "uses")
+_STATE_NAMES = ("alive", "priorities", "collect_iters", "uses", "starts", "lengths")
 
 
 class ElementTable:
     """Ring arrays over the last `max_size` elements, by number: how many elements were pushed before.
 
     Element `n` is in slot `n % max_size`: a new element replaces the one pushed `max_size` before it, even if others
-    were removed in between. No operation looks at all elements: removals are found incrementally and totals are kept up
-    to date.
+    were removed in between. The trees are derived from the arrays; they spare samples a look at all elements.
 
     Attributes:
       next_number: number of the next element, which is also the number of pushes.
       count: number of elements.
-      num_candidates: number of elements with a positive probability.
-      uses_left: total number of times that the candidates can still be sampled; kept only if `max_use` is set.
       alive, priorities, collect_iters, uses: arrays `[max_size]` by slot.
-      window_counts: int64 `[max_size]`, factors of the probabilities; None for 1.
-      sum_tree: probability of each slot up to a common factor: power times window count.
+      starts, lengths: int64 `[max_size]`, first row and number of rows of each element.
+      sum_tree: probability of each slot up to a common factor: power times number of windows.
       min_tree: power of each slot, infinite if it is 0.
+      limits: int64 `[max_size]`, how often each slot can occur in a batch, 0 if never; None if there is no limit.
+      limit_sum: sum of the limits.
     """
 
     def __init__(self, config: BufferConfig):
-        max_size = config.max_size
-        self.max_size, self._alpha = max_size, config.exponent
-        self.max_use, self._max_staleness = config.max_use, config.max_staleness
-        self.next_number = self.count = self.num_candidates = self.uses_left = 0
-        self.alive = np.zeros(max_size, bool)
-        self.priorities = np.zeros(max_size, np.float64)
-        self.collect_iters = np.zeros(max_size, np.int64)
-        self.uses = np.zeros(max_size, np.int64)
-        self.window_counts = np.ones(max_size, np.int64) if config.counts_windows else None
+        self._config, self.max_size, self.max_use = config, config.max_size, config.max_use
+        self.next_number = self.count = 0
+        self.alive, self.priorities = np.zeros(self.max_size, bool), np.zeros(self.max_size, np.float64)
+        self.collect_iters, self.uses, self.starts, self.lengths = np.zeros((4, self.max_size), np.int64)
         self.sum_tree, self.min_tree = SumTree(_INITIAL_SIZE), MinTree(_INITIAL_SIZE)
-        self._queue = StalenessQueue()
+        is_limited = self.max_use is not None or not config.with_replacement
+        self.limits, self.limit_sum = np.zeros(self.max_size, np.int64) if is_limited else None, 0
+        #: Collection iterations, infinite if unknown; None if elements cannot become stale.
+        self._iter_tree = None if config.max_staleness is None else MinTree(_INITIAL_SIZE)
 
     @property
     def first_number(self) -> int:
@@ -51,22 +48,13 @@ class ElementTable:
         return max(0, self.next_number - self.max_size)
 
     def select_numbers(self, sample_range: slice = slice(None)) -> np.ndarray:
-        """Returns the numbers of the elements in a range of positions, int64 `[M]`; the oldest element is at 0.
-
-        If elements were removed early, the cost depends on the distance from the range to the newest element.
-        """
+        """Returns the numbers of the elements in a range of positions, int64 `[M]`; the oldest element is at 0."""
         window = range(self.first_number, self.next_number)
         if self.count == len(window):
             selected = window[sample_range]
             return np.arange(selected.start, selected.stop, selected.step)
-        selected = range(self.count)[sample_range]
-        num_needed = self.count - min(selected[0], selected[-1]) if selected else 0
-        newest, num_checked = np.zeros(0, np.int64), num_needed
-        while len(newest) < num_needed:
-            num_checked = min(2 * num_checked, len(window))
-            newest = np.arange(window.stop - num_checked, window.stop)
-            newest = newest[self.alive[newest % self.max_size]]
-        return newest[np.arange(selected.start, selected.stop, selected.step) - self.count]
+        numbers = np.arange(window.start, window.stop)
+        return numbers[self.alive[numbers % self.max_size]][sample_range]
 
     def slots_to_numbers(self, slots: np.ndarray) -> np.ndarray:
         """Returns the numbers of the elements in the slots, int64 `[M]`."""
@@ -80,112 +68,77 @@ class ElementTable:
 
     # --- adding and removing elements
 
-    def find_displaced(self, count: int) -> np.ndarray:
-        """Returns the numbers of the elements that adding `count` elements would displace, int64 `[M]`."""
-        first = self.first_number
-        displaced = np.arange(first, max(first, min(self.next_number, self.next_number + count - self.max_size)))
-        all_alive = self.count == self.next_number - first
-        return displaced if all_alive else displaced[self.alive[displaced % self.max_size]]
+    def find_first_row(self, count: int, default: int) -> int:
+        """Returns the first row of the oldest number that `count` new elements do not displace."""
+        oldest = max(0, self.next_number + count - self.max_size)
+        return int(self.starts[oldest % self.max_size]) if oldest < self.next_number else default
 
     def add(
-        self, priorities: np.ndarray, collect_iters: np.ndarray, window_counts: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Adds elements in place of the oldest ones; of more than `max_size` it keeps the last ones.
+        self, count: int, priorities: np.ndarray, collect_iters: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    ) -> None:
+        """Adds elements in place of the oldest ones.
 
         Args:
-          priorities: float64 `[N]`.
+          count: number of elements, of which the last `max_size` are stored.
+          priorities: float64 `[N]`, of those that are stored.
           collect_iters: int64 `[N]`, learner iterations in which they were collected; -1 if unknown.
-          window_counts: int64 `[N]`, only with `BufferConfig.counts_windows`.
-
-        Returns:
-          int64 `[N]`, numbers of the elements.
+          starts: int64 `[N]`, first row of each element.
+          lengths: int64 `[N]`, number of rows of each element.
         """
-        count = len(priorities)
-        displaced = self.find_displaced(count)
-        self._forget(self._to_slots(displaced), len(displaced))
-        numbers = np.arange(self.next_number, self.next_number + count)
-        kept = slice(max(0, count - self.max_size), None)
         self.next_number += count
-        window_counts = None if window_counts is None else window_counts[kept]
-        self._insert(numbers[kept], priorities[kept], collect_iters[kept], 0, window_counts)
-        if self._max_staleness is not None:
-            self._queue.add(self.next_number - len(numbers[kept]), collect_iters[kept])
-            self._queue.discard_before(self.first_number)
-        return numbers
+        end = (self.next_number - 1) % self.max_size + 1
+        begin = end - len(priorities)
+        # Contiguous slots are a slice, which is faster to index with.
+        slots: np.ndarray | slice = slice(begin, end) if begin >= 0 else np.arange(begin, end) % self.max_size
+        self.count += len(priorities) - int(np.count_nonzero(self.alive[slots]))
+        self.alive[slots], self.uses[slots] = True, 0
+        self.priorities[slots], self.collect_iters[slots] = priorities, collect_iters
+        self.starts[slots], self.lengths[slots] = starts, lengths
+        self._refresh(slots, with_iters=True)
 
-    def _insert(
-        self,
-        numbers: np.ndarray,
-        priorities: np.ndarray,
-        collect_iters: np.ndarray,
-        uses: np.ndarray | int,
-        window_counts: np.ndarray | None,
-    ) -> None:
-        slots = self._to_slots(numbers)
-        self.alive[slots], self.uses[slots] = True, uses
-        if self.window_counts is not None:
-            self.window_counts[slots] = window_counts
-        self.collect_iters[slots] = collect_iters
-        self.count += len(numbers)
+    def _refresh(self, slots: np.ndarray | slice, *, with_iters: bool = False) -> None:
+        """Recomputes trees and limits for these distinct slots, without or with the collection iterations."""
         num_slots = min(self.next_number, self.max_size)
         if num_slots > len(self.sum_tree.leaves):
-            size = min(self.max_size, 1 << (num_slots - 1).bit_length())
-            self.sum_tree.grow(size)
-            self.min_tree.grow(size)
-        self._write_priorities(slots, priorities)
-        self._count_candidates(slots, 1)
+            for tree in (self.sum_tree, self.min_tree, self._iter_tree):
+                if tree is not None:
+                    tree.grow(min(self.max_size, 1 << (num_slots - 1).bit_length()))
+        powers = self._compute_powers(slots)
+        window = self._config.window if self._config.counts_windows else None
+        windows = 1 if window is None else np.maximum(self.lengths[slots] - window, 0) + 1
+        self.sum_tree.set(slots, powers * windows)
+        self.min_tree.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))
+        if self.limits is not None:
+            limits = np.where(powers > 0, self._compute_limits(slots), 0)
+            self.limit_sum += int(limits.sum() - self.limits[slots].sum())
+            self.limits[slots] = limits
+        if with_iters and self._iter_tree is not None:
+            iters = self.collect_iters[slots]
+            self._iter_tree.set(slots, np.where(self.alive[slots] & (iters != UNKNOWN_ITER), iters, np.inf))
 
-    def _to_slots(self, numbers: np.ndarray) -> np.ndarray | slice:
-        """Returns the slots of ascending numbers; a slice, which is faster to index with, if they are contiguous."""
-        if len(numbers) and numbers[-1] - numbers[0] == len(numbers) - 1:
-            begin = int(numbers[0]) % self.max_size
-            if begin + len(numbers) <= self.max_size:
-                return slice(begin, begin + len(numbers))
-        return numbers % self.max_size
+    def _compute_powers(self, slots: np.ndarray | slice) -> np.ndarray:
+        """Returns `p^alpha`, or 0 for a priority of 0 even if alpha is 0, and for elements that were removed."""
+        priorities, alive = self.priorities[slots], self.alive[slots]
+        if self._config.exponent is None:
+            return alive.astype(np.float64)
+        powers: np.ndarray = priorities**self._config.exponent
+        return np.where(alive & (priorities > 0), powers, 0.0)
 
-    def _write_priorities(self, slots: np.ndarray | slice, priorities: np.ndarray) -> None:
-        self.priorities[slots] = priorities  # For duplicate slots the last value wins.
-        powers = self._compute_powers(self.priorities[slots])
-        self.sum_tree.set(slots, powers if self.window_counts is None else powers * self.window_counts[slots])
-        if self._alpha is not None:
-            self.min_tree.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))
+    def _compute_limits(self, slots: np.ndarray | slice) -> np.ndarray | int:
+        """Returns how often elements can occur in a batch."""
+        return 1 if self.max_use is None or not self._config.with_replacement else self.max_use - self.uses[slots]
 
-    def _compute_powers(self, priorities: np.ndarray) -> np.ndarray:
-        """Returns `p^alpha`, or 0 for a priority of 0 even if alpha is 0: float64 `[M]`."""
-        if self._alpha is None:
-            return np.ones(len(priorities))
-        powers: np.ndarray = priorities**self._alpha
-        return powers if self._alpha else np.where(priorities > 0, powers, 0.0)
-
-    def _count_candidates(self, slots: np.ndarray | slice, sign: int) -> None:
-        """Adds distinct slots to the totals of the candidates, or subtracts them."""
-        probabilities = self.sum_tree.leaves[slots]
-        count = int(np.count_nonzero(probabilities))
-        self.num_candidates += sign * count
-        if self.max_use is not None:
-            uses = self.uses[slots] if count == len(probabilities) else self.uses[slots][probabilities > 0]
-            self.uses_left += sign * (self.max_use * count - int(uses.sum()))
-
-    def _forget(self, slots: np.ndarray | slice, count: int) -> None:
-        """Removes elements from everything except the trees."""
-        self._count_candidates(slots, -1)
+    def remove(self, slots: np.ndarray) -> None:
+        """Removes the elements in distinct slots, which must be there."""
         self.alive[slots] = False
-        self.count -= count
+        self.count -= len(slots)
+        self._refresh(slots, with_iters=True)
 
-    def remove(self, numbers: np.ndarray) -> None:
-        """Removes elements, which must be there and distinct."""
-        slots = numbers % self.max_size
-        self._forget(slots, len(numbers))
-        self.sum_tree.set(slots, 0.0)
-        if self._alpha is not None:
-            self.min_tree.set(slots, np.inf)
-
-    def pop_stale(self, learner_iter: int) -> np.ndarray:
-        """Returns the numbers of elements collected at least `max_staleness` iterations ago, each of them only once."""
-        if self._max_staleness is None or learner_iter == UNKNOWN_ITER:
+    def find_stale(self, learner_iter: int) -> np.ndarray:
+        """Returns the slots of elements collected at least `max_staleness` iterations ago."""
+        if self._iter_tree is None or learner_iter == UNKNOWN_ITER:
             return np.zeros(0, np.int64)
-        numbers = self._queue.pop(learner_iter - self._max_staleness)
-        return numbers[self.contains(numbers)] if len(numbers) else numbers
+        return self._iter_tree.find_at_most(learner_iter - (self._config.max_staleness or 0))
 
     # --- updating elements
 
@@ -197,15 +150,8 @@ class ElementTable:
           priorities: float64 `[M]`.
         """
         slots = numbers % self.max_size
-        if self._alpha is None:
-            self.priorities[slots] = priorities
-        elif self.num_candidates == self.count and priorities.all():
-            self._write_priorities(slots, priorities)  # The number of candidates does not change.
-        else:
-            slots, last = np.unique(slots[::-1], return_index=True)
-            self._count_candidates(slots, -1)
-            self._write_priorities(slots, priorities[::-1][last])
-            self._count_candidates(slots, 1)
+        self.priorities[slots] = priorities
+        self._refresh(np.unique(slots))
 
     def compute_staleness(self, slots: np.ndarray, learner_iter: int) -> np.ndarray:
         """Returns the iterations since elements were collected, at least 0, or -1 if unknown: int64 `[M]`."""
@@ -226,9 +172,11 @@ class ElementTable:
         """
         uses = self.uses[slots] + count_earlier(slots) + 1
         self.uses[slots] = uses  # For duplicate slots the last value wins.
-        if self.max_use is None:
-            return uses, np.zeros(0, np.int64)
-        self.uses_left -= len(slots)
+        if self.max_use is None or self.limits is None:
+            return uses, slots[:0]
+        if self._config.with_replacement:
+            self.limits[slots] = self.max_use - self.uses[slots]
+            self.limit_sum -= len(slots)
         return uses, slots[uses >= self.max_use]
 
     # --- state
@@ -238,33 +186,27 @@ class ElementTable:
         used = slice(0, min(self.next_number, self.max_size))
         return {name: getattr(self, name)[used].copy() for name in _STATE_NAMES}
 
-    def load(self, next_number: int, state: dict[str, Any], window_counts: np.ndarray | None) -> None:
-        """Restores a state into an empty table of the same size, except for elements without uses left.
+    def load(self, next_number: int, state: Mapping[str, np.ndarray]) -> None:
+        """Restores a state, except for elements without uses left or shorter than a window, into an empty table.
 
         Args:
           next_number: `next_number` of the table that returned the state.
           state: arrays that `state` returned.
-          window_counts: int64 `[max_size]`, only with `BufferConfig.counts_windows`.
 
         Raises:
-          ValueError: If an array has another length.
+          ValueError: If an array has another length, or a priority is out of its range.
         """
         size = min(next_number, self.max_size)
-        alive, priorities, iters, uses = (np.asarray(state[name]) for name in _STATE_NAMES)
-        if any(array.shape != (size,) for array in (alive, priorities, iters, uses)):
-            raise ValueError(f"the arrays of {next_number} pushed elements must have {size} values")
-        self.next_number = next_number
+        for name in _STATE_NAMES:
+            if np.shape(state[name]) != (size,):
+                raise ValueError(f"the arrays of {next_number} pushed elements must have {size} values")
+            getattr(self, name)[:size] = state[name]
+        self.alive &= self.lengths >= self._config.min_length
         if self.max_use is not None:
-            alive = alive & (uses < self.max_use)
-        numbers = np.sort(self.slots_to_numbers(np.flatnonzero(alive)))
-        slots = numbers % self.max_size
-        if not len(numbers):
-            return
-        window_counts = None if window_counts is None else window_counts[slots]
-        self._insert(numbers, priorities[slots], iters[slots], uses[slots], window_counts)
-        if self._max_staleness is not None:
-            for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
-                self._queue.add(int(run[0]), iters[run % self.max_size])
+            self.alive &= self.uses < self.max_use
+        require_priorities(self.priorities[self.alive], self._config, lambda index: f"element {index}")
+        self.next_number, self.count = next_number, int(np.count_nonzero(self.alive))
+        self._refresh(slice(0, size), with_iters=True)
 
 
 def count_earlier(values: np.ndarray) -> np.ndarray:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.mixtures import allocate_items, apportion, concatenate_padded, join_batches, require_same_items
+from rlds2reverb.mixtures import (
+    allocate_items,
+    apportion,
+    concatenate_padded,
+    fill_column,
+    join_batches,
+    require_same_items,
+)
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure
 
@@ -20,10 +28,8 @@ from .buffer import ReplayBuffer, make_buffer
 from .checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .item_spec import ItemSpec
-from .listeners import hold_all
 from .monitors import BufferMonitor
 from .sampler import require_possible
-from .snapshots import Snapshot
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -72,14 +78,18 @@ class BufferManager:
         self._root = None if checkpoint_root is None else Path(checkpoint_root)
         self.monitors = {name: BufferMonitor(name) for name in configs}
         seeds = np.random.SeedSequence(seed).generate_state(len(configs)).tolist()
-        with ExitStack() as stack:
+        #: The lock of all buffers.
+        self.lock = threading.RLock()
+        try:
             for (name, config), buffer_seed in zip(configs.items(), seeds, strict=True):
                 root = self._root / name if self._root else None
                 data = None if mmap_dir is None else Path(mmap_dir) / name
                 buffer = make_buffer(name, config, mmap_dir=data, checkpoint_root=root, seed=buffer_seed)
-                self._buffers[name] = stack.enter_context(buffer)
-                buffer.add_listener(self.monitors[name])
-            self._resources = stack.pop_all()
+                buffer.lock, buffer.monitor = self.lock, self.monitors[name]
+                self._buffers[name] = buffer
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> BufferManager:
         return self
@@ -117,7 +127,7 @@ class BufferManager:
 
     def sample_check(self, sizes: Mapping[str, int], *, cur_learner_iter: int | None = None) -> SampleCheck:
         """Returns whether samples of all these sizes, by buffer, would be allowed now, and the reason if not."""
-        with self._hold_locks(sizes):
+        with self.lock:
             checks = [self[name].sample_check(size, cur_learner_iter) for name, size in sizes.items()]
         reason = "; ".join(check.reason for check in checks if not check.allowed)
         return SampleCheck(not reason, reason)
@@ -157,7 +167,7 @@ class BufferManager:
             owners, counts = None, batch_size
         else:
             owners, counts = self._select_owners(batch_size, sample_ratio, exact)
-        samples = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample)
+        samples = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample, must_match=False)
         if isinstance(samples, SampleRefusal):
             return None
         if owners is None:
@@ -183,7 +193,7 @@ class BufferManager:
         sizes = {name: count for name, count in counts.items() if count}
         if not sizes:
             return self._make_empty_batch(next(iter(counts)))
-        samples = self._sample_each(sizes, cur_learner_iter, ReplayBuffer.sample_batch, self._require_matching_specs)
+        samples = self._sample_each(sizes, cur_learner_iter, ReplayBuffer.sample_batch, must_match=True)
         if isinstance(samples, SampleRefusal):
             return samples
         joined = self._join(samples)
@@ -195,7 +205,9 @@ class BufferManager:
     def _join(self, batches: Mapping[str, Batch]) -> Batch:
         """Returns one batch with the elements of batches, by the name of their buffer."""
         indices = [self.names.index(name) for name in batches]
-        return Batch(*join_batches(list(batches.values()), indices, concatenate_columns=concatenate_padded, fill=_fill))
+        return Batch(
+            *join_batches(list(batches.values()), indices, concatenate_columns=concatenate_padded, fill=fill_column)
+        )
 
     def _make_empty_batch(self, name: str) -> Batch:
         return self._join({name: self[name].make_empty_batch()})
@@ -212,9 +224,9 @@ class BufferManager:
             counts = apportion(batch_size, shares.values())
             owners = np.repeat(np.arange(len(shares)), counts)
         else:
-            first = self._buffers[self.names[0]]
-            with first.lock:
-                owners = first.contents.generator.choice(len(shares), batch_size, p=list(shares.values()))
+            with self.lock:
+                generator = self._buffers[self.names[0]].contents.generator
+                owners = generator.choice(len(shares), batch_size, p=list(shares.values()))
             counts = np.bincount(owners, minlength=len(shares))
         return owners, dict(zip(shares, counts.tolist(), strict=True))
 
@@ -223,15 +235,16 @@ class BufferManager:
         sizes: Mapping[str, int],
         cur_learner_iter: int | None,
         sample: Callable[..., Any],
-        check: Callable[[Iterable[str]], None] | None = None,
+        *,
+        must_match: bool,
     ) -> dict[str, Any] | SampleRefusal:
-        """Calls `sample`, a method of the buffers, for each buffer after `check`, unless one of them refuses."""
-        with self._hold_locks(sizes):
+        """Calls `sample`, a method of the buffers, for each buffer, unless one of them refuses."""
+        with self.lock:
             allowed, reason = self.sample_check(sizes, cur_learner_iter=cur_learner_iter)
             if not allowed:
                 return SampleRefusal(reason)
-            if check is not None:
-                check(sizes)
+            if must_match:
+                self._require_matching_specs(sizes)
             return {name: sample(self[name], size, cur_learner_iter) for name, size in sizes.items()}
 
     def _require_matching_specs(self, names: Iterable[str]) -> None:
@@ -307,23 +320,24 @@ class BufferManager:
         update = validation.read_update("a manager", info, td_errors, priority)
         if update is None:
             return 0
-        updates = []
-        for owner, indices in self._group_by_owner(update.ids, update.owners):
+        updates, owners = [], self._find_owners(update.ids, update.owners)
+        for owner in np.unique(owners).tolist():
+            indices = np.flatnonzero(owners == owner)
             ids = update.ids[indices] if isinstance(update.ids, np.ndarray) else [update.ids[i] for i in indices]
             buffer, priorities = self._buffers[self.names[owner]], update.priorities[indices]
             updates.append((buffer, buffer.validate_update(ids, priorities), priorities))
         return sum(buffer.set_priorities(numbers, priorities) for buffer, numbers, priorities in updates)
 
-    def _group_by_owner(self, ids: Any, owners: np.ndarray | None) -> list[tuple[int, np.ndarray]]:
-        """Returns the index of each buffer in an update, with the positions of its ids."""
+    def _find_owners(self, ids: Any, owners: np.ndarray | None) -> np.ndarray:
+        """Returns the index of the buffer of each id in an update, int `[M]`."""
         if owners is None:
-            owners = np.array([self._find_owner(unique_id) for unique_id in ids], np.int64)
-        elif owners.shape != (len(ids),) or (len(ids) and not 0 <= owners.min() <= owners.max() < len(self.names)):
+            return np.array([self._find_owner(unique_id) for unique_id in ids], np.int64)
+        if owners.shape != (len(ids),) or (len(ids) and not 0 <= owners.min() <= owners.max() < len(self.names)):
             raise ValueError(
                 f"dataset_index must be one index in {self.names} per item, got {owners}; pass the info of a batch of "
                 "this manager"
             )
-        return [(int(owner), np.flatnonzero(owners == owner)) for owner in np.unique(owners)]
+        return owners
 
     def _find_owner(self, unique_id: Any) -> int:
         name, _, number = str(unique_id).rpartition("_")
@@ -340,8 +354,8 @@ class BufferManager:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the buffers' states by name, all of the same moment; see `ReplayBuffer.state_dict`."""
-        with self._take_snapshots(self.names) as snapshots:
-            return {name: snapshot.read() for name, snapshot in snapshots.items()}
+        with self.lock:
+            return {name: buffer.state_dict() for name, buffer in self._buffers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replaces the states of all buffers, or of none, by the result of `state_dict`.
@@ -358,7 +372,7 @@ class BufferManager:
                 restored[name] = buffer.restore(state[name])
             except CheckpointError as error:
                 raise CheckpointError(f"buffer {name!r} cannot load its state: {error}") from error
-        with self._hold_locks(self.names):
+        with self.lock:
             for name, buffer in self._buffers.items():
                 buffer.load(restored[name])
 
@@ -367,12 +381,12 @@ class BufferManager:
 
         The states are in one checkpoint, so that a process that is killed leaves all of them or none.
         """
-        with CheckpointFolder(Path(folder)) as checkpoints, self._take_snapshots(self.names) as snapshots:
-            return checkpoints.write_all(snapshots)
+        with CheckpointFolder(Path(folder)) as checkpoints:
+            return checkpoints.write(self.state_dict)
 
     def load_data(self, folder: str | Path) -> None:
         """Loads the newest states that `save_data` wrote; raises as `load_state_dict`, or if there are none."""
-        self.load_state_dict(read_saved(Path(folder), CheckpointFolder.read_newest_all))
+        self.load_state_dict(read_saved(Path(folder), of_manager=True))
 
     def checkpoint(self) -> dict[str, Path]:
         """Writes checkpoints of the same moment for all buffers with a spec, and returns their paths by name.
@@ -386,8 +400,9 @@ class BufferManager:
         """
         if self._root is None:
             raise ValueError("the manager has no checkpoint_root; create it with one")
-        with self._take_snapshots([name for name in self.names if self[name].spec is not None]) as snapshots:
-            return {name: self[name].checkpoint_folder.write(snapshot) for name, snapshot in snapshots.items()}
+        with self.lock:
+            states = {name: buffer.state_dict() for name, buffer in self._buffers.items() if buffer.spec is not None}
+        return {name: self[name].checkpoint_folder.write(partial(dict, {"": state})) for name, state in states.items()}
 
     def clear(self) -> None:
         """Removes all items from all buffers."""
@@ -396,25 +411,8 @@ class BufferManager:
 
     def close(self) -> None:
         """Closes all buffers. Idempotent."""
-        self._resources.close()
-
-    @contextmanager
-    def _take_snapshots(self, names: Iterable[str]) -> Iterator[dict[str, Snapshot]]:
-        """Provides snapshots of buffers, all of the same moment."""
-        with ExitStack() as stack:
-            for name in sorted(names):
-                stack.enter_context(self[name].snapshot_lock)
-            snapshots: dict[str, Snapshot] = {}
-            with self._hold_locks(names):
-                for name in names:
-                    snapshots[name] = self[name].snapshot()
-                    stack.callback(snapshots[name].end)
-            yield snapshots
-
-    def _hold_locks(self, names: Iterable[str]) -> AbstractContextManager[None]:
-        """Holds the locks of buffers, acquired in the order of their names to prevent deadlocks."""
-        self._require_known(names)
-        return hold_all(self._buffers[name].lock for name in sorted(names))
+        for buffer in self._buffers.values():
+            buffer.close()
 
     # --- arguments
 
@@ -445,11 +443,6 @@ def _require_names(names: Iterable[str]) -> None:
             raise ValueError(
                 f"the name of a buffer must be a possible directory name without '/' and a leading '.', got {name!r}"
             )
-
-
-def _fill(column: np.ndarray, value: int, dtype: Any) -> np.ndarray:
-    """Returns a column of equal values, as long as another column."""
-    return np.full(len(column), value, dtype)
 
 
 def _drop_sizes(spec: ArraySpec) -> ArraySpec:

@@ -14,8 +14,9 @@ import numpy as np
 
 from rlds2reverb._arguments import require_count
 
-from .listeners import Listener
-
+#: Why items leave: the buffer is full, they are stale, they were sampled `max_use` times, or the buffer was cleared.
+REASONS = ("full", "stale", "used", "cleared")
+_RATES = {"pushed": "throughput/push", "sampled": "throughput/sample"}
 _STATISTICS: dict[str, tuple[str, ...]] = {
     "sampled/use": ("mean", "max"),
     "sampled/staleness": ("mean", "max"),
@@ -76,14 +77,14 @@ class RateWindow:
         self._newest = newest
 
 
-class BufferMonitor(Listener):
-    """A listener that summarizes events: `buffer.add_listener(BufferMonitor(buffer.name))`. It is thread-safe.
+class BufferMonitor:
+    """Counts and summarizes the events of a buffer: `buffer.monitor = BufferMonitor(buffer.name)`. It is thread-safe.
 
     It reports these values, except those for which there are no data:
 
     - `throughput/push`, `throughput/sample`: items per second in the window.
     - `count/pushed`, `count/sampled`, `count/updated`, `count/removed_REASON`: items since the start; the reasons are
-      `listeners.REASONS`.
+      `monitors.REASONS`.
     - `sampled/use_mean`, `_max`: use counts of recently sampled items.
     - `sampled/staleness_mean`, `_max`: staleness of recently sampled items with a `collect_iter`.
     - `sampled/priority_mean`, `_max`, `_min`: priorities of recently sampled items.
@@ -101,45 +102,31 @@ class BufferMonitor(Listener):
         self.name, self.config = name, config or MonitorConfig()
         self._clock, self._lock = clock, threading.Lock()
         now = clock()
-        self._rates = {key: RateWindow(self.config, now) for key in ("push", "sample")}
+        self._rates = {event: RateWindow(self.config, now) for event in _RATES}
         self._counts: Counter[str] = Counter()
         self._recent: dict[str, deque[float]] = {key: deque(maxlen=self.config.num_values) for key in _STATISTICS}
 
-    def _add_values(self, key: str, values: np.ndarray) -> None:
-        self._recent[key].extend(values[-self.config.num_values :].tolist())
+    def record(self, event: str, count: int, **values: np.ndarray) -> None:
+        """Counts an event.
 
-    def on_push(self, priorities: np.ndarray) -> None:
-        """Counts a push; see `Listener`."""
+        Args:
+          event: 'pushed', 'sampled', 'updated', or 'removed_REASON' with one of `REASONS`.
+          count: number of items.
+          values: arrays `[N]` of `priority`, and for samples of `use` and `staleness`; negative ones are unknown.
+        """
         with self._lock:
-            self._counts["pushed"] += len(priorities)
-            self._rates["push"].add(len(priorities), self._clock())
-            self._add_values("priority", priorities)
-
-    def on_sample(self, use: np.ndarray, staleness: np.ndarray, priorities: np.ndarray) -> None:
-        """Counts a sample; see `Listener`."""
-        with self._lock:
-            self._counts["sampled"] += len(use)
-            self._rates["sample"].add(len(use), self._clock())
-            self._add_values("sampled/use", use)
-            self._add_values("sampled/staleness", staleness[staleness >= 0])
-            self._add_values("sampled/priority", priorities)
-
-    def on_update(self, priorities: np.ndarray) -> None:
-        """Counts an update; see `Listener`."""
-        with self._lock:
-            self._counts["updated"] += len(priorities)
-            self._add_values("priority", priorities)
-
-    def on_remove(self, numbers: np.ndarray, reason: str, data: Any) -> None:
-        """Counts a removal; see `Listener`."""
-        with self._lock:
-            self._counts[f"removed_{reason}"] += len(numbers)
+            self._counts[event] += count
+            if event in self._rates:
+                self._rates[event].add(count, self._clock())
+            for name, numbers in values.items():
+                recent = self._recent[f"sampled/{name}" if event == "sampled" else name]
+                recent.extend(numbers[numbers >= 0][-self.config.num_values :].tolist())
 
     def values(self) -> dict[str, float]:
         """Returns finite values by name, without those for which there are no data."""
         with self._lock:
             now = self._clock()
-            rates = {f"throughput/{key}": rate.per_second(now) for key, rate in self._rates.items()}
+            rates = {name: self._rates[event].per_second(now) for event, name in _RATES.items()}
             values = {key: rate for key, rate in rates.items() if rate is not None}
             values |= {f"count/{key}": float(count) for key, count in sorted(self._counts.items()) if count}
             recent = {key: np.array(numbers) for key, numbers in self._recent.items()}

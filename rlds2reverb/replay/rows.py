@@ -5,8 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,11 @@ class RowRing:
 
     The columns are allocated in full, but take physical memory only as they are written. With `mmap_dir` they are in
     unnamed files, which disappear with the process; their disk space is reserved at once.
+
+    Attributes:
+      capacity: number of rows.
+      num_written: number of rows ever written.
+      columns: the columns.
     """
 
     def __init__(self, specs: Sequence[ArraySpec], capacity: int, mmap_dir: Path | None = None):
@@ -37,12 +41,9 @@ class RowRing:
         Raises:
           StorageFullError: If there is not enough space in the directory.
         """
-        self.capacity, self._mmap_dir = capacity, mmap_dir
-        #: Number of rows ever written, including those skipped because later rows of the same push replace them.
-        self.num_written = 0
+        self._specs, self._mmap_dir = specs, mmap_dir
+        self.capacity, self.num_written = capacity, 0
         self.columns = [self._allocate(spec, capacity) for spec in specs]
-        #: Called with the first position and the end of the rows that are about to be overwritten; see `snapshots`.
-        self.before_write: Callable[[int, int], None] | None = None
 
     def _allocate(self, spec: ArraySpec, capacity: int) -> np.ndarray:
         num_bytes = spec.num_bytes * capacity
@@ -50,8 +51,7 @@ class RowRing:
         if not num_bytes:
             return np.zeros(shape, spec.dtype)
         if self._mmap_dir is None:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-            memory = mmap.mmap(-1, num_bytes, flags=flags)
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
             if num_bytes >= _HUGE_PAGES:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         else:
@@ -64,46 +64,33 @@ class RowRing:
                     memory = mmap.mmap(file.fileno(), num_bytes)
         return np.frombuffer(memory, spec.dtype, num_bytes // spec.dtype.itemsize).reshape(shape)
 
-    @property
-    def num_used(self) -> int:
-        """Number of positions that were ever written, which are the first ones."""
-        return min(self.num_written, self.capacity)
-
-    def write(self, columns: Sequence[np.ndarray]) -> None:
-        """Writes rows `[R, ...]`, at most `capacity` of them, to the next positions."""
+    def write(self, columns: Sequence[np.ndarray], first_kept: int) -> None:
+        """Writes rows `[R, ...]` to the next positions, and grows if rows from `first_kept` on would be overwritten."""
         count = len(columns[0])
+        needed = self.num_written - first_kept + count
+        if needed > self.capacity:
+            self._grow(max(2 * self.capacity, needed), first_kept)
         begin = self.num_written % self.capacity
         cut = min(count, self.capacity - begin)
-        for rows, position in ((slice(0, cut), begin), (slice(cut, count), 0)):
-            size = rows.stop - rows.start
-            if size and self.before_write is not None:
-                self.before_write(position, position + size)
-            for ring, column in zip(self.columns, columns, strict=True):
-                ring[position : position + size] = column[rows]
+        for own, column in zip(self.columns, columns, strict=True):
+            own[begin : begin + cut] = column[:cut]
+            own[: count - cut] = column[cut:]
         self.num_written += count
+
+    def _grow(self, capacity: int, first_kept: int) -> None:
+        kept = np.arange(first_kept, self.num_written)
+        grown = [self._allocate(spec, capacity) for spec in self._specs]
+        for own, column in zip(grown, self.columns, strict=True):
+            own[kept % capacity] = column[kept % self.capacity]
+        self.columns, self.capacity = grown, capacity
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
         """Returns copies of rows by number, int64 of any shape: one array `[*shape, ...]` per column."""
         positions = rows % self.capacity
         return [column.take(positions, axis=0) for column in self.columns]
 
-    def widen(self, dtypes: Mapping[int, np.dtype]) -> None:
-        """Converts columns to wider dtypes that keep all values."""
-        specs = {index: ArraySpec(self.columns[index].shape[1:], dtype) for index, dtype in dtypes.items()}
-        wider = {index: self._allocate(spec, self.capacity) for index, spec in specs.items()}
-        for index, column in wider.items():
-            column[: self.num_used] = self.columns[index][: self.num_used]
-            self.columns[index] = column
-
-    def grow(self, capacity: int, first_row: int) -> None:
-        """Increases the capacity and keeps the rows from `first_row` on."""
-        old_columns, end = self.columns, self.num_written
-        self.columns = [self._allocate(ArraySpec(c.shape[1:], c.dtype), capacity) for c in old_columns]
-        seams = [(first_row // size + 1) * size for size in (self.capacity, capacity)]  # Where the rings wrap around.
-        cuts = sorted({first_row, end, *(min(seam, end) for seam in seams)})
-        for first, last in pairwise(cuts):
-            old, new = first % self.capacity, first % capacity
-            for target, source in zip(self.columns, old_columns, strict=True):
-                target[new : new + last - first] = source[old : old + last - first]
-        self.capacity = capacity
-        self.before_write = None  # A snapshot keeps the old columns, which do not change any more.
+    def state(self) -> dict[str, np.ndarray]:
+        """Returns copies of the rows that were written, and their number and the capacity."""
+        used = slice(0, min(self.num_written, self.capacity))
+        columns = {f"column_{index}": column[used].copy() for index, column in enumerate(self.columns)}
+        return {"ring": np.array([self.num_written, self.capacity]), **columns}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,16 +51,16 @@ class Candidates:
     Attributes:
       tree: probability of each candidate, up to a common factor.
       slots: int64 `[M]`, slots of the tree's leaves; None if each leaf is its own slot.
-      max_counts: function from leaves to the number of times that each element can occur in a batch; None for no limit.
+      limits: int64 `[M]` or longer, how often the element of each leaf can occur in a batch; None for no limit.
     """
 
     tree: SumTree
     slots: np.ndarray | None = None
-    max_counts: Callable[[np.ndarray], np.ndarray] | None = None
+    limits: np.ndarray | None = None
 
     def sample(self, size: int, rng: np.random.Generator) -> np.ndarray:
         """Samples elements; returns their slots, int64 `[size]`, in the order in which they were sampled."""
-        sampled = _sample_leaves(self.tree, size, rng, self.max_counts)
+        sampled = _sample_leaves(self.tree, size, rng, self.limits)
         return sampled if self.slots is None else self.slots[sampled]
 
 
@@ -82,18 +81,18 @@ def select_candidates(
         return Candidates(table.sum_tree)
     if reason := _find_refusal(table, config, size, sample_count, holder):
         return SampleRefusal(reason)
-    max_counts = _make_max_counts(table, config)
+    limits = table.limits
     if sample_range is None:
-        return Candidates(table.sum_tree, max_counts=max_counts)
+        return Candidates(table.sum_tree, limits=limits)
     slots = table.select_numbers(sample_range) % table.max_size
     probabilities = table.sum_tree.leaves[slots]
-    positive = slots[probabilities > 0]
-    available = len(positive) * size if max_counts is None else int(max_counts(positive).sum())
+    limits = None if limits is None else limits[slots]
+    available = np.count_nonzero(probabilities) * size if limits is None else int(limits.sum())
     if available < size:
         return SampleRefusal(f"{holder} can sample only {available} of {size} elements from {sample_range}; widen it")
     tree = SumTree(len(slots))
     tree.set(slice(0, len(slots)), probabilities)
-    return Candidates(tree, slots, None if max_counts is None else lambda leaves: max_counts(slots[leaves]))
+    return Candidates(tree, slots, limits)
 
 
 def _find_refusal(table: ElementTable, config: BufferConfig, size: int, sample_count: int, holder: str) -> str:
@@ -104,15 +103,17 @@ def _find_refusal(table: ElementTable, config: BufferConfig, size: int, sample_c
             f"{holder} has {table.count} elements, but a sample of {size} requires {required}{because}; push more"
             f"{remedy}"
         )
-    if table.num_candidates < (1 if config.with_replacement else size):
+    has_candidates = table.sum_tree.root > 0
+    available = size if table.limits is None else table.limit_sum
+    if not has_candidates or (not config.with_replacement and available < size):
         return (
-            f"{holder} has {table.num_candidates} elements with a priority above 0, too few for a sample of {size}; "
-            "push more or update priorities"
+            f"{holder} has {available if has_candidates else 0} elements with a priority above 0, too few for a sample "
+            f"of {size}; push more or update priorities"
         )
-    if config.max_use is not None and table.uses_left < size:
+    if available < size:
         return (
-            f"the elements of {holder} can be sampled {table.uses_left} more times (max_use={config.max_use}), too few "
-            f"for a sample of {size}; push more"
+            f"the elements of {holder} can be sampled {available} more times (max_use={config.max_use}), too few for a "
+            f"sample of {size}; push more"
         )
     min_rate = config.push_sample_rate_limit[0]
     if exceeds_rate(table.next_number, sample_count + size, min_rate):
@@ -128,19 +129,7 @@ def exceeds_rate(push_count: int, sample_count: int, min_rate: float) -> bool:
     return bool(min_rate) and sample_count > push_count / min_rate + _TOLERANCE
 
 
-def _make_max_counts(table: ElementTable, config: BufferConfig) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Returns a function from slots to how often each element can occur in a batch; None for no limit."""
-    max_use = config.max_use
-    if max_use is None:
-        return None if config.with_replacement else lambda slots: np.ones(len(slots), np.int64)
-    if config.with_replacement:
-        return lambda slots: max_use - table.uses[slots]
-    return lambda slots: np.minimum(max_use - table.uses[slots], 1)
-
-
-def _sample_leaves(
-    tree: SumTree, size: int, rng: np.random.Generator, max_counts: Callable[[np.ndarray], np.ndarray] | None
-) -> np.ndarray:
+def _sample_leaves(tree: SumTree, size: int, rng: np.random.Generator, limits: np.ndarray | None) -> np.ndarray:
     """Samples leaves sequentially with probabilities proportional to their values.
 
     A leaf that has reached its maximum count is excluded: the next one is sampled from the others in proportion. This
@@ -152,19 +141,18 @@ def _sample_leaves(
       tree: tree with at least one leaf above 0.
       size: number of leaves to sample.
       rng: random generator.
-      max_counts: function from leaves to the number of times that each can be sampled, at least `size` in total; None
-        for no limit.
+      limits: how often each leaf can be sampled, at least `size` in total; None for no limit.
 
     Returns:
       int64 `[size]`, positions of the leaves in the order in which they were sampled.
     """
     sampled = tree.find(rng.random(size))
-    if max_counts is None or max_counts(sampled).min() >= size:
+    if limits is None or limits[sampled].min() >= size:
         return sampled
     excluded, values = [sampled[:0]], [np.zeros(0)]
     try:
         while True:
-            earlier, allowed = count_earlier(sampled), max_counts(sampled)
+            earlier, allowed = count_earlier(sampled), limits[sampled]
             accepted = earlier < allowed
             if accepted.all():
                 return sampled

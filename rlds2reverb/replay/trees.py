@@ -83,6 +83,14 @@ class MinTree(_Tree):
         """The minimum of all leaves."""
         return float(self._levels[-1].min())
 
+    def find_at_most(self, value: float) -> np.ndarray:
+        """Returns the positions of the leaves up to a value, int64 `[M]`, without looking at most of the others."""
+        positions = np.flatnonzero(self._levels[-1] <= value)
+        for rows in self._rows[::-1]:
+            parents, children = np.nonzero(rows[positions] <= value)
+            positions = positions[parents] * _WIDTH + children
+        return positions
+
 
 class SumTree(_Tree):
     """Sums of non-negative numbers, with a search for prefix sums; an empty leaf is 0.

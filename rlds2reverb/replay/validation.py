@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.priorities import require_priorities, to_float64
+from rlds2reverb.priorities import require_priorities as require_valid, to_float64
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.tables import MAX_PRIORITY
 
 from .batches import Batch
-from .configs import BufferConfig
+from .configs import UNKNOWN_ITER, BufferConfig
 from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, get_fields
-from .staleness import UNKNOWN_ITER
 
 #: Any number of this many digits fits in 63 bits.
 _MAX_DIGITS = 18
@@ -54,7 +53,7 @@ def read_column_options(priorities: Any, iters: Any, count: int) -> tuple[np.nda
             priorities = np.broadcast_to(to_float64(priorities), (count,))
         except (TypeError, ValueError) as error:
             raise ValueError(f"priorities must be one number, or one per item for {count} items: {error}") from error
-        require_priorities(priorities, lambda index: f"item {index}")
+        require_valid(priorities, lambda index: f"item {index}")
     numbers = np.asarray(UNKNOWN_ITER if iters is None else iters)
     if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (count,)) or (numbers < UNKNOWN_ITER).any():
         raise ValueError(f"collect_iters must be one integer >= -1, or one per item for {count} items, got {iters}")
@@ -88,16 +87,18 @@ def fill_missing_priorities(priorities: np.ndarray | None, count: int, highest: 
     return np.where(missing, maxima, priorities)
 
 
-def require_positive_powers(priorities: np.ndarray, min_positive: float, describe: Callable[[int], str]) -> None:
-    """Raises `ValueError` if a priority is above 0 but so low that its element would never be sampled.
+def require_priorities(priorities: np.ndarray, config: BufferConfig, describe: Callable[[int], str]) -> None:
+    """Raises `ValueError` for priorities outside [0, 1e12], or so low that their elements would never be sampled.
 
     Args:
       priorities: float64 `[M]`.
-      min_positive: see `BufferConfig.min_positive_priority`.
+      config: configuration of the buffer.
       describe: function that names the owner of the priority at an index.
     """
-    if not len(priorities) or priorities.min() >= min_positive:
-        return
+    min_positive = config.min_positive_priority
+    if not len(priorities) or (priorities.min() >= min_positive and priorities.max() <= MAX_PRIORITY):
+        return  # Fast path for the common case; NaN does not take it.
+    require_valid(priorities, describe)
     low = np.flatnonzero((priorities > 0) & (priorities < min_positive))
     if len(low):
         raise ValueError(
@@ -108,12 +109,9 @@ def require_positive_powers(priorities: np.ndarray, min_positive: float, describ
 
 def read_learner_iter(value: Any, name: str) -> int:
     """Returns a learner iteration, -1 for None; raises `ValueError` unless it is an integer >= -1."""
-    if value is None:
-        return UNKNOWN_ITER
-    scalar = value if isinstance(value, (int, float)) else np.asarray(value).reshape(-1)
     try:
-        number = int(scalar) if isinstance(scalar, (int, float)) else int(scalar.item())
-        if number == value and UNKNOWN_ITER <= number < 2**62:
+        number = UNKNOWN_ITER if value is None else int(value)
+        if value is None or (number == value and UNKNOWN_ITER <= number < 2**62):
             return number
     except (ValueError, OverflowError, TypeError):
         pass
@@ -190,13 +188,3 @@ def read_ids(name: str, ids: Any) -> np.ndarray:
             raise ValueError(f"{str(unique_id)!r} is not an id of buffer {name!r}; its ids look like '{name}_12'")
         numbers.append(int(digits))
     return np.array(numbers, np.int64)
-
-
-def require_update_priorities(priorities: np.ndarray, ids: Sequence[Any] | np.ndarray, config: BufferConfig) -> None:
-    """Raises `ValueError` unless all priorities are in [0, 1e12], with and without `priority_eps`, and not too low."""
-    eps, min_positive = config.priority_eps, config.min_positive_priority
-    if not len(priorities) or (priorities.min() >= min_positive and priorities.max() + eps <= MAX_PRIORITY):
-        return  # Fast path for the common case; NaN does not take it.
-    require_priorities(priorities, lambda index: f"{ids[index]}")
-    require_priorities(priorities + eps, lambda index: f"{ids[index]} with priority_eps")
-    require_positive_powers(priorities + eps, min_positive, lambda index: f"{ids[index]} with priority_eps")

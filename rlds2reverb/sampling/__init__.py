@@ -1,11 +1,11 @@
 """Sampling: from tables on one or more Reverb servers to batches with importance weights, and new priorities back."""
 
+from rlds2reverb._internals.batch_datasets import translate_error
 from rlds2reverb.experience import to_experience
 from rlds2reverb.sample_info import ReplaySample, SampleInfo
 
 from .batches import SampleIterator, SamplePlan, sample
 from .dataset import sample_dataset
-from .errors import translate_error
 from .importance import LinearSchedule
 from .mixing import mixed_dataset
 from .priority_sinks import MixedPriorities, PrioritySink

@@ -82,8 +82,9 @@ def sample(
     again. Time counts while a batch is missing, whether or not the consumer waits for it: if a table may run dry while
     the consumer is busy elsewhere, set `timeout_secs` to more than the consumer may take.
 
-    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server;
-    their priorities and probabilities are those at the time of sampling.
+    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server,
+    and `3 * batch_size * num_workers` more if it serves finished batches of small items; their priorities and
+    probabilities are those at the time of sampling.
 
     Args:
       servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own

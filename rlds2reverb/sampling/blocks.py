@@ -66,6 +66,12 @@ class BlockDecoder:
             _Column(index, tuple(leaf.shape), leaf.dtype, table) for index, leaf in enumerate(tree.flatten(signature))
         ]
 
+    @property
+    def item_bytes(self) -> int | None:
+        """The size of an item, or None if it varies."""
+        sizes = [column.item_bytes for column in self._columns]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
     def decode_samples(self, samples: Sequence[tuple[Any, Sequence[Any]]]) -> Block:
         """Decodes samples, each a `SampleInfo` message and the chunks of the item.
 
@@ -136,7 +142,7 @@ class _Column:
         self._is_fixed = None not in shape
         self._row_bytes = (self._count_row_bytes(shape[1:]), self._count_row_bytes(shape))
         #: The size of an item, which is that of a single row; None if it varies.
-        self._item_bytes = self._row_bytes[1]
+        self.item_bytes = self._row_bytes[1]
         #: For items with and without a time axis, the number of rows in a tensor, their size, the header of its content
         #: if it is not compressed, and the size of that content, by its dtype and encoded shape.
         self._layouts: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
@@ -157,7 +163,7 @@ class _Column:
             content = self._read_piece(pieces[0], chunks, squeeze=squeeze)
         else:
             content = b"".join([self._read_piece(piece, chunks, squeeze=squeeze) for piece in pieces])
-        if self._item_bytes is not None and len(content) != self._item_bytes:
+        if self.item_bytes is not None and len(content) != self.item_bytes:
             length = sum(piece.length for piece in pieces)
             raise self._make_mismatch(self.dtype, (length, *(self._shape if squeeze else self._shape[1:])))
         return content

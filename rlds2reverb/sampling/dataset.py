@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import tensorflow as tf
-
-from rlds2reverb._internals.dataset_errors import TranslatedDataset, describe_error, require_no_reason
-from rlds2reverb._internals.tensorflow import without_autograph, without_autotuning
+from rlds2reverb._internals.batch_datasets import make_dataset
 from rlds2reverb.client import Server
-from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
-from rlds2reverb.sample_info import ReplaySample
 
 from .batches import DEFAULT_BETA, OnServerLost, SamplePlan, warn_server_lost
 from .importance import Beta
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def sample_dataset(
@@ -35,10 +32,9 @@ def sample_dataset(
 
     See `sample` for how several servers are sampled, and for what happens if one is lost. The dataset is a thin wrapper
     of `sample`; each iterator has streams of its own. Iterating eagerly raises the errors of `sample`. (A TensorFlow
-    graph that reads the dataset raises a `tf.errors.OpError`; see `errors.translate_error`.)
+    graph that reads the dataset raises a `tf.errors.OpError`; see `translate_error`.)
 
-    Up to `max_in_flight * num_workers + batch_size * (2 * prefetch + num_workers)` items are sampled ahead on each
-    server; their priorities and probabilities are those at the time of sampling.
+    The dataset keeps `prefetch` batches more than `sample` does.
 
     Args:
       servers: see `sample`, as for the other arguments.
@@ -74,26 +70,4 @@ def sample_dataset(
         timeout_secs=timeout_secs,
         on_server_lost=on_server_lost,
     )
-    spec = plan.element_spec
-    flat = tf.nest.flatten(spec)
-    nothing = [np.zeros([size or 0 for size in leaf.shape], leaf.dtype.as_numpy_dtype) for leaf in flat]
-
-    def iterate() -> Iterator[tuple[Any, ...]]:
-        with plan.open() as batches:
-            while True:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                except (ServerUnavailableError, SpecMismatchError) as error:
-                    yield (*nothing, describe_error(error))
-                    continue
-                yield (*tf.nest.flatten(batch), "")
-
-    @without_autograph
-    def check(*tensors: tf.Tensor) -> ReplaySample:
-        with tf.control_dependencies([require_no_reason(tensors[-1])]):
-            return tf.nest.pack_sequence_as(spec, [tf.identity(tensor) for tensor in tensors[:-1]])
-
-    batches = tf.data.Dataset.from_generator(iterate, output_signature=(*flat, tf.TensorSpec((), tf.string)))
-    return TranslatedDataset(without_autotuning(batches.map(check).prefetch(prefetch)))
+    return make_dataset(plan.open, plan.element_spec, prefetch=prefetch)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._internals.dataset_errors import TranslatedDataset
-from rlds2reverb._internals.tensorflow import without_autograph
-from rlds2reverb.mixtures import allocate_items, join_batches, require_same_items
+from rlds2reverb._internals.batch_datasets import make_dataset
+from rlds2reverb.mixtures import allocate_items, concatenate_padded, fill_column, join_batches, require_same_items
 from rlds2reverb.replay import Batch
 from rlds2reverb.sample_info import ReplaySample
 from rlds2reverb.specs import make_step_spec
@@ -71,22 +71,35 @@ def mixed_dataset(
     counts = allocate_items(batch_size, _normalize_weights(weights, datasets))
     samples = {name: datasets[name](count) for name, count in counts.items()}
     _require_same_items(samples)
+    openers = [getattr(samples, "open_batches", samples.as_numpy_iterator) for samples in samples.values()]
+    specs = [dataset.element_spec for dataset in samples.values()]
+    spec = _join(*specs, concatenate_columns=partial(_concatenate_specs, batch_size), fill=_fill_spec)
+    join = partial(_join, concatenate_columns=concatenate_padded, fill=fill_column)
+    return make_dataset(lambda: map(join, *(open_batches() for open_batches in openers)), spec, prefetch=prefetch)
 
-    @without_autograph
-    def join(*parts: Any) -> ReplaySample:
-        data, info = join_batches(parts, range(len(parts)), concatenate_columns=concatenate_padded, fill=_fill)
-        return ReplaySample(info, data)
 
-    return TranslatedDataset(tf.data.Dataset.zip(tuple(samples.values())).map(join).prefetch(prefetch))
+def _join(*parts: Any, **functions: Any) -> ReplaySample:
+    data, info = join_batches(parts, range(len(parts)), **functions)
+    return ReplaySample(info, data)
+
+
+def _concatenate_specs(batch_size: int, *specs: tf.TensorSpec) -> tf.TensorSpec:
+    shapes = zip(*(spec.shape[1:] for spec in specs), strict=True)
+    shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in shapes]
+    return tf.TensorSpec((batch_size, *shape), specs[0].dtype)
+
+
+def _fill_spec(spec: tf.TensorSpec, value: int, dtype: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(spec.shape, dtype)
 
 
 def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]) -> dict[str, float]:
     """Returns the weights sorted by name and scaled to a sum of exactly 1; raises if an argument is invalid."""
-    for name, make_dataset in datasets.items():
-        if not callable(make_dataset):
+    for name, open_dataset in datasets.items():
+        if not callable(open_dataset):
             raise TypeError(
                 f"dataset {name!r} must be a function of its number of items per batch, such as "
-                f"functools.partial(sample_dataset, server, table), got {type(make_dataset).__name__}"
+                f"functools.partial(sample_dataset, server, table), got {type(open_dataset).__name__}"
             )
     if not datasets or set(weights) != set(datasets):
         raise ValueError(
@@ -118,21 +131,3 @@ def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
 
 def _format_names(names: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"
-
-
-def concatenate_padded(*columns: tf.Tensor) -> tf.Tensor:
-    """Concatenates tensors `[N, ...]`; axes of unknown size are padded with zeros."""
-    if columns[0].shape[1:].is_fully_defined():
-        return tf.concat(columns, 0)
-    sizes = tf.reduce_max([tf.shape(column)[1:] for column in columns], 0)
-
-    def pad(column: tf.Tensor) -> tf.Tensor:
-        missing = tf.concat([[0], sizes - tf.shape(column)[1:]], 0)
-        return tf.pad(column, tf.stack([tf.zeros_like(missing), missing], 1))
-
-    return tf.concat([pad(column) for column in columns], 0)
-
-
-def _fill(column: tf.Tensor, value: int, dtype: Any) -> tf.Tensor:
-    """Returns a column of equal values, as long as another column."""
-    return tf.fill(tf.shape(column), tf.constant(value, dtype))

@@ -38,8 +38,10 @@ _START_SECS = 0.5
 _CONNECT_SECS = 2.0
 #: Seconds by which the answer of a server may exceed its own timeout.
 _GRACE_SECS = 5.0
-#: The rate limiter of a server that is well has been waiting; or the batch service cannot send these items.
-_RETRY_AT_ONCE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.FAILED_PRECONDITION)
+#: A message takes as much time as the bytes of hundreds of small items, so it has up to this many blocks and bytes.
+_MESSAGE_BLOCKS, _MESSAGE_BYTES = 4, 1 << 18
+#: The connection broke, or the rate limiter of a server that is well has been waiting.
+_UNAVAILABLE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 class BlockStreams:
@@ -73,9 +75,11 @@ class BlockStreams:
           on_stalled: function called when servers stall, and again if they recover and stall once more.
           stalled_at_start: indices of servers that are stalled from the start.
         """
-        self._timeout_secs, self._max_blocks, self._on_stalled = timeout_secs, max_blocks, on_stalled
+        self.table, self.decoder, self.block_size = table, decoder, block_size
+        self.max_in_flight, self.timeout_secs = max_in_flight, timeout_secs
+        self.is_closed = threading.Event()
+        self._max_blocks, self._on_stalled = max_blocks, on_stalled
         self._changed = threading.Condition()
-        self._is_closed = threading.Event()
         self._blocks: list[deque[Block]] = [deque() for _ in addresses]
         self._errors: deque[Exception] = deque()
         self._idle_secs = [timeout_secs if index in stalled_at_start else 0.0 for index in range(len(addresses))]
@@ -83,16 +87,14 @@ class BlockStreams:
         self._last = -1
         self._starts_at = time.monotonic() + _START_SECS
         self._readers = [
-            _Reader(self, index, address, table, decoder, block_size, max_in_flight, timeout_secs, self._is_closed)
-            for _ in range(num_streams)
-            for index, address in enumerate(addresses)
+            _Reader(self, index, address) for _ in range(num_streams) for index, address in enumerate(addresses)
         ]
         for run in (*(reader.run for reader in self._readers), self._watch):
             threading.Thread(target=run, name=f"sample-{table}", daemon=True).start()
 
     def close(self) -> None:
         """Ends the streams at once. Idempotent; a consumer that waits gets a `StopIteration`."""
-        self._is_closed.set()
+        self.is_closed.set()
         for reader in self._readers:
             reader.cancel()
         with self._changed:
@@ -108,7 +110,7 @@ class BlockStreams:
         num_servers = len(self._blocks)
         with self._changed:
             while True:
-                if self._is_closed.is_set():
+                if self.is_closed.is_set():
                     raise StopIteration
                 if self._errors:
                     raise self._errors.popleft()
@@ -118,7 +120,7 @@ class BlockStreams:
                         self._last = index
                         self._changed.notify_all()
                         return index, self._blocks[index].popleft()
-                if min(self._idle_secs) >= self._timeout_secs:
+                if min(self._idle_secs) >= self.timeout_secs:
                     self._idle_secs = [0.0] * num_servers  # The next call waits again.
                     return None
                 self._changed.wait(wait_secs or None)
@@ -133,7 +135,7 @@ class BlockStreams:
         """Adds a block; waits while the queue of its server is full."""
         with self._changed:
             self._idle_secs[server], self._is_reported[server] = 0.0, False
-            while len(self._blocks[server]) >= self._max_blocks and not self._is_closed.is_set():
+            while len(self._blocks[server]) >= self._max_blocks and not self.is_closed.is_set():
                 self._changed.wait()
             self._blocks[server].append(block)
             self._changed.notify_all()
@@ -146,9 +148,9 @@ class BlockStreams:
 
     def _watch(self) -> None:
         """Counts the seconds for which each server delivers nothing; a time in which this process is stopped is not."""
-        tick_secs = min(_MAX_TICK_SECS, self._timeout_secs / _MIN_TICKS)
+        tick_secs = min(_MAX_TICK_SECS, self.timeout_secs / _MIN_TICKS)
         last = time.monotonic()
-        while not self._is_closed.wait(tick_secs):
+        while not self.is_closed.wait(tick_secs):
             now = time.monotonic()
             elapsed, last = min(now - last, _MAX_TICKS_PER_GAP * tick_secs), now
             if new := self.tick(elapsed):
@@ -162,7 +164,7 @@ class BlockStreams:
         with self._changed:
             for index, blocks in enumerate(self._blocks):
                 self._idle_secs[index] = 0.0 if blocks else self._idle_secs[index] + elapsed_secs
-            stalled = [index for index, secs in enumerate(self._idle_secs) if secs >= self._timeout_secs]
+            stalled = [index for index, secs in enumerate(self._idle_secs) if secs >= self.timeout_secs]
             if len(stalled) == len(self._blocks):
                 self._changed.notify_all()  # The consumer raises an error.
                 return []
@@ -175,21 +177,8 @@ class BlockStreams:
 class _Reader:
     """One stream of samples from a server, as a loop that runs in a thread."""
 
-    def __init__(
-        self,
-        streams: BlockStreams,
-        server: int,
-        address: str,
-        table: str,
-        decoder: BlockDecoder,
-        block_size: int,
-        max_in_flight: int,
-        timeout_secs: float,
-        is_closed: threading.Event,
-    ):
-        self._streams, self._server, self._address, self._table = streams, server, address, table
-        self._decoder, self._block_size, self._max_in_flight = decoder, block_size, max_in_flight
-        self._timeout_secs, self._is_closed = timeout_secs, is_closed
+    def __init__(self, streams: BlockStreams, server: int, address: str):
+        self._streams, self._server, self._address = streams, server, address
         self._call: Any = None
         self._waited_secs = 0.0
         self._is_waiting = False
@@ -200,12 +189,12 @@ class _Reader:
 
     def run(self) -> None:
         """Reads until the streams are closed, and connects again whenever the connection breaks."""
-        while not self._is_closed.is_set():
+        while not self._streams.is_closed.is_set():
             try:
                 with Connection(self._address) as connection:
                     self._read(connection)
             except grpc.RpcError as error:
-                if error.code() in _RETRY_AT_ONCE:
+                if error.code() not in _UNAVAILABLE:
                     continue
             except ServerUnavailableError:
                 pass
@@ -213,7 +202,7 @@ class _Reader:
                 self._streams.fail(SpecMismatchError(f"the server at {self._address} sent a damaged message ({error})"))
             except Exception as error:  # The consumer gets it.
                 self._streams.fail(error)
-            self._is_closed.wait(_RETRY_SECS)
+            self._streams.is_closed.wait(_RETRY_SECS)
 
     def _read(self, connection: Connection) -> None:
         if not self._has_refused_batches and connection.serves_batches(timeout_secs=_CONNECT_SECS):
@@ -228,31 +217,40 @@ class _Reader:
     def _read_batches(self, connection: Connection) -> None:
         """Reads finished batches; the last one before the rate limiter's timeout may have fewer items than a block."""
         call = connection.batch_stream(
-            self._table,
-            self._block_size,
-            timeout_secs=self._timeout_secs,
+            self._streams.table,
+            self._streams.block_size * self._choose_num_blocks(),
+            timeout_secs=self._streams.timeout_secs,
             num_workers=1,
-            max_in_flight=self._max_in_flight,
+            max_in_flight=self._streams.max_in_flight,
         )
         try:
             for response in self._iterate(call):
-                block = self._decoder.decode_batch(response)
+                block = self._streams.decoder.decode_batch(response)
                 if self._rest is not None:
                     block, self._rest = self._rest.append(block), None
-                if len(block) >= self._block_size:
-                    self._put(block.slice_items(0, self._block_size))
-                    block = block.slice_items(self._block_size, len(block))
+                while len(block) >= self._streams.block_size:
+                    self._put(block.slice_items(0, self._streams.block_size))
+                    block = block.slice_items(self._streams.block_size, len(block))
                 if len(block):
                     self._rest = block
         except grpc.RpcError as error:
-            self._has_refused_batches = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            # Anything else is a failure that the plain samples may explain.
+            self._has_refused_batches = error.code() not in _UNAVAILABLE
             raise
+
+    def _choose_num_blocks(self) -> int:
+        """Returns the number of blocks that travel in one message; several if they are small."""
+        if not self._streams.decoder.item_bytes:
+            return 1
+        return min(
+            _MESSAGE_BLOCKS, max(1, _MESSAGE_BYTES // (self._streams.decoder.item_bytes * self._streams.block_size))
+        )
 
     def _read_samples(self, responses: Iterator[bytes], requests: queue.SimpleQueue[bytes | None]) -> None:
         """Reads samples; requests more once half of the previous request has arrived."""
-        step = max(1, self._max_in_flight // 2)
-        request = encode_sample_request(self._table, step, timeout_secs=self._timeout_secs)
-        for _ in range(max(1, self._max_in_flight // step)):
+        step = max(1, self._streams.max_in_flight // 2)
+        request = encode_sample_request(self._streams.table, step, timeout_secs=self._streams.timeout_secs)
+        for _ in range(max(1, self._streams.max_in_flight // step)):
             requests.put(request)
         num_arrived = 0
         entries = (entry for response in responses for entry in SampleStreamResponse.FromString(response).entries)
@@ -262,14 +260,14 @@ class _Reader:
             if num_arrived == step:
                 requests.put(request)
                 num_arrived = 0
-            if len(self._samples) == self._block_size:
+            if len(self._samples) == self._streams.block_size:
                 samples, self._samples = self._samples, []
-                self._put(self._decoder.decode_samples(samples))
+                self._put(self._streams.decoder.decode_samples(samples))
 
     def _iterate(self, call: Any) -> Iterator[bytes]:
         """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""
         self._call = call
-        if self._is_closed.is_set():
+        if self._streams.is_closed.is_set():
             call.cancel()
         while True:
             self._waited_secs, self._is_waiting = 0.0, True
@@ -291,5 +289,5 @@ class _Reader:
         """Counts the time since the last check; ends the call if the server is silent for longer than its timeout."""
         if self._is_waiting:
             self._waited_secs += elapsed_secs
-            if self._waited_secs > self._timeout_secs + _GRACE_SECS:
+            if self._waited_secs > self._streams.timeout_secs + _GRACE_SECS:
                 self.cancel()

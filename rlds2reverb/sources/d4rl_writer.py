@@ -24,6 +24,7 @@ from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, pa
 from . import d4rl
 from .hdf5 import Limits
 from .hdf5_output import create_hdf5
+from .written_episodes import require_single_rewards, select_extras
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
@@ -49,10 +50,8 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
             )
         if any("/" in str(part) for part in path):
             raise SourceError(f"{path_name(path)} must not have '/' in its name for D4RL; rename it")
-    reward = step_spec[fields.REWARD]
-    if not isinstance(reward, ArraySpec) or reward.shape:
-        raise SourceError(f"step['reward'] must be one number for D4RL, got {_describe(reward)}; use format='rlds'")
-    d4rl.require_new_names(_extra_names(step_spec), "steps")
+    require_single_rewards(step_spec, "D4RL")
+    d4rl.require_new_names(select_extras(step_spec), "steps")
 
 
 def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, metadata: Mapping[str, Any]) -> None:
@@ -98,12 +97,8 @@ def _make_rows(batch: EpisodeBatch) -> dict[str, np.ndarray]:
         d4rl.TIMEOUTS: (steps[fields.IS_LAST] & ~is_terminal)[follows],
         d4rl.NEXT_OBSERVATIONS: steps[fields.OBSERVATION][follows],
     }
-    extras = {name: steps[name] for name in _extra_names(steps)}
-    return rows | {"/".join(("infos", *path)): column[starts] for path, column in leaves(extras)}
-
-
-def _extra_names(steps: Mapping[str, Any]) -> list[str]:
-    return [name for name in steps if name not in fields.STEP_FIELDS]
+    extras = leaves(select_extras(steps))
+    return rows | {"/".join(("infos", *path)): column[starts] for path, column in extras}
 
 
 class _Column:
@@ -174,7 +169,3 @@ def _as_scalar(value: Any) -> Any:
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return value
     return np.bytes_((value if isinstance(value, str) else json.dumps(value, default=str)).encode())
-
-
-def _describe(spec: Any) -> str:
-    return describe(spec) if isinstance(spec, ArraySpec) else "a nest"

@@ -84,12 +84,9 @@ def open_column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.D
       SourceError: If it is a link, is stored in other files, is not a numeric dataset, or exceeds a limit.
     """
     where = f"{Path(file.filename).name}: '{name}'"
-    node: h5py.Group = file
-    for part in name.split("/"):
-        child = open_member(node, part) if isinstance(node, h5py.Group) else None
-        if child is None:
-            return None
-        node = child
+    node = _find_node(file, name)
+    if node is None:
+        return None
     if not isinstance(node, h5py.Dataset):
         raise SourceError(f"{where} must be a dataset of numbers, got a group")
     if node.dtype.kind not in "biuf":
@@ -132,25 +129,39 @@ def list_columns(file: h5py.File, name: str) -> list[tuple[str, ...]]:
     Raises:
       SourceError: If a member is a link, or a group has several paths.
     """
+    node = _find_node(file, name)
+    return sorted(path for path, _ in walk(node)) if isinstance(node, h5py.Group) else []
+
+
+def _find_node(file: h5py.File, name: str) -> h5py.Group | h5py.Dataset | None:
     node: Any = file
     for part in name.split("/"):
         node = open_member(node, part) if isinstance(node, h5py.Group) else None
-    paths: list[tuple[str, ...]] = []
-    groups: list[tuple[h5py.Group, tuple[str, ...]]] = [(node, ())] if isinstance(node, h5py.Group) else []
+    return node
+
+
+def walk(top: h5py.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields all members of a group and of the groups in it that are no groups, with their paths.
+
+    Raises:
+      SourceError: If a member is a link, or a group has several paths.
+    """
+    groups: list[tuple[h5py.Group, tuple[str, ...]]] = [(top, ())]
     visited = set()
     while groups:
         group, path = groups.pop()
         address = h5py.h5o.get_info(group.id).addr
         if address in visited:
-            raise SourceError(f"{Path(file.filename).name}: '{group.name}' has several paths; a group must have one")
+            raise SourceError(
+                f"{Path(top.file.filename).name}: '{group.name}' has several paths; a group must have one"
+            )
         visited.add(address)
-        for member_name in list_names(group):
-            member = open_member(group, member_name)
+        for name in list_names(group):
+            member = open_member(group, name)
             if isinstance(member, h5py.Group):
-                groups.append((member, (*path, member_name)))
+                groups.append((member, (*path, name)))
             else:
-                paths.append((*path, member_name))
-    return sorted(paths)
+                yield (*path, name), member
 
 
 def list_names(group: h5py.Group) -> list[str]:

@@ -268,24 +268,11 @@ def _fit_rows(column: np.ndarray, num_steps: int, where: str) -> np.ndarray:
 def _check_file(path: Path) -> int:
     """Checks every object that minari will open in a file, and returns the number of episodes."""
     with hdf5.open_hdf5(path) as file:
-        groups: list[h5py.Group] = [file]
-        visited = set()
-        datasets = []
-        while groups:
-            group = groups.pop()
-            address = h5py.h5o.get_info(group.id).addr
-            if address in visited:
-                raise SourceError(f"{path.name}: '{group.name}' has several paths; a group must have a single path")
-            visited.add(address)
-            for name in hdf5.list_names(group):
-                member = hdf5.open_member(group, name)
-                if isinstance(member, h5py.Dataset):
-                    where = f"{path.name}: '{member.name}'"
-                    hdf5.require_own_data(member, where)
-                    hdf5.require_within_limits([member], where, hdf5.Limits())
-                    datasets.append(member)
-                elif isinstance(member, h5py.Group):
-                    groups.append(member)
+        datasets = [member for _, member in hdf5.walk(file) if isinstance(member, h5py.Dataset)]
+        for dataset in datasets:
+            where = f"{path.name}: '{dataset.name}'"
+            hdf5.require_own_data(dataset, where)
+            hdf5.require_within_limits([dataset], where, hdf5.Limits())
         hdf5.require_within_limits(datasets, f"{path.name}: all columns together", hdf5.Limits())
         return sum(name.startswith("episode_") for name in hdf5.list_names(file))
 

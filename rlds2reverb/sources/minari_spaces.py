@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,23 @@ def _describes(own: Any, spec: ArraySpec) -> bool:
     if tuple(own.shape or ()) != spec.shape:
         return False
     return own.dtype == spec.dtype if isinstance(own, spaces.Box) else spec.dtype.kind in "iu"
+
+
+def map_space(function: Callable[[Any, tuple[Any, ...]], Any], space: Any, path: tuple[Any, ...] = ()) -> Any:
+    """Returns a space with the results of a function in the place of its parts that are neither dicts nor tuples.
+
+    Args:
+      function: called with each part and its path.
+      space: a `gymnasium.Space`.
+      path: path of the space.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: map_space(function, part, (*path, key)) for key, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_space(function, part, (*path, key)) for key, part in enumerate(space.spaces)])
+    return function(space, path)
 
 
 def is_unbounded(space: Any) -> bool:

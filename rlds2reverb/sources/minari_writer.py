@@ -6,6 +6,7 @@ that Minari stores as JPEG are written as PNG, which `minari` reads in the same 
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -20,13 +21,13 @@ from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
 
 from . import d4rl, minari
 from .hdf5_output import create_hdf5
-from .minari_spaces import choose_space
+from .minari_spaces import choose_space, map_space
 from .source import Source
-from .written_episodes import has_tuple
+from .written_episodes import has_tuple, require_single_rewards, select_extras
 
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
 #: Numbers of channels, after height and width, of the images that PNG represents.
@@ -147,7 +148,8 @@ class _ColumnWriter:
     """Writes the columns of episodes, and adapts the spaces to their images and strings."""
 
     def __init__(self, spaces: Mapping[str, Any], is_image_space: Any):
-        self._spaces = {name: _replace_unpackable(space, is_image_space) for name, space in spaces.items()}
+        replace_unpackable = functools.partial(_replace_unpackable, is_image_space=is_image_space)
+        self._spaces = {name: map_space(replace_unpackable, space, (name,)) for name, space in spaces.items()}
         self._is_image_space = is_image_space
         self._texts: dict[tuple[Any, ...], _TextLimits] = {}
 
@@ -166,7 +168,7 @@ class _ColumnWriter:
         group["truncations"] = truncations
         actions = map_structure(lambda column: column[:-1], steps[fields.ACTION])
         nests = {"observations": steps[fields.OBSERVATION], "actions": actions}
-        extras = {name: steps[name] for name in steps if name not in fields.STEP_FIELDS}
+        extras = select_extras(steps)
         try:
             for name, nest in nests.items():
                 self._write(group, nest, self._spaces[name], (name,))
@@ -196,16 +198,11 @@ class _ColumnWriter:
 
     def make_spaces(self) -> dict[str, Any]:
         """Returns the spaces of what was written, 'observations' and 'actions'."""
-        return {name: self._add_limits(space, (name,)) for name, space in self._spaces.items()}
 
-    def _add_limits(self, space: Any, path: tuple[Any, ...]) -> Any:
-        from gymnasium import spaces
+        def add_limits(space: Any, path: tuple[Any, ...]) -> Any:
+            return self._texts[path].make_space() if path in self._texts else space
 
-        if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: self._add_limits(part, (*path, key)) for key, part in space.spaces.items()})
-        if isinstance(space, spaces.Tuple):
-            return spaces.Tuple([self._add_limits(part, (*path, key)) for key, part in enumerate(space.spaces)])
-        return self._texts[path].make_space() if path in self._texts else space
+        return {name: map_space(add_limits, space, (name,)) for name, space in self._spaces.items()}
 
 
 class _TextLimits:
@@ -237,14 +234,10 @@ def _encode_png(frame: np.ndarray) -> np.ndarray:
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 
-def _replace_unpackable(space: Any, is_image_space: Any) -> Any:
-    """Returns a space in which images that PNG cannot represent have wider integers, so that they remain arrays."""
+def _replace_unpackable(space: Any, path: tuple[Any, ...], *, is_image_space: Any) -> Any:
+    """Returns a space of wider integers for images that PNG cannot represent, so that they remain arrays."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _replace_unpackable(part, is_image_space) for key, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([_replace_unpackable(part, is_image_space) for part in space.spaces])
     if is_image_space(space) and len(space.shape) == 3 and space.shape[2] not in _PNG_CHANNELS:
         return spaces.Box(0, 255, space.shape, np.int16)
     return space
@@ -252,11 +245,8 @@ def _replace_unpackable(space: Any, is_image_space: Any) -> Any:
 
 def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if Minari cannot represent steps of this spec."""
-    reward = step_spec[fields.REWARD]
-    if not isinstance(reward, ArraySpec) or reward.shape:
-        got = describe(reward) if isinstance(reward, ArraySpec) else "a nest"
-        raise SourceError(f"step['reward'] must be one number for Minari, got {got}; use format='rlds'")
-    d4rl.require_new_names([name for name in step_spec if name not in fields.STEP_FIELDS], "steps")
+    require_single_rewards(step_spec, "Minari")
+    d4rl.require_new_names(select_extras(step_spec), "steps")
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
         if any(isinstance(part, str) and ("/" in part or not part) for part in path):

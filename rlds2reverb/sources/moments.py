@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +16,7 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import Nest, leaves, path_name
 
-from .exact_sums import ExactSum, add_squares
+from .exact_sums import UNIT_BITS, sum_exactly, sum_squares_exactly
 
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
 STD_EPS = 1e-3
@@ -31,69 +33,64 @@ class LeafMoments:
     of a constant element is exactly 0, and its mean exactly that constant.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...]):
+        """Starts without rows, which have this shape."""
+        self._shape = shape
         self._count = 0
-        self._sum, self._squares = ExactSum(), ExactSum()
-        self._is_usable = np.array(True)  # Of each element, once there are rows.
+        self._sum = self._squares = np.zeros(math.prod(shape), object)
+        self._is_usable = np.ones(math.prod(shape), bool)
 
     def add(self, rows: np.ndarray) -> None:
         """Adds rows `[T, ...]`."""
-        if not len(rows):
-            return
-        is_exact = rows.dtype.itemsize < 8  # The squares of float32 are exact in float64.
-        rows = rows.astype(np.float64)
+        rows = rows.reshape(len(rows), len(self._sum)).astype(np.float64)
         usable = np.abs(rows) < _MAX_VALUE
-        if not usable.all():
-            rows = np.where(usable, rows, 0.0)
+        rows = np.where(usable, rows, 0.0)
         self._count += len(rows)
         self._is_usable = self._is_usable & usable.all(axis=0)
-        self._sum.add(rows)
-        if is_exact:
-            self._squares.add(rows * rows)
-        else:
-            add_squares(self._squares, rows)
+        self._sum = self._sum + sum_exactly(rows)
+        self._squares = self._squares + sum_squares_exactly(rows)
 
     def merge(self, other: LeafMoments) -> None:
         """Adds the rows that were added to other moments."""
         self._count += other._count
-        self._sum.merge(other._sum)
-        self._squares.merge(other._squares)
+        self._sum = self._sum + other._sum
+        self._squares = self._squares + other._squares
         self._is_usable = self._is_usable & other._is_usable
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the moments as plain values, for JSON."""
-        is_usable = [list(self._is_usable.shape), self._is_usable.ravel().tolist()]
-        sums = [self._sum.as_dict(), self._squares.as_dict()]
-        return {"count": self._count, "is_usable": is_usable, "sums": sums}
+        """Returns mean and standard deviation as plain values, for JSON."""
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LeafMoments:
-        """Creates moments from the values of `as_dict`."""
-        moments = cls()
-        shape, is_usable = values["is_usable"]
-        moments._count, moments._is_usable = values["count"], np.array(is_usable, bool).reshape(shape)
-        moments._sum, moments._squares = map(ExactSum.from_dict, values["sums"])
+        """Creates moments, to which no rows can be added, from the values of `as_dict`."""
+        mean, std = (np.array(values[name], np.float64) for name in ("mean", "std"))
+        moments = cls(mean.shape)
+        moments.mean, moments.std = mean, std
         return moments
 
     @property
     def is_finite(self) -> bool:
         """Whether all rows are free of NaN, Inf, and numbers above 1e150, whose squares would overflow."""
-        return bool(np.all(self._is_usable))
+        return bool(np.isfinite(self.std).all())
 
     @cached_property
     def mean(self) -> np.ndarray:
         """The mean of each element, float64; NaN for elements that are not finite in all rows."""
-        return self._round(self._sum.fractions(self._is_usable.shape) / self._count)
+        return self._round(self._sum * self._share)
 
     @cached_property
     def std(self) -> np.ndarray:
         """The standard deviation of each element, float64; NaN for elements that are not finite in all rows."""
-        shape = self._is_usable.shape
-        mean = self._sum.fractions(shape) / self._count
-        return np.sqrt(self._round(self._squares.fractions(shape) / self._count - mean * mean))
+        return np.sqrt(self._round(self._squares * self._share - (self._sum * self._share) ** 2))
+
+    @property
+    def _share(self) -> Fraction:
+        """The share of one row in the mean, in the units of the sums."""
+        return Fraction(1, self._count << UNIT_BITS)
 
     def _round(self, fractions: np.ndarray) -> np.ndarray:
-        return np.where(self._is_usable, np.asarray(fractions).astype(np.float64), np.nan)
+        return np.where(self._is_usable, fractions.astype(np.float64), np.nan).reshape(self._shape)
 
     def divisor(self, eps: float = STD_EPS) -> np.ndarray:
         """Returns `std + eps`, or infinity for constant elements, so that a division makes them 0 for any eps."""
@@ -113,7 +110,7 @@ class ObservationMoments:
           spec: nest of specs of one observation.
         """
         self.spec = spec
-        self.leaves = [LeafMoments() if leaf.dtype.kind == "f" else None for leaf in tree.flatten(spec)]
+        self.leaves = [LeafMoments(leaf.shape) if leaf.dtype.kind == "f" else None for leaf in tree.flatten(spec)]
         self.num_transitions = 0
 
     @classmethod
@@ -144,6 +141,10 @@ class ObservationMoments:
             raise ValueError(f"{name} has no transitions, so that the mean of its observations is undefined")
         if not all(leaf.is_finite for leaf in self.leaves if leaf is not None):
             raise ValueError(f"{name} has NaN or Inf in its observations; validate the data first")
+
+    def add(self, episode: Episode) -> None:
+        """Adds the observations of an episode."""
+        self.add_batch(EpisodeBatch([episode]))
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the observations of some episodes."""

@@ -125,9 +125,8 @@ def encode_records(batches: Iterable[EpisodeBatch], step_spec: Nest) -> Iterator
     """Yields the TFRecord of each episode."""
     for batch in batches:
         for episode in batch.episodes:
-            record = encode_episode(episode, step_spec)
-            head, checksum = tfrecords.frame_ends(record)
-            yield b"".join((head, record, checksum))
+            record = np.frombuffer(encode_episode(episode, step_spec), np.uint8)
+            yield tfrecords.frame(record[None]).tobytes()
 
 
 def _save_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -202,8 +202,7 @@ class ActionBounds:
         """Implements `Transform.fit`."""
         spec = source.step_spec[fields.ACTION]
         if not isinstance(spec, ArraySpec) or spec.dtype.kind not in "fiu":
-            got = describe(spec) if isinstance(spec, ArraySpec) else "a nest"
-            raise ValueError(f"action_bounds require actions that are one array of numbers, got {got}")
+            raise ValueError(f"action_bounds require actions that are one array of numbers, got {describe(spec)}")
         return lambda episode: episode, {"action_bounds": [self.low, self.high]}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,15 +144,29 @@ def write_dataset(
         )
         _write(format, partial, path, source, episodes, shard_bytes=shard_bytes)
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
+    return make_report(source, path, format, episodes.counts(), num_bytes=num_bytes, warnings=episodes.make_warnings())
+
+
+def make_report(
+    source: Source, path: Path, format: str, counts: Mapping[str, Any], *, num_bytes: int, warnings: Sequence[str]
+) -> WriteReport:
+    """Returns the report of a written dataset.
+
+    Args:
+      source: its source.
+      path: the written file or directory.
+      format: its format.
+      counts: the counts of `WrittenEpisodes`.
+      num_bytes: size on disk.
+      warnings: sentences about what the written dataset does not contain.
+    """
     return WriteReport(
         source=source.name,
         path=str(path),
         format=format,
-        episodes=episodes.num_episodes,
-        transitions=episodes.num_transitions,
-        skipped_episodes=episodes.num_skipped,
+        **{name: counts[name] for name in ("episodes", "transitions", "skipped_episodes")},
         bytes=num_bytes,
-        warnings=(*source.warnings, *episodes.make_warnings()),
+        warnings=(*source.warnings, *warnings),
         notes=tuple(source.statistics.get("notes", ())),
     )
 

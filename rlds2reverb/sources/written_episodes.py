@@ -153,7 +153,7 @@ class WrittenEpisodes:
             _require_standard_discounts(batch, self._limits.name)
         if self._limits.has_final_extras:
             return
-        for path, column in leaves({name: batch.steps[name] for name in _extra_names(batch)}):
+        for path, column in leaves(select_extras(batch.steps)):
             if (nonzero := find_nonzero_final_rows(batch, column)).any():
                 episode = batch.episodes[int(np.argmax(nonzero))]
                 raise SourceError(
@@ -183,8 +183,18 @@ def has_tuple(nest: Nest, path: tuple[Any, ...]) -> bool:
     return False
 
 
-def _extra_names(batch: EpisodeBatch) -> list[str]:
-    return [name for name in batch.steps if name not in fields.STEP_FIELDS]
+def select_extras(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of steps, or of their spec, that not every step has."""
+    return {name: nest for name, nest in steps.items() if name not in fields.STEP_FIELDS}
+
+
+def require_single_rewards(step_spec: Mapping[str, Nest], format_name: str) -> None:
+    """Raises `SourceError` unless a reward is one number."""
+    reward = step_spec[fields.REWARD]
+    if not isinstance(reward, ArraySpec) or reward.shape:
+        raise SourceError(
+            f"step['reward'] must be one number for {format_name}, got {describe(reward)}; use format='rlds'"
+        )
 
 
 def _find_flag_problems(episode: Episode) -> list[Problem]:
@@ -198,9 +208,8 @@ def _find_flag_problems(episode: Episode) -> list[Problem]:
 
 def _require_discount_spec(spec: ArraySpec) -> None:
     if spec != ArraySpec((), np.dtype(np.float32)):
-        got = describe(spec) if isinstance(spec, ArraySpec) else "a nest"
         raise SourceError(
-            f"step['discount'] must be float32 [] unless the format stores discounts, got {got}; {_ADVICE}"
+            f"step['discount'] must be float32 [] unless the format stores discounts, got {describe(spec)}; {_ADVICE}"
         )
 
 

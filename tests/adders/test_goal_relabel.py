@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests
 from rlds2reverb.adders import GoalRelabel, NStep, check_adder

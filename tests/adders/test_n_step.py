@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import NStep, check_adder
 from tf_agents.agents import data_converter
-from tf_agents.trajectories import time_step as ts
-from tf_agents.trajectories import trajectory
+from tf_agents.trajectories import time_step as ts, trajectory
 
 from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.trajectories import trajectory_columns

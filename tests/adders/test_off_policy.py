@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import reference_impls
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import Chunk, chunks, random_chunk
 from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_errors, v_trace

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import reference_impls
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import CHUNK_COLUMNS, Chunk, chunks, random_chunk
 from rlds2reverb.adders import (

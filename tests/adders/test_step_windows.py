@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import NStep, StepWindows, compose

@@ -10,6 +10,8 @@ from policies import PENDULUM, LinearPolicy, save_policy
 from rlds2reverb.cli import run
 from rlds2reverb.learners.run_directory import RunDirectory
 
+from rlds2reverb._sealed_files import save_json
+
 
 def call(capsys, *arguments):
     code = run(["eval", *map(str, arguments)])
@@ -91,7 +93,7 @@ def test_eval_rejects_an_environment_with_different_observations(trained, capsys
 def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
     code, _, err = call(capsys, tmp_path)
     assert code == 1 and "must be the directory of a training run" in err
-    (tmp_path / "config.json").write_text("{}")
+    save_json(tmp_path / "config.json", {"environment": None})
     code, _, err = call(capsys, tmp_path)
     assert code == 1 and f"there is no {tmp_path}/policy/ or {tmp_path}/best_policy/ yet" in err
     code, _, err = call(capsys, tmp_path, "--policy", "best")
@@ -103,7 +105,7 @@ def test_invalid_runs_are_rejected(trained, tmp_path, capsys):
 
 
 def test_wrong_usage_fails_before_tensorflow_is_loaded(trained, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    save_json(tmp_path / "config.json", {"environment": None})
     program = (
         "import sys; from rlds2reverb.cli import run\n"
         "codes = [run(arguments.split('|')) for arguments in sys.argv[1:]]\n"

@@ -11,8 +11,7 @@ from itertools import chain
 import click
 import pytest
 from faults import damage_file, make_episodes, process, receive, serve_on_full_disk, skip_unless_mounted
-from rlds2reverb.cli import checks, run
-from rlds2reverb.cli import serve as command
+from rlds2reverb.cli import checks, run, serve as command
 
 import rlds2reverb
 from rlds2reverb._server.replay_server import ReplayServer

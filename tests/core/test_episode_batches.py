@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import assert_equal_nests, episode, episodes
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import reverb
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
 from tf_agents.replay_buffers.reverb_replay_buffer import ReverbReplayBuffer

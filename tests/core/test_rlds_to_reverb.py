@@ -8,12 +8,10 @@ import reverb
 import tensorflow as tf
 import tensorflow_datasets as tfds
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, episodes, naive_trajectories, read_items, rlds_dataset
-from tf_agents.replay_buffers import reverb_utils
-from tf_agents.replay_buffers import rlds_to_reverb as reference
+from tf_agents.replay_buffers import reverb_utils, rlds_to_reverb as reference
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb import rlds_to_reverb

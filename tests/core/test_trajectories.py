@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reference_impls import assert_equal_nests, episode, episodes, naive_trajectories
 
 from rlds2reverb.specs import make_step_spec

@@ -5,8 +5,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reference_impls import episode, episodes
 
 from rlds2reverb.episodes import Episode

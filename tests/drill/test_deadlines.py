@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,8 @@ def inflict(address, fault):
 
 def read_thread_states(pid):
     for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        yield stat.read_text().rpartition(")")[2].split()[0]
+        with suppress(ProcessLookupError):  # The thread has ended since it was listed.
+            yield stat.read_text().rpartition(")")[2].split()[0]
 
 
 # --- F14, F15: calls with a timeout

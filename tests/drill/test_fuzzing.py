@@ -26,6 +26,7 @@ from saved_buffers import CONFIG, fill
 from written_runs import write_run
 
 from rlds2reverb import ReplayServer, Rlds2ReverbError, TableConfig, ingest, load, load_experiment, load_run
+from rlds2reverb._sealed_files import save_json
 from rlds2reverb._writing.journal import Journal, SavedState
 from rlds2reverb._writing.transfer import TransferState
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
@@ -135,7 +136,7 @@ def write_server_journal(data, folder):
         journal.path = path / name
         with journal.lock():
             saved = journal.load()
-        assert isinstance(saved.state.seen, int) and isinstance(saved.server_state_id, str)
+        assert saved.state.seen == 5 and saved.server_state_id == "server 1"
 
     return read
 
@@ -143,9 +144,9 @@ def write_server_journal(data, folder):
 def write_run_directory(data, folder):
     write_run(folder / "run")
     config = TrainingConfig("iql", steps=3000)
-    path = folder / "run/config.json"
-    document = {**json.loads(path.read_text()), "configuration": config.as_dict(), "reference_returns": [1.0, 2.0]}
-    path.write_text(json.dumps({**document, "hyperparameters": config.resolved_hyperparameters}, default=str))
+    with RunDirectory(folder / "run") as directory:
+        document = {"configuration": config.as_dict(), "reference_returns": [1.0, 2.0]}
+        directory.write_config({**document, "hyperparameters": config.resolved_hyperparameters})
 
     def read(path):
         run = load_run(path / "run")
@@ -169,8 +170,8 @@ def write_experiment(data, folder):
     outcome = {"state": "complete", "step": 3000, "reason": "", "steps": 3000}
     failed = {**outcome, "state": "failed", "reason": "no file"}
     root = folder / "runs"
-    (root / "plan.json").write_text(json.dumps({run.name: run.as_dict() for run in plan}))
-    (root / "status.json").write_text(json.dumps({plan[0].name: outcome, plan[1].name: failed}))
+    save_json(root / "plan.json", {run.name: run.as_dict() for run in plan})
+    save_json(root / "status.json", {plan[0].name: outcome, plan[1].name: failed})
 
     def read(path):
         experiment = load_experiment(path / "runs")
@@ -275,8 +276,6 @@ WRITERS = {
     "episode buffer": write_episode_buffer,
     "buffers": write_buffers,
 }
-#: Files that are never given a checksum that hides their damage: TensorFlow and Reverb parse them in C++.
-NEVER_SEALED = ("tables", "checkpoint root", "learner checkpoint")
 #: Errors that a caller can expect; each is also a ValueError or an OSError.
 EXPECTED = Rlds2ReverbError
 
@@ -306,7 +305,7 @@ def read_damaged_files(channel, kind, data, folder, seed):
     while number < NUM_DAMAGES or time.monotonic() < ends:
         channel.send(("begun", number))
         try:
-            read_copy(read, folder, np.random.default_rng([seed, number]), seals=kind not in NEVER_SEALED)
+            read_copy(read, folder, np.random.default_rng([seed, number]))
         except EXPECTED:
             num_errors += 1
         except Exception as error:
@@ -325,14 +324,14 @@ def describe(error):
     return f"{type(error).__module__}.{type(error).__name__} in {where}: {error}"[:500]
 
 
-def read_copy(read, folder, random, *, seals=True):
+def read_copy(read, folder, random):
     """Reads a copy of the valid files, with damage in one of them unless `random` is None."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder / "valid", copy)
     if random is not None:
         files = sorted(path for path in copy.rglob("*") if path.is_file() and path.stat().st_size)
-        damage_randomly(files[int(random.integers(len(files)))], random, seals=seals)
+        damage_randomly(files[int(random.integers(len(files)))], random)
     read(copy)
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from counting import Counting
 from goal_reaching import Nested, TwoRewards
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as hnp
 from properties import examples
 from rlds2reverb.envs import (

@@ -8,8 +8,7 @@ import pytest
 import tree
 from counting import Counting
 from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from rlds2reverb.envs import (
     BatchedEnvironment,

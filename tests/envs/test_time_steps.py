@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from counting import Counting
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from rlds2reverb.envs import (
     BatchedEnvironment,

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from counting import Counting
 from goal_reaching import LineWithLives, TwoRewards
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from rlds2reverb.envs import (
     ActionObservation,

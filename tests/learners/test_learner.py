@@ -12,8 +12,7 @@ import pytest
 import reverb
 import tensorflow as tf
 from properties import mark_slow_except
-from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError
-from rlds2reverb.learners import learner as learner_module
+from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError, learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
 from rlds2reverb.learners.policy_export import restore_policy
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, items, transitions

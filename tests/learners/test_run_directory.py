@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import signal
 import subprocess
@@ -148,7 +147,6 @@ def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, nu
         ("step,loss\n1,2\n3\n", "is damaged: line 3 must contain 2 numbers"),
         ("step,loss\n1,x\n", "is damaged: line 2 must contain"),
         ("step,loss\n-1,2\n", "is damaged: line 2 must contain"),
-        (f"step,loss\n{'9' * 400},2\n", "is damaged: line 2 must contain"),
         ("step,loss\n\0,2\n", "is damaged"),
         (b"step,\xff\n", "is damaged"),
         ('step,"lo\n1,2\n', "is damaged"),
@@ -306,9 +304,9 @@ def test_load_run_raises_for_other_directories(tmp_path):
         ValueError, match=r"must be the directory of a training run, but has none of config.json, progress.csv"
     ):
         load_run(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CorruptFileError, match="config.json is not valid JSON"):
-        load_run(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps([1]))
-    with pytest.raises(CorruptFileError, match="config.json must contain a JSON object, got a list"):
+    with RunDirectory(tmp_path) as run:
+        run.write_config({"environment": "Pendulum-v1"})
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("Pendulum-v1", "Pendulum-v2"))
+    with pytest.raises(CorruptFileError, match="config.json is damaged"):
         load_run(tmp_path)

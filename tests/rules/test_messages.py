@@ -8,6 +8,7 @@ import pytest
 from rlds2reverb.cli import checks, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
+from rlds2reverb._sealed_files import save_json
 from rlds2reverb.sources.transforms import REWARD_RECIPES
 
 TRAIN = "train --algo iql --data HOPPER --run-dir run --steps 1"
@@ -106,7 +107,7 @@ def folder(tmp_path_factory, data):
     (folder / "note.txt").write_text("a note")
     (folder / "run_of_a_function/policy").mkdir(parents=True)
     (folder / "run_of_a_function/policy/saved_model.pb").touch()
-    (folder / "run_of_a_function/config.json").write_text('{"environment": "<lambda>"}')
+    save_json(folder / "run_of_a_function/config.json", {"environment": "<lambda>"})
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()

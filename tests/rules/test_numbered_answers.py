@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from multiprocessing.connection import Connection
 
 import gymnasium
 import numpy as np
@@ -114,6 +115,25 @@ def test_interrupted_call_without_auto_reset_requires_a_reset():
     with pytest.raises(RuntimeError, match=r"the episode was interrupted; call reset\(\)"):
         env.step(np.zeros(1, np.float32))
     assert env.reset().step_type == 0
+
+
+@pytest.mark.parametrize("name", ["_recv", "_send"])
+def test_interrupted_message_is_complete(monkeypatch, name):
+    with ParallelEnvironment([make_env, make_env], num_workers=2, caller_steps=False) as env:
+        env.reset()
+        transfer = getattr(Connection, name)
+
+        def interrupt(*arguments):
+            monkeypatch.undo()
+            result = transfer(*arguments)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        monkeypatch.setattr(Connection, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.render()
+        assert env.render().shape == (1, 1, 3)
+        assert (env.step(np.zeros((2, 1), np.float32)).observation == 1).all()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

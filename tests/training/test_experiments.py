@@ -310,25 +310,14 @@ def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     assert "in make_agent" in report.read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("plan.json", {"seed_0": 3}, r"plan.json: the entry of run 'seed_0' must be an object, got a int"),
-        (
-            "plan.json",
-            {"seed_0": {"source": "a", "data": "a"}},
-            r"'variant' of run 'seed_0' must be a str, got nothing",
-        ),
-        ("status.json", {"seed_0": {"state": None}}, r"status.json: 'state' of run 'seed_0' must be a str, got None"),
-    ],
-)
-def test_damaged_files_of_an_experiment_raise(pendulum, tmp_path, name, content, message):
+@pytest.mark.parametrize("name", ["plan.json", "status.json"])
+def test_damaged_files_of_an_experiment_raise(pendulum, tmp_path, name):
     plan = plan_seeds(pendulum, TrainingConfig("bc"), 1)
     run_plan(plan, tmp_path, place=place_fake)
-    (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(CorruptFileError, match=message):
+    (tmp_path / name).write_text((tmp_path / name).read_text().replace("seed_0", "seed_1"))
+    with pytest.raises(CorruptFileError, match=f"{name} is damaged"):
         load_experiment(tmp_path)
-    with pytest.raises(CorruptFileError, match=message):
+    with pytest.raises(CorruptFileError, match=f"{name} is damaged"):
         run_plan(plan, tmp_path, place=place_fake)
 
 

@@ -23,8 +23,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.policies.q_policy import QPolicy
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import PolicyStep
-from tf_agents.trajectories import time_step as ts
+from tf_agents.trajectories import PolicyStep, time_step as ts
 
 from rlds2reverb import (
     CheckpointError,

@@ -70,7 +70,7 @@ class ReplayActor:
           host: address of this machine for the other processes; None for the one in the Ray cluster.
         """
         self._call, self._shard = call, shard
-        self._server = ReplayServer(tables, signature, checkpoint_root=shard_path(root, shard))
+        self._server = ReplayServer(tables, signature, checkpoint_root=shard_path(root, shard), serve_batches=True)
         self._address = f"{host or own_host()}:{self._server.port}"
 
     def run(self) -> None:

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from lazy_beam import make_combiner, make_options, summarize_with_beam
 
 from rlds2reverb import fields

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tree
 from decoding import assert_same_columns, chunk_column, item_columns, parse_messages
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import episode, episodes
 from reverb.cc import schema_pb2

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reference_impls import episode
 
 from rlds2reverb._encoding import keys

@@ -4,8 +4,7 @@ import cramjam
 import numpy as np
 import pytest
 from decoding import assert_same_columns, chunk_column
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from properties import examples
 from reverb.cc import schema_pb2
 

@@ -8,8 +8,7 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import assert_equal_nests, episode
 from tf_agents.trajectories import trajectory

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 
 from rlds2reverb._encoding import tfrecords
@@ -17,13 +16,13 @@ def write_with_tensorflow(records, path):
     return path.read_bytes()
 
 
-def make_similar_records(num_records, size, num_different, num_copies=1):
-    """Returns records that differ only in some random bytes; each record repeats its contents `num_copies` times."""
+def make_similar_records(num_records, size, num_different):
+    """Returns records that differ only in some random bytes."""
     generator = np.random.default_rng(num_records * size + num_different)
     records = np.tile(generator.integers(0, 256, size, np.uint8), (num_records, 1))
     positions = generator.permutation(size)[:num_different]
     records[:, positions] = generator.integers(0, 256, (num_records, len(positions)), np.uint8)
-    return np.tile(records, (1, num_copies))
+    return records
 
 
 @pytest.mark.parametrize(
@@ -33,16 +32,9 @@ def make_similar_records(num_records, size, num_different, num_copies=1):
         (3, 0, 0),
         (1, 1, 1),
         (5, 300, 300),
-        (63, 50, 50),  # the largest number of records without a lookup table
-        (64, 50, 50),  # the smallest number with a lookup table
         (64, 50, 0),
         (64, 0, 0),
-        (64, 1, 1),
         (200, 3000, 40),
-        (100, 4096, 40),  # the largest record with a lookup table
-        (100, 4097, 40),
-        (100, 401, 400),
-        (100, 500, 500),  # too many differing bytes for a lookup table
         (70, 3000, 3000),
     ],
 )
@@ -51,21 +43,12 @@ def test_framed_records_match_tensorflow(tmp_path, num_records, size, num_differ
     assert tfrecords.frame(records).tobytes() == write_with_tensorflow(records, tmp_path / "records")
 
 
-@given(st.integers(1, 130), st.integers(1, 300), st.integers(0, 300), st.integers(1, 4))
-@examples(60)
-def test_both_checksum_algorithms_agree(num_records, size, num_different, num_copies):
-    records = make_similar_records(num_records, size, num_different, num_copies)
-    one_by_one = np.concatenate([tfrecords.checksums(record[None]) for record in records])
-    np.testing.assert_array_equal(tfrecords.checksums(records), one_by_one)
-
-
 def test_checksums_match_rfc_3720():
     """The vectors are those of RFC 3720, appendix B.4: 32 bytes of zeros, ones, ascending and descending numbers."""
     ascending = np.arange(32, dtype=np.uint8)
     records = np.stack([np.zeros(32, np.uint8), np.full(32, 255, np.uint8), ascending, ascending[::-1]])
     expected = np.array([0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C], np.uint32)
     np.testing.assert_array_equal(tfrecords.checksums(records), expected)
-    np.testing.assert_array_equal(tfrecords.checksums(np.tile(records, (20, 1))), np.tile(expected, 20))
 
 
 # --- reading

@@ -1,4 +1,4 @@
-"""Tests of replay buffers: pushing and sampling, removals, listeners and threads."""
+"""Tests of replay buffers: pushing and sampling, removals and threads."""
 
 import threading
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.replay import (
     AdvancedReplayBuffer,
     BufferConfig,
+    BufferMonitor,
     EpisodeReplayBuffer,
-    Listener,
     NaiveReplayBuffer,
     SequenceReplayBuffer,
     make_buffer,
@@ -190,7 +190,7 @@ def test_staleness_is_unknown_without_a_learner_iteration(make):
     assert buffer.sample(1, 2)[0]["staleness"] == 0
 
 
-# --- clear, close and listeners
+# --- clear, close and threads
 
 
 def test_clear_removes_all_elements_and_ids_continue(make):
@@ -211,29 +211,9 @@ def test_closed_buffer_raises(make):
             call()
 
 
-class Recorder(Listener):
-    """Records all events."""
-
-    def __init__(self):
-        self.events = []
-
-    def on_push(self, priorities):
-        self.events.append(("push", priorities.tolist()))
-
-    def on_sample(self, use, staleness, priorities):
-        self.events.append(("sample", use.tolist(), staleness.tolist(), priorities.tolist()))
-
-    def on_update(self, priorities):
-        self.events.append(("update", priorities.tolist()))
-
-    def on_remove(self, numbers, reason, data):
-        self.events.append((reason, numbers.tolist()))
-
-
-def test_listeners_are_called_in_the_order_of_events(make):
+def test_events_are_reported_to_the_monitor(make):
     buffer = make(max_size=2, max_use=2, max_staleness=5, priority_eps=0.5)
-    recorder = Recorder()
-    buffer.add_listener(recorder)
+    buffer.monitor = BufferMonitor("demo")
     ids = buffer.extend([item(n, collect_iter=n) for n in range(3)])
     buffer.update({"replay_unique_id": ids, "priority": [1.0, 2.0, 3.0]})
     buffer.sample_check(1, 6)
@@ -241,17 +221,19 @@ def test_listeners_are_called_in_the_order_of_events(make):
     buffer.sample(1, 6)
     buffer.append(item(3, priority=9.0))
     buffer.clear()
-    assert recorder.events == [
-        ("full", [0]),
-        ("push", [1.0, 1.0, 1.0]),
-        ("update", [2.5, 3.5]),
-        ("stale", [1]),
-        ("sample", [1], [4], [3.5]),
-        ("sample", [2], [4], [3.5]),
-        ("used", [2]),
-        ("push", [9.0]),
-        ("cleared", [3]),
-    ]
+    values = buffer.monitor.values()
+    counts = {key.removeprefix("count/"): value for key, value in values.items() if key.startswith("count/")}
+    assert counts == {
+        "pushed": 4,
+        "updated": 2,
+        "sampled": 2,
+        "removed_full": 1,
+        "removed_stale": 1,
+        "removed_used": 1,
+        "removed_cleared": 1,
+    }
+    assert (values["sampled/use_max"], values["sampled/staleness_max"], values["sampled/priority_min"]) == (2, 4, 3.5)
+    assert (values["priority/max"], values["priority/min"]) == (9.0, 1.0)
 
 
 @pytest.mark.parametrize("turns", [40, pytest.param(5500, marks=[pytest.mark.slow, pytest.mark.timeout(280)])])

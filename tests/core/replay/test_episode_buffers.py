@@ -85,7 +85,7 @@ def test_episodes_are_kept_when_the_storage_grows(make):
             assert s["replay_unique_id"] == f"demo_{number}" and get_rows(s) == list(
                 range(100 * number, 100 * number + lengths[number])
             )
-    assert buffer.contents.store.ring.capacity < 3 * 7 * 1500
+    assert buffer.contents.ring.capacity < 3 * 7 * 1500
 
 
 def test_episodes_shorter_than_the_window_are_not_stored(make):
@@ -224,7 +224,7 @@ def test_steps_shared_by_sequences_are_stored_once(make):
     apart.extend([{"obs": whole["obs"][cut], "inner": {"step": whole["inner"]["step"][cut]}} for cut in cuts])
     assert shared.push_count == apart.push_count == 381
     assert all(len(get_rows(s)) == 20 and get_rows(s)[0] + 19 == get_rows(s)[-1] for s in shared.sample(200, 0))
-    assert shared.contents.store.ring.num_written == 400 and apart.contents.store.ring.num_written == 381 * 20
+    assert shared.contents.ring.num_written == 400 and apart.contents.ring.num_written == 381 * 20
 
 
 # --- configurations

@@ -1,16 +1,15 @@
-"""Tests of combined limits, with `sample` and `sample_batch`, and of the staleness queue."""
+"""Tests of combined limits, with `sample` and `sample_batch`, and of staleness."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numbered_items import item, items
 
 from rlds2reverb.replay import BufferConfig
+from rlds2reverb.replay.configs import UNKNOWN_ITER
 from rlds2reverb.replay.element_table import ElementTable
-from rlds2reverb.replay.staleness import UNKNOWN_ITER, StalenessQueue
 
 
 def sample_numbers(buffer, size, learner_iter=None, sample_range=None, *, as_dicts=False):
@@ -123,29 +122,29 @@ def test_equal_seeds_sample_equal_elements(make):
 # --- staleness
 
 
+def add(table, collect_iters):
+    """Adds elements of one row to a table."""
+    count = len(collect_iters)
+    table.add(count, np.ones(count), np.array(collect_iters), np.zeros(count, int), np.ones(count, int))
+
+
 @given(
     st.lists(st.one_of(st.lists(st.integers(-1, 5), min_size=1, max_size=6), st.integers(-1, 6)), max_size=12),
 )
-def test_staleness_queue_pops_each_stale_element_once(actions):
-    queue, remaining, number = StalenessQueue(), {}, 0
+def test_stale_elements_are_found_once(actions):
+    table, remaining = ElementTable(BufferConfig(max_size=30, max_staleness=1)), {}
     for action in actions:
         if isinstance(action, list):
-            queue.add(number, np.array(action))
-            remaining |= {number + i: iteration for i, iteration in enumerate(action) if iteration != UNKNOWN_ITER}
-            number += len(action)
+            add(table, action)
+            numbers = range(table.next_number - len(action), table.next_number)
+            remaining |= dict(zip(numbers, action, strict=True))
+            remaining = {n: iteration for n, iteration in remaining.items() if n >= table.first_number}
         else:
-            stale = [n for n, iteration in remaining.items() if iteration <= action]
-            assert queue.pop(action).tolist() == stale
+            stale = [n for n, iteration in remaining.items() if UNKNOWN_ITER != iteration <= action - 1]
+            slots = table.find_stale(action)
+            assert sorted(table.slots_to_numbers(slots).tolist()) == (stale if action != UNKNOWN_ITER else [])
+            table.remove(slots)
             remaining = {n: iteration for n, iteration in remaining.items() if n not in stale}
-
-
-def test_staleness_queue_discards_removed_elements():
-    queue = StalenessQueue()
-    for number in range(10_000):
-        queue.add(number, np.array([number % 7]))
-        queue.discard_before(number - 100)
-    assert len(queue._runs) < 3000
-    assert queue.pop(6).tolist()[-100:] == list(range(9_900, 10_000))
 
 
 def test_stale_elements_removed_earlier_are_not_removed_again(make):
@@ -163,7 +162,8 @@ def test_select_numbers_matches_list_slicing_after_removals():
     rng = np.random.default_rng(0)
     for size, num_pushed in ((40, 25), (40, 90), (7, 7)):
         table = ElementTable(BufferConfig(max_size=size))
-        table.add(np.ones(num_pushed), np.full(num_pushed, -1))
+        for _ in range(num_pushed):
+            add(table, [-1])
         remaining = list(range(num_pushed))[-size:]
         while remaining:
             for _ in range(30):
@@ -171,6 +171,6 @@ def test_select_numbers_matches_list_slicing_after_removals():
                 positions = slice(*ends, int(rng.choice([-3, -1, 1, 2])))
                 assert table.select_numbers(positions).tolist() == remaining[positions]
             removed = rng.choice(remaining, min(3, len(remaining)), replace=False)
-            table.remove(removed)
+            table.remove(removed % size)
             remaining = [number for number in remaining if number not in removed]
         assert table.select_numbers().tolist() == []

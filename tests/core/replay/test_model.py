@@ -3,16 +3,16 @@
 import math
 import random
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import properties
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rlds2reverb.replay import BufferConfig, Listener, RateLimitedError, make_buffer
+from rlds2reverb.replay import BufferConfig, BufferMonitor, RateLimitedError, make_buffer
 
 #: The values of each option. Hypothesis generates only a seed, because it would mostly combine the first values.
 OPTIONS = {
@@ -47,17 +47,6 @@ SAMPLES = {
 }
 
 
-class Removals(Listener):
-    wants_data = True
-
-    def __init__(self):
-        self.events = []
-
-    def on_remove(self, numbers, reason, data):
-        assert data["x"].tolist() == [[n, n] for n in numbers.tolist()]
-        self.events += [(n, reason) for n in numbers.tolist()]
-
-
 class Comparison(RuleBasedStateMachine):
     """Makes the same calls on a buffer and on the model: a list of dicts, one per element, oldest first."""
 
@@ -67,14 +56,13 @@ class Comparison(RuleBasedStateMachine):
         self.mmap_dir = Path(self.folder.name) / "data" if on_disk else None
         self.buffer = self.create_buffer()
         self.elements, self.pushed, self.sampled, self.ignored = [], 0, 0, 0
-        self.highest, self.beta, self.removed = 1.0, config.beta, []
+        self.highest, self.beta, self.removed = 1.0, config.beta, Counter()
         self.saved = {}
         self.push(new, False)
 
     def create_buffer(self):
         buffer = make_buffer("demo", self.config, mmap_dir=self.mmap_dir, seed=0)
-        self.listener = Removals()
-        buffer.add_listener(self.listener)
+        buffer.monitor = BufferMonitor("demo")
         return buffer
 
     def teardown(self):
@@ -86,7 +74,7 @@ class Comparison(RuleBasedStateMachine):
         return 1.0 if self.config.kind == "naive" else (p**self.config.alpha if p > 0 else 0.0)
 
     def remove(self, reason, is_removed):
-        self.removed += [(e["number"], reason) for e in self.elements if is_removed(e)]
+        self.removed[f"count/removed_{reason}"] += sum(map(is_removed, self.elements))
         self.elements = [e for e in self.elements if not is_removed(e)]
 
     @rule(new=PUSHED, as_columns=st.booleans())
@@ -238,8 +226,8 @@ class Comparison(RuleBasedStateMachine):
             return
         state, (elements, *numbers) = self.saved[form]
         if into_new:
-            self.compare_listeners()
-            self.buffer, self.removed = self.create_buffer(), []
+            self.compare_removals()
+            self.buffer, self.removed = self.create_buffer(), Counter()
         if form == "dict":
             self.buffer.load_state_dict(state)
         else:
@@ -247,8 +235,9 @@ class Comparison(RuleBasedStateMachine):
         self.elements = [dict(e) for e in elements]
         self.pushed, self.sampled, self.ignored, self.highest, self.beta = numbers
 
-    def compare_listeners(self):
-        assert sorted(self.listener.events) == sorted(self.removed)
+    def compare_removals(self):
+        values = self.buffer.monitor.values()
+        assert {key: value for key, value in values.items() if "removed" in key} == dict(+self.removed)
 
     @invariant()
     def counts_agree(self):
@@ -261,7 +250,7 @@ class Comparison(RuleBasedStateMachine):
         assert math.isclose(
             buffer.contents.elements.sum_tree.root, sum(map(self.power, self.elements)), rel_tol=1e-12, abs_tol=0
         )
-        self.compare_listeners()
+        self.compare_removals()
 
 
 def as_dicts(batch):

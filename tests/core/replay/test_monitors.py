@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from rlds2reverb.replay.listeners import REASONS
-from rlds2reverb.replay.monitors import BufferMonitor, MonitorConfig, RateWindow, table
+from rlds2reverb.replay.monitors import REASONS, BufferMonitor, MonitorConfig, RateWindow, table
 
 
 class Clock:
@@ -26,7 +25,12 @@ def make_monitor(clock=None, **config):
 
 
 def add_sample(monitor, use, staleness, priorities):
-    monitor.on_sample(np.array(use, np.int64), np.array(staleness, np.int64), np.array(priorities, float))
+    use, staleness = np.array(use, np.int64), np.array(staleness, np.int64)
+    monitor.record("sampled", len(use), use=use, staleness=staleness, priority=np.array(priorities, float))
+
+
+def record(monitor, event, priorities):
+    monitor.record(event, len(priorities), priority=priorities)
 
 
 def test_values_are_absent_without_data_and_never_nan():
@@ -35,8 +39,8 @@ def test_values_are_absent_without_data_and_never_nan():
     assert monitor.values() == {} and monitor.histogram() is None and monitor.table().split() == ["agent_1"]
     clock.now += 10
     assert monitor.values() == {"throughput/push": 0.0, "throughput/sample": 0.0}
-    monitor.on_push(np.zeros(0))
-    monitor.on_update(np.zeros(0))
+    record(monitor, "pushed", np.zeros(0))
+    record(monitor, "updated", np.zeros(0))
     add_sample(monitor, [], [], [])
     assert monitor.values() == {"throughput/push": 0.0, "throughput/sample": 0.0}
     add_sample(monitor, [1], [-1], [2.0])
@@ -52,7 +56,7 @@ def test_rates_match_hand_computed_values_in_a_moving_window():
     pushes = {0.0: 10, 3.0: 20, 7.0: 30}
     for second in (0.0, 1.5, 3.0, 5.0, 7.0, 8.0, 10.0, 15.9, 16.0, 1000.0):
         clock.now = 100.0 + second
-        monitor.on_push(np.ones(pushes.get(second, 0)))
+        record(monitor, "pushed", np.ones(pushes.get(second, 0)))
         rates[second] = monitor.values().get("throughput/push")
     assert rates == {
         0.0: None,
@@ -71,7 +75,7 @@ def test_rates_match_hand_computed_values_in_a_moving_window():
 def test_push_and_sample_rates_are_separate():
     clock = Clock()
     monitor = make_monitor(clock, window_secs=60.0)
-    monitor.on_push(np.ones(30))
+    record(monitor, "pushed", np.ones(30))
     add_sample(monitor, [1] * 12, [0] * 12, [1.0] * 12)
     clock.now += 6
     assert monitor.values()["throughput/push"] == 5.0 and monitor.values()["throughput/sample"] == 2.0
@@ -86,12 +90,12 @@ def test_rate_window_keeps_counts_when_the_clock_goes_back():
 
 def test_items_are_counted_by_event():
     monitor = make_monitor()
-    monitor.on_push(np.ones(5))
-    monitor.on_push(np.ones(1))
-    monitor.on_update(np.ones(2))
+    record(monitor, "pushed", np.ones(5))
+    record(monitor, "pushed", np.ones(1))
+    record(monitor, "updated", np.ones(2))
     add_sample(monitor, [1, 2], [0, 0], [1.0, 1.0])
     for number, reason in enumerate(REASONS):
-        monitor.on_remove(np.arange(number), reason, None)
+        monitor.record(f"removed_{reason}", number)
     counts = {key: value for key, value in monitor.values().items() if key.startswith("count/")}
     assert counts == {
         "count/pushed": 6,
@@ -121,9 +125,9 @@ def test_sampled_statistics_match_hand_computed_values():
 
 def test_priority_statistics_cover_recent_pushes_and_updates():
     monitor = make_monitor(num_values=4, num_buckets=3)
-    monitor.on_push(np.array([100.0, 1.0]))
-    monitor.on_update(np.array([2.0]))
-    monitor.on_push(np.array([3.0, 4.0]))
+    record(monitor, "pushed", np.array([100.0, 1.0]))
+    record(monitor, "updated", np.array([2.0]))
+    record(monitor, "pushed", np.array([3.0, 4.0]))
     values = monitor.values()
     assert [values[f"priority/{name}"] for name in ("mean", "max", "min")] == [2.5, 4.0, 1.0]
     counts, edges = monitor.histogram()
@@ -134,7 +138,7 @@ def test_priority_statistics_cover_recent_pushes_and_updates():
 def test_recent_values_do_not_depend_on_the_size_of_updates(sizes):
     monitor = make_monitor(num_values=10)
     for part in np.split(np.arange(25.0), np.cumsum(sizes)[:-1]):
-        monitor.on_update(part)
+        record(monitor, "updated", part)
     values = monitor.values()
     assert (values["priority/min"], values["priority/mean"], values["priority/max"]) == (15, 19.5, 24)
     assert monitor.histogram()[0].sum() == 10
@@ -143,7 +147,7 @@ def test_recent_values_do_not_depend_on_the_size_of_updates(sizes):
 def test_summaries_can_be_read_back(tmp_path):
     clock = Clock()
     monitor = make_monitor(clock, num_buckets=2)
-    monitor.on_push(np.array([1.0, 2.0, 2.0]))
+    record(monitor, "pushed", np.array([1.0, 2.0, 2.0]))
     clock.now += 3
     writer = tf.summary.create_file_writer(str(tmp_path))
     monitor.write_summaries(writer, 7)
@@ -151,8 +155,8 @@ def test_summaries_can_be_read_back(tmp_path):
     writer.close()
     (path,) = tmp_path.iterdir()
     values = {}
-    for record in tf.data.TFRecordDataset(str(path)):
-        event = tf.compat.v1.Event.FromString(record.numpy())
+    for serialized in tf.data.TFRecordDataset(str(path)):
+        event = tf.compat.v1.Event.FromString(serialized.numpy())
         for value in event.summary.value:
             values[event.step, value.tag] = tf.make_ndarray(value.tensor)
     scalars = {tag: float(value) for (step, tag), value in values.items() if not value.ndim}
@@ -164,8 +168,8 @@ def test_summaries_can_be_read_back(tmp_path):
 def test_table_of_two_buffers_matches_expected_text():
     clock = Clock()
     agent, demo = make_monitor(clock), BufferMonitor("demo", clock=clock)
-    agent.on_push(np.array([0.5, 1.0]))
-    demo.on_remove(np.arange(12_345), "full", None)
+    record(agent, "pushed", np.array([0.5, 1.0]))
+    demo.record("removed_full", 12_345)
     clock.now += 3
     assert table([agent, demo]).splitlines() == [
         "                    agent_1    demo",
@@ -185,7 +189,7 @@ def test_events_of_several_threads_are_all_counted():
 
     def work():
         for _ in range(500):
-            monitor.on_push(np.ones(2))
+            record(monitor, "pushed", np.ones(2))
             add_sample(monitor, [1], [0], [1.0])
             monitor.values()
 

@@ -208,7 +208,7 @@ class Streams(BlockStreams):
             on_stalled=lambda servers: None,
         )
         self.close()  # Ends its own clock.
-        self._is_closed = threading.Event()
+        self.is_closed = threading.Event()
 
     def run(self, events):
         """Passes seconds (None), or blocks of a server that are consumed at once; returns the reports."""

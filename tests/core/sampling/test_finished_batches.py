@@ -84,7 +84,7 @@ def test_batches_are_those_of_the_service():
     assert info.priority.tolist() == [2] * 4 and info.probability.tolist() == [0.5] * 4
     assert info.table_size.tolist() == [7] * 4 and info.times_sampled.tolist() == [3] * 4
     request = requests[0]
-    assert (request.table, request.batch_size, request.num_workers, request.max_in_flight) == ("items", 4, 1, 9)
+    assert (request.table, request.batch_size, request.num_workers, request.max_in_flight) == ("items", 16, 1, 9)
     assert request.rate_limiter_timeout_ms == 20_000
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlds2reverb.sampling.importance import (
     LinearSchedule,

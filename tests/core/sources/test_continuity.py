@@ -3,8 +3,7 @@
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from reference_impls import episode
 
 from rlds2reverb._writing.report import IngestReport

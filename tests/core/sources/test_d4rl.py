@@ -3,8 +3,7 @@
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import d4rl, load

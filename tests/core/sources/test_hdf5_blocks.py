@@ -5,8 +5,7 @@ import threading
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as st_numpy
 from properties import examples
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import episode
 
@@ -67,7 +66,7 @@ def test_rows_before_the_last_step_have_a_transition():
 
 
 def test_leaf_without_rows_keeps_its_moments():
-    leaf = LeafMoments()
+    leaf = LeafMoments(())
     leaf.add(np.array([1.0, 3.0]))
     leaf.add(np.zeros(0))
     assert leaf.mean == 2 and leaf.std == 1

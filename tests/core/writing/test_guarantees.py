@@ -216,11 +216,11 @@ def test_restart_after_the_last_item_raises_on_flush(kind):
             encoder = Encoder([ArraySpec((), np.dtype(np.float32))], ["replay"], squeeze=True)
             writer = BulkWriter(server.address, encoder)
         else:
-            writer = ReverbWriter(server.address, ["replay"], {"x": np.zeros(1, np.float32)}, squeeze=True)
+            writer = ReverbWriter(server.address, ["replay"], squeeze=True)
         writer.write([block])
         while table_info(server).current_size < 5:
             time.sleep(0.01)
     with ReplayServer([TableConfig()], port=server.port):
         with pytest.raises((ServerRestartedError, ServerUnavailableError), match="was restarted"):
             writer.flush()
-        writer.close(failed=True)
+        writer.close()

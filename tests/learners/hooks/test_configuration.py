@@ -4,8 +4,7 @@ import math
 import signal
 
 import pytest
-from rlds2reverb.learners import Learner
-from rlds2reverb.learners import hooks as hooks_package
+from rlds2reverb.learners import Learner, hooks as hooks_package
 from rlds2reverb.learners.hooks import (
     HOOKS,
     EarlyStopHook,

@@ -1,0 +1,35 @@
+from .adam import Adam as Adam
+from .awac import AWACAgent as AWACAgent
+from .bc import BCAgent as BCAgent
+from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
+from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedyActor as EpsilonGreedyActor
+from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
+from .dqn import DQNAgent as DQNAgent
+from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
+from .hyperparameters import Hyperparameter as Hyperparameter, Range as Range
+from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork
+from .iql import IQLAgent as IQLAgent
+from .network_inputs import NetworkInputs as NetworkInputs
+from .networks import (
+    MLP as MLP,
+    GaussianActor as GaussianActor,
+    Network as Network,
+    TanhActor as TanhActor,
+    critic_values as critic_values,
+)
+from .offline_agent import Batch as Batch, OfflineAgent as OfflineAgent
+from .own_networks import FullyConnected as FullyConnected, OwnNetwork as OwnNetwork, make_network as make_network
+from .policies import ActorPolicy as ActorPolicy
+from .rebrac import ReBRACAgent as ReBRACAgent
+from .registry import (
+    get_agent_class as get_agent_class,
+    get_hyperparameters as get_hyperparameters,
+    make_agent as make_agent,
+    parse_hyperparameter as parse_hyperparameter,
+    resolve_hyperparameters as resolve_hyperparameters,
+)
+from .sac import SACAgent as SACAgent
+from .spaces import BoundedActions as BoundedActions, DiscreteActions as DiscreteActions, Observations as Observations
+from .squashed_gaussian import SquashedGaussianActor as SquashedGaussianActor
+from .td3_bc import TD3BCAgent as TD3BCAgent
+from .temperature import Temperature as Temperature

@@ -1,0 +1,80 @@
+from ._encoding.packing import (
+    Packing as Packing,
+    find_packing as find_packing,
+    packed_signature as packed_signature,
+    unpack as unpack,
+)
+from ._server.replay_server import ReplayServer as ReplayServer
+from ._server.sharded_server import ShardedReplayServer as ShardedReplayServer
+from ._writing.report import IngestReport as IngestReport, IngestWarning as IngestWarning
+from .envs.film import Film as Film, record_film as record_film
+from .episode_batches import EpisodeBatch as EpisodeBatch
+from .episodes import Episode as Episode
+from .errors import (
+    CheckpointError as CheckpointError,
+    CorruptFileError as CorruptFileError,
+    InsufficientMemoryError as InsufficientMemoryError,
+    InvalidEpisodeError as InvalidEpisodeError,
+    KeyCollisionError as KeyCollisionError,
+    Problem as Problem,
+    RateLimitedError as RateLimitedError,
+    ResourceInUseError as ResourceInUseError,
+    ResumeError as ResumeError,
+    Rlds2ReverbError as Rlds2ReverbError,
+    ServerRestartedError as ServerRestartedError,
+    ServerUnavailableError as ServerUnavailableError,
+    SourceError as SourceError,
+    SpecMismatchError as SpecMismatchError,
+    StorageFullError as StorageFullError,
+    TrackerError as TrackerError,
+    TrainingDivergedError as TrainingDivergedError,
+)
+from .evaluations import Evaluation as Evaluation, read_reference_returns as read_reference_returns
+from .ingestion import IngestOptions as IngestOptions, ingest as ingest
+from .items import (
+    EpisodeAdder as EpisodeAdder,
+    EpisodeBatchAdder as EpisodeBatchAdder,
+    ItemBatch as ItemBatch,
+    Items as Items,
+)
+from .learners.algorithms import register_agent as register_agent
+from .learners.runs import Run as Run, load_run as load_run
+from .priorities import ByReturn as ByReturn
+from .rlds_to_reverb import (
+    convert_rlds_to_trajectories as convert_rlds_to_trajectories,
+    create_trajectory_data_spec as create_trajectory_data_spec,
+    get_rlds_step_features as get_rlds_step_features,
+    push_rlds_to_reverb as push_rlds_to_reverb,
+)
+from .sampling import (
+    LinearSchedule as LinearSchedule,
+    MixedPriorities as MixedPriorities,
+    PriorityWriter as PriorityWriter,
+    SampleInfo as SampleInfo,
+    mixed_dataset as mixed_dataset,
+    sample_dataset as sample_dataset,
+    to_experience as to_experience,
+)
+from .saved_policies import SavedPolicy as SavedPolicy, load_policy as load_policy
+from .sources import Source as Source, Summary as Summary, load as load, summarize as summarize
+from .sources.transforms import apply_transforms as apply_transforms
+from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
+from .tables import (
+    RateLimiter as RateLimiter,
+    Selector as Selector,
+    TableConfig as TableConfig,
+    item_signature as item_signature,
+)
+from .training.config import TrainingConfig as TrainingConfig
+from .training.experiments import Experiment as Experiment, load_experiment as load_experiment, sweep as sweep
+from .training.reports import (
+    Report as Report,
+    report_runs as report_runs,
+    report_source as report_source,
+    report_tables as report_tables,
+)
+from .training.training import Training as Training, train as train
+from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec
+from .trajectory_items import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
+
+__version__: str

@@ -1,0 +1,135 @@
+"""`tf.data` datasets of NumPy batches that Python code makes, whose iterators raise the exceptions of that code.
+
+TensorFlow reports an exception of Python code as an `OpError`, and logs the traceback. Here the code returns the number
+of the exception instead, the graph fails with that number, and `translate_error` returns the exception.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
+
+from .tensorflow import without_autograph, without_autotuning
+
+_MAX_ERRORS = 1000
+#: The most recent exceptions by their number.
+_errors: dict[int, Exception] = {}
+_numbers = itertools.count()
+_NUMBER = re.compile(r"rlds2reverb error (\d+): ")
+
+
+def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *, prefetch: int) -> BatchDataset:
+    """Returns a dataset of the batches of Python iterators.
+
+    Args:
+      open_batches: function that returns an iterator over nests of arrays for each iterator of the dataset. An iterator
+        that raises an exception may continue afterwards; it should end its work when it is no longer referenced.
+      element_spec: nest of `tf.TensorSpec` of a batch.
+      prefetch: number of batches to prepare ahead.
+    """
+    specs = tf.nest.flatten(element_spec)
+    nothing = [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
+
+    def iterate() -> Iterator[tuple[Any, ...]]:
+        batches = open_batches()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                yield (*nothing, _describe(error))
+            else:
+                yield (*tf.nest.flatten(batch), "")
+
+    @without_autograph
+    def check(*tensors: tf.Tensor) -> Any:
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(tensors[-1], ""), [tensors[-1]])]):
+            return tf.nest.pack_sequence_as(element_spec, [tf.identity(tensor) for tensor in tensors[:-1]])
+
+    batches = tf.data.Dataset.from_generator(iterate, output_signature=(*specs, tf.TensorSpec((), tf.string)))
+    return BatchDataset(without_autotuning(batches.map(check).prefetch(prefetch)), open_batches)
+
+
+def _describe(error: Exception) -> str:
+    number = next(_numbers)
+    _errors[number] = error
+    _errors.pop(number - _MAX_ERRORS, None)
+    return f"rlds2reverb error {number}: {type(error).__name__}: {error}"
+
+
+def translate_error(error: Exception) -> Exception | None:
+    """Returns the exception that made a dataset of batches fail, or None if the error has a different cause.
+
+    Args:
+      error: `tf.errors.OpError` raised in this process by a graph that reads `sample_dataset`, `mixed_dataset` or a
+        replay buffer's `dataset`. Eager iterators raise the exception itself.
+
+    Returns:
+      `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
+      too long; `SpecMismatchError` if an item does not match the table's signature.
+    """
+    match = _NUMBER.search(getattr(error, "message", ""))
+    return _errors.get(int(match[1])) if match else None
+
+
+class _Iterator(iterator_ops.OwnedIterator):
+    """An iterator over a dataset that raises translated errors."""
+
+    def _next_internal(self) -> Any:
+        try:
+            return super()._next_internal()
+        except tf.errors.OpError as error:
+            translated = translate_error(error)
+            if translated is None:
+                raise
+            raise translated from None
+
+
+class BatchDataset(tf.data.Dataset):
+    """A dataset whose iterators raise translated errors, as do those of its `map`, `batch`, `take` and so on.
+
+    Attributes:
+      open_batches: function that returns an iterator over the dataset's batches as arrays.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, open_batches: Callable[[], Iterator[Any]] | None = None):
+        """Wraps a dataset."""
+        self._dataset = dataset
+        self.open_batches = open_batches or self.as_numpy_iterator
+        super().__init__(dataset._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._dataset]
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of an element."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> Any:
+        return _Iterator(self) if tf.executing_eagerly() else super().__iter__()
+
+
+def _wrap_result(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method that translates the errors of the dataset that it returns."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        result = method(*arguments, **options)
+        return BatchDataset(result) if isinstance(result, tf.data.Dataset) else result
+
+    return call
+
+
+for _name, _method in vars(tf.data.Dataset).items():
+    if inspect.isfunction(_method) and not _name.startswith("_") and _name not in vars(BatchDataset):
+        setattr(BatchDataset, _name, _wrap_result(_method))

@@ -1,0 +1,23 @@
+from .config import Option as Option, TrainingConfig as TrainingConfig
+from .data import TrainingData as TrainingData, open_data as open_data
+from .environment import (
+    Environment as Environment,
+    resolve_environment as resolve_environment,
+    restore_environment as restore_environment,
+)
+from .experiments import (
+    Experiment as Experiment,
+    load_experiment as load_experiment,
+    run_plan as run_plan,
+    sweep as sweep,
+)
+from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds, plan_sweep as plan_sweep
+from .presets import preset_names as preset_names
+from .progress import Progress as Progress
+from .reports import (
+    Report as Report,
+    report_runs as report_runs,
+    report_source as report_source,
+    report_tables as report_tables,
+)
+from .training import Training as Training, train as train
