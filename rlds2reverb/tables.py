@@ -6,15 +6,12 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import tree
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest, with_bounds
-
-if TYPE_CHECKING:
-    import reverb
 
 SelectorKind = Literal["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized"]
 LimiterKind = Literal["min_size", "sample_to_insert_ratio", "max_samples_per_insert", "queue", "stack"]
@@ -234,10 +231,11 @@ class TableConfig:
         fifo = Selector("fifo")
         return cls(name, fifo, fifo, size, 1, RateLimiter("queue", size))
 
-    def build(self, signature: Nest | None = None) -> reverb.Table:
-        """Returns a table for a server in this process; its items must match the signature unless it is None.
+    def build(self, signature: Nest | None = None) -> Any:
+        """Returns a `reverb.Table` for a `reverb.Server` in this process; requires dm-reverb in this environment.
 
-        `ReplayServer` builds its tables itself. See `item_signature`.
+        The table's items must match the signature unless it is None; see `item_signature`. `ReplayServer` builds its
+        tables itself.
         """
         from rlds2reverb._server_process.reverb_tables import build_table
 

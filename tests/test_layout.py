@@ -26,9 +26,9 @@ PARTS = [
     "beam",
 ]
 ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
-#: The modules that import dm-reverb: those that run in servers' processes, and the one that returns Reverb's client.
+#: The modules that import dm-reverb: those that run in servers' processes, and the client of TF-Agents' observers.
 REVERB_USERS = {
-    "rlds2reverb._server.replay_server",
+    "rlds2reverb._internals.reverb_client",
     "rlds2reverb._server_process.batch_service",
     "rlds2reverb._server_process.reverb_tables",
     "rlds2reverb._server_process.server",

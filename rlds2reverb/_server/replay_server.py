@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._signals import defer_signals
@@ -21,9 +21,6 @@ from .memory import require_memory
 from .ports import pick_port, reserve_port
 from .process import ServerProcess
 from .scratch import scratch_folder
-
-if TYPE_CHECKING:
-    import reverb
 
 #: A new server may have to wait until calls that other servers of this process left unanswered have timed out.
 _START_SECS = 60.0
@@ -192,11 +189,11 @@ class ReplayServer:
                 require_table(infos, table.name, self._signature)
 
     @property
-    def client(self) -> reverb.Client:
-        """A Reverb client of the server; requires dm-reverb in this environment."""
-        import reverb
+    def client(self) -> Any:
+        """A `reverb.Client` of the server, for TF-Agents' observers; requires dm-reverb in this environment."""
+        from rlds2reverb._internals.reverb_client import make_client
 
-        return reverb.Client(self.address)
+        return make_client(self.address)
 
     @property
     def address(self) -> str:
