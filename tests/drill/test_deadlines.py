@@ -13,6 +13,7 @@ import pytest
 import reverb
 from faults import convert, find_server, process, read_checkpoint, receive, run_ingest, serve_table, within
 from numbers_served import serve_in_process
+from process_signals import suspend_process
 from reference_impls import episode, rlds_dataset
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
@@ -203,7 +204,7 @@ def test_sampling_continues_when_its_server_was_stopped(recovery):
         for _ in range(20):
             next(batches)
         pid = find_server(address)
-        os.kill(pid, signal.SIGSTOP)
+        suspend_process(pid)
         stopped = time.monotonic()
         with process(continue_later, pid, STOP_SECS), recovery():
             while time.monotonic() < stopped + STOP_SECS + 1:
@@ -238,7 +239,7 @@ def test_writer_that_was_stopped_stores_every_item_once(tmp_path):
             channel.send("continue")
             time.sleep(0.02)
             assert not channel.poll(0)
-            os.kill(writer.pid, signal.SIGSTOP)
+            suspend_process(writer.pid)
             assert not channel.poll(STOP_SECS)
             os.kill(writer.pid, signal.SIGCONT)
             report = receive(channel)
@@ -284,7 +285,7 @@ def test_training_is_complete_when_a_process_was_stopped(tmp_path, data, stopped
             # A learner ends after 30 s without a sample.
             secs = STOP_SECS if stopped == "learner" else STOP_SECS - 10
             pid = learner.pid if stopped == "learner" else find_server(address)
-            os.kill(pid, signal.SIGSTOP)
+            suspend_process(pid)
             assert not channel.poll(secs)
             os.kill(pid, signal.SIGCONT)
             steps, last = receive(channel)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import convert, find_server, make_episodes, process, read_checkpoint, receive, serve_table
+from process_signals import suspend_process
 
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.client import table_infos
@@ -143,7 +144,7 @@ def test_processes_stopped_for_30_s_continue(tmp_path, episodes, whole, victim):
             assert receive(channel) == "begun"
             channel.poll(secs / 2)
             stopped = find_server(port) if victim == "server" else writer.pid
-            os.kill(stopped, signal.SIGSTOP)
+            suspend_process(stopped)
             time.sleep(30)
             os.kill(stopped, signal.SIGCONT)
             assert receive(channel)["items"] == NUM_ITEMS

@@ -9,6 +9,7 @@ import portpicker
 import pytest
 from faults import HANG_SECS, find_server, process, receive
 from numbers_served import exit_with_open_iterator, serve_in_process, serve_numbers
+from process_signals import suspend_process
 
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import sample_dataset
@@ -75,7 +76,7 @@ def test_dead_server_is_reported_and_sampling_continues(failure):
             kill(first)
         else:
             stopped = find_server(lost_address)
-            os.kill(stopped, signal.SIGSTOP)
+            suspend_process(stopped)
         read_until_reported(batches, reports)
         ((address, reason),) = reports
         assert address == lost_address and "gone" in reason

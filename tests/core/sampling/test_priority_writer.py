@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from faults import find_server
 from numbers_served import addresses, serve_in_process, serve_numbers, write_numbers
+from process_signals import kill_process, suspend_process
 
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import SampleInfo, sample_dataset
@@ -79,7 +80,7 @@ def test_stopped_server_is_reported_and_the_other_is_updated():
     with serve_numbers({1: 1.0}) as (server,), serve_in_process({2: 1.0}) as (_, other):
         key = next(iter(sample_dataset(server.address, "items", 1))).info.key.numpy()[0]
         info = make_info([7, key], [0, 1])
-        os.kill(find_server(other), signal.SIGSTOP)
+        suspend_process(find_server(other))
         PriorityWriter(
             [other, server.address], "items", timeout_secs=0.5, on_server_lost=lambda *report: reports.append(report)
         ).write(info, [3.0, 4.0])
@@ -94,7 +95,7 @@ def test_stopped_server_is_reported_and_the_other_is_updated():
 @pytest.mark.slow
 def test_dead_server_is_reported_and_the_other_is_updated():
     reports = []
-    with serve_in_process({1: 1.0}) as (first, lost_address), serve_numbers({2: 1.0}) as (server,):
+    with serve_in_process({1: 1.0}) as (_, lost_address), serve_numbers({2: 1.0}) as (server,):
         servers = [lost_address, server.address]
         writer = PriorityWriter(servers, "items", on_server_lost=lambda *report: reports.append(report))
         keys = {}
@@ -104,8 +105,7 @@ def test_dead_server_is_reported_and_the_other_is_updated():
                 break
         info = make_info([keys[0], keys[1]], [0, 1])
         writer.write(info, [3.0, 4.0])
-        first.kill()
-        first.join()
+        kill_process(find_server(lost_address))
         writer.write(info, [5.0, 6.0])
         assert read_priorities(server) == {2: 6.0}
     assert [address for address, _ in reports] == [lost_address]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from faults import HANG_SECS, find_server, make_episodes, process, receive, use_own_launcher
+from process_signals import suspend_process
 from rlds2reverb.cli import run
 
 from rlds2reverb._server import process as server_process
@@ -66,7 +67,7 @@ def test_killed_process_leaves_no_servers():
         try:
             launcher = read_parent(one)
             assert read_parent(two) == launcher
-            os.kill(two, signal.SIGSTOP)  # It cannot notice the end of its owner.
+            suspend_process(two)  # It cannot notice the end of its owner.
             running.kill()
             wait_for_end(one)
         finally:

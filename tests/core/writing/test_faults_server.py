@@ -29,6 +29,7 @@ from faults import (
     serve_table,
     skip_unless_mounted,
 )
+from process_signals import suspend_process
 from properties import mark_slow_except
 from reference_impls import episode
 
@@ -258,10 +259,10 @@ def test_run_stopped_for_longer_than_its_timeout_continues(tmp_path, expected, s
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [("write", 50)]) as (run, channel):
         wait_until_held(channel)
-        os.kill(server_pid, signal.SIGSTOP)  # This makes the run wait for the server.
+        suspend_process(server_pid)  # This makes the run wait for the server.
         channel.send("continue")
         assert not channel.poll(0.5)
-        os.kill(run.pid, signal.SIGSTOP)
+        suspend_process(run.pid)
         assert not channel.poll(3)
         os.kill(server_pid, signal.SIGCONT)
         os.kill(run.pid, signal.SIGCONT)
@@ -519,7 +520,7 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
     options = {"state_home": tmp_path, "timeout_secs": 2.0}
     with process(convert, port, options, [(stage, 50)]) as (run, channel):
         wait_until_held(channel)
-        os.kill(pid, signal.SIGSTOP)
+        suspend_process(pid)
         channel.send("continue")
         with pytest.raises(ServerUnavailableError, match="localhost:"):
             receive(channel)
@@ -538,7 +539,7 @@ def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected,
     options = {"state_home": tmp_path, "timeout_secs": 2.0 * secs + 10}
     with process(convert, port, options, [(stage, 50)]) as (_, channel):
         wait_until_held(channel)
-        os.kill(pid, signal.SIGSTOP)
+        suspend_process(pid)
         channel.send("continue")
         assert not channel.poll(secs)
         os.kill(pid, signal.SIGCONT)

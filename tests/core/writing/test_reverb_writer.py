@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from contextlib import suppress
 
 import numpy as np
 import pytest
+from process_signals import suspend_process, wait_for_end
 
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._server.replay_server import ReplayServer
@@ -36,14 +35,6 @@ def writer(server):
     writer.close()
 
 
-def wait_for_end(pid):
-    """Waits until a process is gone; the time limit of the test applies."""
-    with suppress(ProcessLookupError):
-        while True:
-            os.kill(pid, 0)
-            time.sleep(0.01)
-
-
 def test_process_ends_when_the_writer_is_closed(writer):
     writer.close()
     wait_for_end(writer._process.pid)
@@ -51,7 +42,7 @@ def test_process_ends_when_the_writer_is_closed(writer):
 
 def test_process_ends_when_the_writer_is_closed_although_the_server_is_stopped(server, writer):
     pid = server._process.pid
-    os.kill(pid, signal.SIGSTOP)
+    suspend_process(pid)
     try:
         with pytest.raises(ServerUnavailableError, match=f"localhost:{server.port}"):
             writer.write([BLOCK], "ten")

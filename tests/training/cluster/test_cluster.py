@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from machines import execute, machine, network_cut
+from process_signals import suspend_process
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
@@ -166,7 +167,7 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
     process = start_training(run_dir, *options, data=DATA)
     commit, checkpoints = run_dir / "replay/commit.json", run_dir / "replay/shard_0/checkpoints"
     wait_for(lambda: commit.exists() and (run_dir / "progress.csv").exists())
-    os.kill(find_replay_processes(run_dir)[1], signal.SIGSTOP)  # It cannot answer the next request for a checkpoint.
+    suspend_process(find_replay_processes(run_dir)[1])  # It cannot answer the next request for a checkpoint.
     time.sleep(1)  # For a commit that shard 1 has answered already.
     committed = read_newest_commit(commit)
     wait_for(lambda: any(path.parent.name > committed[0] for path in checkpoints.glob("*/DONE")))
@@ -183,10 +184,10 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
 
 
 @contextmanager
-def stop_process(prefix, pids, ports):
+def suspend_processes(prefix, pids, ports):
     """Stops processes, which then answer nothing while their connections stay open."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        suspend_process(pid)
     try:
         yield
     finally:
@@ -239,7 +240,7 @@ for port in sys.argv[1:]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.drill("cluster")
-@pytest.mark.parametrize("fault", [stop_process, cut_network])
+@pytest.mark.parametrize("fault", [suspend_processes, cut_network])
 def test_training_continues_without_one_of_its_replay_servers(fault, tmp_path):
     run_dir = tmp_path / "run"
     options = ["--shards", "2", "--collectors", "1", "--log-every", "100", "--replay-checkpoint-secs", "1"]
