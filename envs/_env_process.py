@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlds2reverb._platform import create_anonymous_file
 from rlds2reverb._signals import defer_signals
 
 from ._env_worker import CALL, ERROR, FAILURE, RESULT, WAKE
@@ -96,7 +97,7 @@ class WorkerProcess:
         """Starts the process, which creates its environments; `receive` then returns their specs."""
         own, other = socket.socketpair()
         lifeline, self_end = os.pipe()
-        trace = os.memfd_create("rlds2reverb_trace", os.MFD_CLOEXEC)
+        trace = create_anonymous_file("rlds2reverb_trace")
         passed = [other.fileno(), self._memory, lifeline, trace]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE, *map(str, passed), str(self.index), *sys.path],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import pickle
 import select
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -176,6 +176,10 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
 
 
 def _follow(lifeline: int) -> None:
+    if sys.platform != "linux":  # The process then ends when it reads the next message.
+        return
+    import fcntl
+
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

@@ -72,11 +72,6 @@ class Channel:
         return time_step
 
 
-def create_memory() -> int:
-    """Returns the file descriptor of empty shared memory."""
-    return os.memfd_create("rlds2reverb_envs", os.MFD_CLOEXEC)
-
-
 def _find_offsets(spec: Nest) -> list[int]:
     """Returns the offset of each array in memory, and the total number of bytes."""
     sizes = (-(-leaf.num_bytes // _ALIGNMENT) * _ALIGNMENT for leaf in tree.flatten(spec))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-import os
 import warnings
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb._platform import available_cores
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
@@ -69,7 +69,7 @@ class EnvPoolEnvironment(LockedEnvironment):
 
         if not 0 <= discount <= 1:
             raise ValueError(f"discount must be in [0, 1], got {discount}")
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         self._config = {"num_threads": num_threads or min(cores, batch_size), "num_envs": batch_size, **options}
         if render_mode is not None:
             self._config["render_mode"] = render_mode

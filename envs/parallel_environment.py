@@ -14,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
+from rlds2reverb._platform import available_cores, create_anonymous_file
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
-from ._shared_arrays import Channel, create_memory
+from ._shared_arrays import Channel
 from .batched_environment import make_env_ids, make_prev_action, require_same_specs
 from .environment import Environment, LockedEnvironment, require_constructor
 from .specs import make_zeros
@@ -105,7 +106,7 @@ class ParallelEnvironment(LockedEnvironment):
         require_timeout(timeout_secs)
         require_timeout(construction_timeout_secs)
         require_one_of("on_failure", on_failure, ("restart", "raise"))
-        num_envs, cores = len(constructors), len(os.sched_getaffinity(0))
+        num_envs, cores = len(constructors), available_cores()
         constructors = [*constructors, *itertools.islice(itertools.cycle(constructors), num_spares)]
         num_rows = num_envs + num_spares
         if num_spares:
@@ -126,7 +127,7 @@ class ParallelEnvironment(LockedEnvironment):
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
         self._channel: Any = None
-        self._memory = create_memory()
+        self._memory = create_anonymous_file("rlds2reverb_envs")
         self._spin_secs = _SPIN_SECS if num_workers + caller_steps <= cores else 0.0
         bounds = np.linspace(0, num_rows, num_workers + caller_steps + 1).round().astype(int).tolist()
         shares = list(itertools.pairwise(bounds))

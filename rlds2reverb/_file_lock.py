@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._platform import lock_file
 from rlds2reverb.errors import ResourceInUseError
+
+#: A symbolic link that somebody else has put there is not followed.
+_FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 
 class FileLock:
@@ -28,9 +31,9 @@ class FileLock:
 
     def __enter__(self) -> FileLock:
         while True:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._path, _FLAGS, 0o600)
             try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(self._descriptor)
             except OSError:
                 owner = os.read(self._descriptor, 1000).decode(errors="replace") or "another process"
                 os.close(self._descriptor)
@@ -40,7 +43,7 @@ class FileLock:
             os.close(self._descriptor)  # The previous holder removed this file after it was opened here.
         os.ftruncate(self._descriptor, 0)
         with contextlib.suppress(OSError):  # On a full disk the lock still works, but the file does not name its owner.
-            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -70,6 +70,8 @@ def replace_text(path: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """Writes a file's content, or the names in a directory, from the page cache to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open a directory, and writes its names by itself.
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

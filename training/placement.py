@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlds2reverb._platform import available_cores
 from rlds2reverb._signals import Terminated, stop_on_signal
 from rlds2reverb._text import last_line
 from rlds2reverb.errors import Rlds2ReverbError
@@ -115,7 +116,7 @@ def run_in_processes(
     Returns:
       The name of the signal that stopped the runs; '' if none did.
     """
-    waiting, pool = deque(runs), _WorkerPool(quiet=quiet, translate=translate, num_threads=_count_cores() // jobs)
+    waiting, pool = deque(runs), _WorkerPool(quiet=quiet, translate=translate, num_threads=available_cores() // jobs)
     with pool, stop_on_signal(pool.stop):
         while pool.workers or (waiting and not pool.stopped_by):
             while waiting and len(pool.workers) < jobs and not pool.stopped_by:
@@ -296,7 +297,3 @@ class _WorkerPool:
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
             pipe.close()
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0))

@@ -17,7 +17,8 @@ def main(parent: int) -> None:
     Args:
       parent: id of the process that started this one; this process ends with it, however it ends.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # It ended before the call.
         os._exit(1)
     result = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlds2reverb._platform import lock_file
 from rlds2reverb.errors import ServerUnavailableError
 
 #: Names the interpreter of servers if the running one does not have dm-reverb.
@@ -64,7 +64,7 @@ def _find_environment() -> Path:
 def _lock(path: Path) -> Iterator[None]:
     """Waits for a lock file and holds it; the kernel releases the lock however the process ends."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file.fileno(), wait=True)
         yield
 
 

@@ -121,7 +121,8 @@ def _forget_processes() -> None:
         process._control.close()
 
 
-os.register_at_fork(after_in_child=_forget_processes)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_processes)
 
 
 class ForkedProcess:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._platform import reserve_space
 from rlds2reverb.specs import ArraySpec
 
 #: Linux's MAP_NORESERVE, which does not reserve swap space; `mmap` exports it only from Python 3.13 on.
@@ -48,7 +49,7 @@ class RowRing:
     def _allocate(self, spec: ArraySpec, capacity: int) -> np.ndarray:
         num_bytes = spec.num_bytes * capacity
         shape = (capacity, *(size or 0 for size in spec.shape))
-        if not num_bytes:
+        if not num_bytes or (self._mmap_dir is None and sys.platform != "linux"):
             return np.zeros(shape, spec.dtype)
         if self._mmap_dir is None:
             memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -60,7 +61,7 @@ class RowRing:
                 self._mmap_dir.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryFile(dir=self._mmap_dir) as file:
                     # Without reserved space, a full disk would be a SIGBUS on a later write.
-                    os.posix_fallocate(file.fileno(), 0, num_bytes)
+                    reserve_space(file.fileno(), num_bytes)
                     memory = mmap.mmap(file.fileno(), num_bytes)
         return np.frombuffer(memory, spec.dtype, num_bytes // spec.dtype.itemsize).reshape(shape)
 
