@@ -47,7 +47,7 @@ def _find_environment() -> Path:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise ServerUnavailableError(
             f"Reverb servers run on Linux x86-64 only, and this is {platform.system()} {platform.machine()}; start one "
-            "with the container image (docs/serving.md) or on another machine, and pass its address HOST:PORT"
+            "with the container image (see docs/versions.md) or on a Linux machine, and pass its address HOST:PORT"
         )
     digest = hashlib.sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
