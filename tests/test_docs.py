@@ -13,7 +13,7 @@ README = ROOT / "README.md"
 PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
-FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--python", "--require-hashes", "--scale"}
+FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--platform", "--python", "--require-hashes", "--scale"}
 #: Blocks that take more than about a second, by page and number; most pages have others that are fast.
 SLOW_BLOCKS = {
     "README.md-1",
