@@ -6,15 +6,12 @@ tf-keras, a Keras 2. TensorFlow 2.15 contains Keras 2, and with the variable it 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
-import sys
-import types
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
-#: The values that TensorFlow accepts.
-_TRUE = ("1", "true", "True")
 
 
 def select_keras_2() -> None:
@@ -30,19 +27,16 @@ def select_keras_2() -> None:
 
 
 def require_keras_2() -> None:
-    """Checks that `tf.keras` is Keras 2, or will be when it is used for the first time.
+    """Checks that TensorFlow's Keras is Keras 2.
 
     Raises:
-      ImportError: If it is Keras 3, because it was used before rlds2reverb was imported, or the user has chosen it.
+      ImportError: If it is Keras 3, because TensorFlow or `tf.keras` was used before rlds2reverb was imported, or the
+        user has chosen it.
     """
     import tensorflow as tf
 
-    keras = vars(sys.modules["tensorflow"])["keras"]
-    if type(keras) is types.ModuleType:
-        is_keras_2 = issubclass(keras.layers.Layer, tf.Module)
-    else:  # A lazy loader, which will read the variable.
-        is_keras_2 = not _installs_keras_3() or os.environ.get(_VARIABLE) in _TRUE
-    if not is_keras_2:
+    layers = importlib.import_module("tensorflow.keras.layers")  # TF-Agents imports it in this way, too.
+    if not issubclass(layers.Layer, tf.Module):
         raise ImportError(
             "tf.keras is Keras 3, but TF-Agents requires Keras 2; import rlds2reverb before you use tf.keras, or set "
             f"{_VARIABLE}=1 in the environment before Python starts"

@@ -221,7 +221,7 @@ def test_write_config_stores_versions_data_and_command(tmp_path):
         assert run.configuration == {"algo": "iql", "seed": 3, "folder": "x", "hidden": [256, 256]}
         assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
         assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
-        assert {"python", "rlds2reverb", "tf-agents", "dm-reverb", "numpy"} <= run.config["versions"].keys()
+        assert {"python", "rlds2reverb", "tf-agents", "gymnasium", "numpy"} <= run.config["versions"].keys()
         assert (run.path / "repeat.txt").read_text() == "rlds2reverb train --algo iql\n"
 
 
