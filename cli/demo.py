@@ -35,7 +35,7 @@ from . import checks, output
     help="Number of gradient updates.",
 )
 def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
-    """Convert a dataset, validate it, train an agent on it, and draw the learning curve.
+    """Convert a dataset, validate it, train an agent on it, and write a report on the run.
 
     \b
     Example:
@@ -57,7 +57,7 @@ def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
         ["convert", file, "--out", items],
         ["validate", items],
         ["train", "--data", file, *agent, "--steps", steps, *every, *references],
-        ["plot", run_dir, "--out", out / "curve.png"],
+        ["inspect", run_dir, "--report", out / "report.html"],
     )
     for command in commands:
         words = list(map(str, command))

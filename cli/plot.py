@@ -61,7 +61,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     if not out.absolute().parent.is_dir():
         raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
     with status("drawing"), quiet_imports():
-        from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
+        from rlds2reverb.learners.curves import draw_curves, learning_curves
+        from rlds2reverb.learners.figures import save_png
         from rlds2reverb.training.experiments import list_runs
 
         curves = learning_curves([run for folder in dict.fromkeys(folders) for run in list_runs(folder)], metric=metric)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -170,7 +171,7 @@ class _StepLayout:
     def __init__(self, step_spec: Nest):
         observations = leaves(step_spec[fields.OBSERVATION])
         numeric = [leaf for leaf in observations if leaf[1].dtype.kind in "biuf"]
-        vectors = [leaf for leaf in numeric if not is_image(leaf[1])]
+        vectors = [leaf for leaf in numeric if not is_image(leaf[1].shape, leaf[1].dtype)]
         self.uses_images = bool(numeric) and not vectors
         self._observations = [path for path, _ in vectors or numeric]
         self._actions = [path for path, spec in leaves(step_spec[fields.ACTION]) if spec.dtype.kind in "biuf"]
@@ -196,11 +197,10 @@ class _StepLayout:
         return np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], 1)[:, :_MAX_COLUMNS]
 
 
-def is_image(spec: Any) -> bool:
+def is_image(shape: Sequence[Any], dtype: np.dtype) -> bool:
     """Returns whether a field of one step is an image, `[H, W]` or `[H, W, channels]` of bytes."""
-    shape = tuple(spec.shape)
     has_channels = len(shape) == 3 and (shape[-1] in (1, 3, 4) or shape[0] in (1, 3, 4))
-    return bool(spec.dtype == np.uint8 and (len(shape) == 2 or has_channels) and min(shape[:2] or (0,)) > 0)
+    return bool(dtype == np.uint8 and (len(shape) == 2 or has_channels) and min(shape[:2] or (0,)) > 0)
 
 
 def name_column(name: str, path: tuple[Any, ...], index: int, size: int) -> str:
