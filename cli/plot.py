@@ -71,19 +71,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
         return
     headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
-    print(output.escape_controls(format_columns(headings, [_format_row(curve) for curve in curves])))
+    print(output.escape_controls(format_columns(headings, [curve.format_row() for curve in curves])))
     print(output.escape_controls(f"\nwrote {out}"))
-
-
-def _format_row(curve: Curve) -> tuple[str, ...]:
-    mean, std = curve.last
-    return (
-        curve.label,
-        str(len(curve.runs)),
-        f"{curve.steps[-1]:,}",
-        f"{mean:,.1f} ± {std:,.1f}",
-        f"{curve.best:,.1f}",
-    )
 
 
 def _as_dict(curve: Curve) -> dict[str, object]:

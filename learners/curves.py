@@ -63,6 +63,11 @@ class Curve:
         """The best evaluation of each run, averaged over the runs."""
         return float(np.mean([_get_values(run, self.metric).max() for run in self.runs]))
 
+    def format_row(self) -> tuple[str, ...]:
+        """Returns a row of a table: label, number of runs, last step, last evaluations, and best evaluation."""
+        mean, std = self.last
+        return self.label, str(len(self.runs)), f"{self.steps[-1]:,}", f"{mean:,.1f} ± {std:,.1f}", f"{self.best:,.1f}"
+
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
     """Computes a curve for each group of runs whose identities differ only in their seeds.

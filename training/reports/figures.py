@@ -17,6 +17,7 @@ from rlds2reverb.learners.figures import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Sizes in inches of figures that take half of the page's width, and all of it.
@@ -24,6 +25,12 @@ HALF_WIDTH, FULL_WIDTH = (5.6, 3.1), (11.2, 4.4)
 _MAX_BINS = 60
 #: Maximum number of distinct values that are drawn as one bar each, and of names along an axis.
 _MAX_BARS, _MAX_NAMES = 24, 16
+
+
+def make_axes(size: tuple[float, float] = HALF_WIDTH) -> tuple[Figure, Axes]:
+    """Returns an empty figure and its axes."""
+    figure = make_figure(*size)
+    return figure, figure.add_subplot()
 
 
 def count_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,8 +65,7 @@ def draw_histogram(
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     centres, counts = count_values(values)
     axes.bar(centres, counts, np.diff(centres).min() if len(centres) > 1 else 0.2, color=COLOURS[0], edgecolor="white")
     for number, (label, value) in enumerate((lines or {}).items()):
@@ -84,8 +90,7 @@ def draw_marginals(columns: np.ndarray, names: Sequence[str], x_label: str, shar
       x_label: label of the x axis, with the unit.
       share_of: name of what is counted, such as 'steps'.
     """
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     finite = columns[np.isfinite(columns)]
     edges = np.histogram_bin_edges(finite, _MAX_BINS)
     counts = np.stack([np.histogram(column[np.isfinite(column)], edges)[0] for column in columns.T])
@@ -119,8 +124,7 @@ def draw_scatter(
       y_label: label of the y axis.
       colour_label: label of the colour bar.
     """
-    figure = make_figure(*FULL_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes(FULL_WIDTH)
     is_known = np.isfinite(colours)
     axes.scatter(x[~is_known], y[~is_known], 6, color=GREY, linewidths=0)
     if is_known.any():
@@ -139,8 +143,7 @@ def draw_lines(series: Sequence[tuple[str, np.ndarray, np.ndarray]], y_label: st
       series: label, steps `[N]` and values `[N]` of each line; several lines may have the same label.
       y_label: label of the y axis.
     """
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     labels = list(dict.fromkeys(label for label, _, _ in series))
     seen: set[str] = set()
     for label, steps, values in series:

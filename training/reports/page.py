@@ -132,8 +132,8 @@ class Page:
             f"<figure><h3>{escape(heading)}</h3>{film.to_html()}<figcaption>{escape(caption)}</figcaption></figure>"
         )
 
-    def build(self) -> Report:
-        """Returns the report."""
+    def build(self, path: str | Path | None = None) -> Report:
+        """Returns the report, and writes it to a file if there is a path."""
         self._close_grid()
         links = "".join(
             f'<a href="#section-{number}">{escape(heading)}</a>' for number, heading in enumerate(self._headings, 1)
@@ -147,7 +147,10 @@ class Page:
             links=links,
             body="\n".join(self._parts),
         )
-        return Report(self._title, document)
+        report = Report(self._title, document)
+        if path is not None:
+            report.write(path)
+        return report
 
     def _open_grid(self) -> None:
         if not self._is_in_grid:

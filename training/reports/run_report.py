@@ -18,13 +18,13 @@ from rlds2reverb.learners.curves import (
     label_runs,
     learning_curves,
 )
-from rlds2reverb.learners.figures import COLOURS, add_legend, get_line_style, make_figure, style_axes
+from rlds2reverb.learners.figures import COLOURS, add_legend, get_line_style, style_axes
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 
 from ..environment import restore_environment
 from ..experiments import list_runs
-from .figures import FULL_WIDTH, HALF_WIDTH, draw_lines
+from .figures import FULL_WIDTH, draw_lines, make_axes
 from .page import Page, Report
 
 if TYPE_CHECKING:
@@ -81,10 +81,7 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
     _add_histograms(page, groups)
     if has_films:
         _add_films(page, groups)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    return page.build(path)
 
 
 def load_runs(runs: Any) -> list[Run]:
@@ -219,8 +216,8 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
         over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
         caption = f"Mean ± standard deviation over {over}."
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
-        figure = make_figure(*FULL_WIDTH)
-        draw_learning_curves(figure.add_subplot(), curves)
+        figure, axes = make_axes(FULL_WIDTH)
+        draw_learning_curves(axes, curves)
         page.add_figure(heading, figure, caption=caption, is_wide=True)
     if losses := _get_series(label_runs(runs), LOSS):
         page.add_figure("Loss", draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
@@ -233,10 +230,7 @@ def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.n
 
 
 def _make_row(curve: Curve) -> list[str]:
-    mean, std = curve.last
-    behaviour = "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"
-    last = f"{mean:,.1f} ± {std:,.1f}"
-    return [curve.label, str(len(curve.runs)), f"{curve.steps[-1]:,}", last, f"{curve.best:,.1f}", behaviour]
+    return [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"]
 
 
 def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
@@ -261,8 +255,7 @@ def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
 
 
 def _draw_q_values(group: Sequence[Run]) -> Figure:
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     logged, achieved = [_get_logged(run, Q_MEAN) for run in group], [_get_achieved(run) for run in group]
     for number, (steps, values) in enumerate(logged):
         label = None if number else "mean Q-value"
@@ -290,8 +283,8 @@ def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
         figure.axes[0].set_ylim(bottom=0)
         page.add_figure("Speed", figure, caption="Without evaluations, checkpoints and other hooks.")
     if waiting:
-        figure = make_figure(*HALF_WIDTH)
-        draw_data_waits(figure.add_subplot(), waiting)
+        figure, axes = make_axes()
+        draw_data_waits(axes, waiting)
         page.add_figure("Waiting for data", figure, caption="The share of the time spent waiting for batches.")
 
 
@@ -306,18 +299,14 @@ def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
         "runs of a curve, the first one is shown.",
     )
     for label, run in runs:
-        if run.priorities.any():
-            figure = _draw_histograms(run.priorities, run.priority_steps, "priority (absolute TD error)")
-            page.add_figure(f"Priorities: {label}", figure)
-        if run.weights.any():
-            figure = _draw_histograms(run.weights, run.weight_steps, "importance weight")
-            page.add_figure(f"Importance weights: {label}", figure)
-
-
-def _draw_histograms(counts: np.ndarray, steps: np.ndarray, x_label: str) -> Figure:
-    figure = make_figure(*HALF_WIDTH)
-    draw_histograms(figure.add_subplot(), counts, steps, x_label)
-    return figure
+        for name, x_label, counts, steps in (
+            ("Priorities", "priority (absolute TD error)", run.priorities, run.priority_steps),
+            ("Importance weights", "importance weight", run.weights, run.weight_steps),
+        ):
+            if counts.any():
+                figure, axes = make_axes()
+                draw_histograms(axes, counts, steps, x_label)
+                page.add_figure(f"{name}: {label}", figure)
 
 
 def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:

@@ -90,10 +90,7 @@ def report_source(
     _add_episodes(page, statistics, reference)
     _add_marginals(page, statistics)
     _add_pictures(page, reading, statistics)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    return page.build(path)
 
 
 class _TolerantReading:

@@ -17,7 +17,7 @@ from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
-from .figures import HALF_WIDTH
+from .figures import HALF_WIDTH, make_axes
 from .page import Page, Report
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
                 statistics.append(sample_item_statistics(address, info, timeout_secs=timeout_secs))
     for each, rows in zip(statistics, facts, strict=True):
         _add_table(page, each, rows)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    return page.build(path)
 
 
 def _describe_config(config: Any) -> list[tuple[str, str]]:
@@ -152,8 +149,7 @@ def _bin_priorities(priorities: np.ndarray, num_bins: int) -> tuple[np.ndarray, 
 
 
 def _draw_priorities(items: ItemStatistics) -> Figure:
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     edges, bins = _bin_priorities(items.priorities, _NUM_BINS)
     axes.stairs(100 * np.bincount(bins, items.weights, minlength=_NUM_BINS), edges, fill=True, color=COLOURS[0])
     axes.set_xscale("log")
@@ -164,8 +160,7 @@ def _draw_priorities(items: ItemStatistics) -> Figure:
 def _draw_frequencies(items: ItemStatistics) -> Figure:
     if items.probabilities is None:
         raise ValueError("items must have probabilities")
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     edges, bins = _bin_priorities(items.priorities, _NUM_GROUPS)
     expected = np.bincount(bins, items.weights * items.probabilities, minlength=_NUM_GROUPS)
     empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
@@ -184,8 +179,7 @@ def _draw_counts(items: ItemStatistics) -> Figure:
     edges = np.arange(0, highest + width + 1, width)
     shares = 100 * np.histogram(counts, edges, weights=items.weights)[0]
     centres = edges[:-1] + (width - 1) / 2
-    figure = make_figure(*HALF_WIDTH)
-    axes = figure.add_subplot()
+    figure, axes = make_axes()
     axes.bar(centres, shares, 0.85 * width, color=COLOURS[0])
     if items.probabilities is not None and not items.is_sample and counts.any():
         expected = _expect_counts(items.probabilities * counts.sum(), edges)
