@@ -190,15 +190,19 @@ def try_server() -> None:
 
     from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import ingest
-    from rlds2reverb.tables import TableConfig
+    from rlds2reverb.sampling import sample
+    from rlds2reverb.sources import load
+    from rlds2reverb.tables import TableConfig, item_signature
+    from rlds2reverb.trajectories import trajectory_spec
 
-    flags = {name: np.array([name == "is_first", name == "is_last"]) for name in ("is_first", "is_last", "is_terminal")}
-    numbers = {name: np.arange(2, dtype=np.float32) for name in ("observation", "action", "reward", "discount")}
-    with ReplayServer([TableConfig()]) as server:
-        ingest([{**numbers, **flags}], server, timeout_secs=10)
-        observations = [float(step.data[1]) for step in next(iter(server.client.sample("replay")))]
-        if observations != [0.0, 1.0]:
-            raise RuntimeError(f"wrote the observations 0 and 1, read {observations}")
+    numbers = np.arange(2, dtype=np.float32)
+    source = load([{"observations": numbers, "actions": numbers[:1], "rewards": numbers[:1], "terminated": False}])
+    with ReplayServer([TableConfig()], item_signature(trajectory_spec(source.step_spec), 2)) as server:
+        ingest(source, server, timeout_secs=10)
+        with sample(server.address, "replay", 1) as batches:
+            observations = next(iter(batches)).data[1].ravel().tolist()
+    if observations != [0.0, 1.0]:
+        raise RuntimeError(f"wrote the observations 0 and 1, read {observations}")
     print("wrote an item and read it back")
 
 
