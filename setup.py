@@ -51,8 +51,7 @@ BEAM = ["apache-beam==2.77.0"]
 # Training on a Ray cluster. Ray rejects the pydantic 1 that wandb and mlflow require here.
 RAY = ["ray==2.60.0"]
 
-# Reports with figures, and films of policies.
-REPORT = ["plotly>=6,<7"]
+# Films of policies.
 FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
 
 # The documentation site: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
@@ -139,7 +138,7 @@ setup(
         "cloudpickle",  # sends planned runs to worker processes
         "click>=8.1,<9",
         "rich>=13,<15",
-        "matplotlib>=3.8,<4",  # learning curves
+        "matplotlib>=3.8,<4",  # learning curves and reports
         "lazy-loader>=0.4",  # imports names on first use
     ],
     extras_require={
@@ -151,7 +150,6 @@ setup(
         "dm-control": DM_CONTROL,
         "wandb": WANDB,
         "mlflow": MLFLOW,
-        "report": REPORT,
         "film": FILM,
         "docs": DOCS,
         "notebooks": NOTEBOOKS,
@@ -176,7 +174,6 @@ setup(
             *BEAM,
             *WANDB,
             *MLFLOW,
-            *REPORT,
             *FILM,
             *DOCS,
             *NOTEBOOKS,

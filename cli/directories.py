@@ -8,8 +8,6 @@ from typing import Any
 from rlds2reverb._text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
-from .quiet import import_quietly
-
 
 def describe(path: str, *, verify: bool) -> dict[str, Any]:
     """Returns the tables, source, counts and sizes of such a directory as JSON values.
@@ -21,7 +19,6 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
     Raises:
       CheckpointError: If it is damaged.
     """
-    import_quietly("reverb")
     from rlds2reverb._server.checkpoint_root import CheckpointRoot
 
     root = CheckpointRoot(Path(path).expanduser(), create=False)

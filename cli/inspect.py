@@ -54,8 +54,7 @@ def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None)
     metavar="FILE.html",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_require_page,
-    help="Write a report to this file: one HTML page with figures, which needs no network; requires pip install "
-    "'.[report]' or make dev.",
+    help="Write a report to this file: one HTML page with figures, which needs no network.",
 )
 @click.option(
     "--film",

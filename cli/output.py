@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rlds2reverb import _text
 from rlds2reverb._terminal import is_terminal, make_console
 from rlds2reverb._text import WIDTH, format_facts, format_number
 
@@ -94,7 +95,7 @@ def escape_markup(sentence: str) -> str:
 
 def escape_controls(text: str) -> str:
     """Returns text with control characters other than newlines escaped."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return _text.escape_controls(text, kept="\n")
 
 
 class StepProgress:

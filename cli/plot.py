@@ -61,7 +61,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     if not out.absolute().parent.is_dir():
         raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
     with status("drawing"), quiet_imports():
-        from rlds2reverb.learners.curves import draw_curves, learning_curves, save_png
+        from rlds2reverb.learners.curves import draw_curves, learning_curves
+        from rlds2reverb.learners.figures import save_png
         from rlds2reverb.training.experiments import list_runs
 
         curves = learning_curves([run for folder in dict.fromkeys(folders) for run in list_runs(folder)], metric=metric)
@@ -70,19 +71,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
         output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
         return
     headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
-    print(output.escape_controls(format_columns(headings, [_format_row(curve) for curve in curves])))
+    print(output.escape_controls(format_columns(headings, [curve.format_row() for curve in curves])))
     print(output.escape_controls(f"\nwrote {out}"))
-
-
-def _format_row(curve: Curve) -> tuple[str, ...]:
-    mean, std = curve.last
-    return (
-        curve.label,
-        str(len(curve.runs)),
-        f"{curve.steps[-1]:,}",
-        f"{mean:,.1f} ± {std:,.1f}",
-        f"{curve.best:,.1f}",
-    )
 
 
 def _as_dict(curve: Curve) -> dict[str, object]:

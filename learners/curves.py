@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP
+from .figures import COLOURS, GREY, add_legend, escape_label, get_line_style, make_figure, style_axes
 from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS
 from .runs import Run
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's colours, which colour-blind readers can distinguish, without black and yellow.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-_GREY = "#666666"
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 _NUM_LAST = 5
@@ -66,6 +62,11 @@ class Curve:
     def best(self) -> float:
         """The best evaluation of each run, averaged over the runs."""
         return float(np.mean([_get_values(run, self.metric).max() for run in self.runs]))
+
+    def format_row(self) -> tuple[str, ...]:
+        """Returns a row of a table: label, number of runs, last step, last evaluations, and best evaluation."""
+        mean, std = self.last
+        return self.label, str(len(self.runs)), f"{self.steps[-1]:,}", f"{mean:,.1f} ± {std:,.1f}", f"{self.best:,.1f}"
 
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
@@ -167,17 +168,21 @@ def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
     has_waits = any(len(data_wait_shares(curve.runs)[0]) for curve in curves)
     prioritized = [(curve.label, run) for curve in curves for run in curve.runs if run.priorities.any()]
     num_below = has_waits + bool(prioritized)
-    figure = _make_figure((7.2, 6.6 if num_below else 4.2))
+    figure = make_figure(7.2, 6.6 if num_below else 4.2)
     grid = figure.add_gridspec(1 + (num_below > 0), max(1, num_below), height_ratios=[1.7, 1] if num_below else [1])
     axes = figure.add_subplot(grid[0, :])
     draw_learning_curves(axes, curves)
     environments = sorted({run.environment for run in runs if run.environment})
     axes.set_title(", ".join(environments) if title is None else title)
     if has_waits:
-        draw_data_waits(figure.add_subplot(grid[1, 0]), curves)
+        below = figure.add_subplot(grid[1, 0])
+        draw_data_waits(below, {curve.label: curve.runs for curve in curves})
+        below.set_title("waiting for data", fontsize="medium")
     if prioritized:
         label, run = prioritized[0]
-        draw_priorities(figure.add_subplot(grid[1, num_below - 1]), run, label=label)
+        below = figure.add_subplot(grid[1, num_below - 1])
+        draw_histograms(below, run.priorities, run.priority_steps, "priority")
+        below.set_title(f"priorities, {escape_label(label)}", fontsize="medium")
     return figure
 
 
@@ -191,127 +196,69 @@ def draw_run(run: Run) -> Figure:
         return draw_curves(learning_curves([run]))
     if not len(run.progress.get(STEP, ())):
         raise ValueError(f"{run.path} has logged nothing yet; there is nothing to draw")
-    figure = _make_figure((7.2, 4.2))
+    figure = make_figure(7.2, 4.2)
     axes = figure.add_subplot()
-    axes.plot(run.progress[STEP], run.progress["loss"], **_get_line_style(0, run.progress["loss"]))
-    axes.set_xlabel("training steps")
-    axes.set_ylabel("loss")
-    _style_axes(axes)
+    axes.plot(run.progress[STEP], run.progress["loss"], **get_line_style(0, run.progress["loss"]))
+    style_axes(axes, "training steps", "loss", has_steps=True)
     return figure
-
-
-def _make_figure(size: tuple[float, float]) -> Figure:
-    """Returns an empty figure that notebooks display without pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    class DisplayedFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            stream = io.BytesIO()
-            self.savefig(stream, format="png")
-            return stream.getvalue()
-
-    figure = DisplayedFigure(figsize=size, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save_png(figure: Figure, path: str | Path) -> None:
-    """Writes a figure atomically as a PNG file."""
-    temporary = Path(path).with_suffix(".tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
 
 
 def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     """Draws curves with bands of one standard deviation, and lines for the data's behaviour and for online phases."""
     for number, curve in enumerate(curves):
-        style = _get_line_style(number, curve.mean)
+        style = get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        axes.plot(curve.steps, curve.mean, label=f"{curve.label}{suffix}", **style)
+        axes.plot(curve.steps, curve.mean, label=escape_label(curve.label) + suffix, **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
         axes.axhline(
-            behaviour, color=_GREY, linestyle="--", linewidth=1.2, label=None if number else "the data's behaviour"
+            behaviour, color=GREY, linestyle="--", linewidth=1.2, label=None if number else "the data's behaviour"
         )
     starts = {start for curve in curves for run in curve.runs if (start := _get_online_start(run)) is not None}
     for number, start in enumerate(sorted(starts)):
         label = None if number else "the online phase begins"
-        axes.axvline(start, color=_GREY, linestyle=":", linewidth=1.2, label=label)
+        axes.axvline(start, color=GREY, linestyle=":", linewidth=1.2, label=label)
     over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
     metric = "normalised score" if curves[0].metric == "score" else "return"
-    axes.set_ylabel(f"{metric}, ± std over {over}")
-    axes.set_xlabel("training steps")
-    _style_axes(axes)
-    _add_legend(axes)
+    style_axes(axes, "training steps", f"{metric}, ± std over {over}", has_steps=True)
+    add_legend(axes)
 
 
-def draw_data_waits(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draws the share of time that the runs of each curve waited for data, in the colours of the curves."""
+def draw_data_waits(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
+    """Draws the share of time that each group of runs waited for data, in the colours of their curves."""
     upper_limit = 10.0
-    for number, curve in enumerate(curves):
-        steps, shares = data_wait_shares(curve.runs)
-        axes.plot(steps, 100 * shares, **_get_line_style(number, shares))
+    for number, runs in enumerate(groups.values()):
+        steps, shares = data_wait_shares(runs)
+        axes.plot(steps, 100 * shares, **get_line_style(number, shares))
         upper_limit = max(upper_limit, 110 * shares.max(initial=0))
     axes.set_ylim(0, upper_limit)
-    axes.set_ylabel("% of the time")
-    axes.set_xlabel("training steps")
-    axes.set_title("waiting for data", fontsize="medium")
-    _style_axes(axes)
+    style_axes(axes, "training steps", "% of the time", has_steps=True)
 
 
-def _get_line_style(number: int, values: np.ndarray) -> dict[str, Any]:
-    """Returns the style of a line, with a mark if it has a single point, which would otherwise be invisible."""
-    dashes = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "linestyle": dashes,
-        "marker": "o" if np.isfinite(values).sum() == 1 else None,
-    }
+def draw_histograms(axes: Axes, counts: np.ndarray, steps: np.ndarray, x_label: str) -> None:
+    """Draws the first, the middle and the last of some histograms, on a logarithmic axis.
 
-
-def draw_priorities(axes: Axes, run: Run, *, label: str) -> None:
-    """Draws the first, the middle and the last histogram of a run's priorities, on a logarithmic axis."""
-    rows = [row for row in range(len(run.priorities)) if run.priorities[row].any()]
+    Args:
+      axes: axes of the figure.
+      counts: int64 [N, B], histograms over `PRIORITY_BINS`.
+      steps: int64 [N], the training step of each histogram.
+      x_label: what is counted.
+    """
+    rows = np.flatnonzero(counts.any(1))
     selected = sorted({rows[round(share * (len(rows) - 1))] for share in np.linspace(0, 1, _MAX_HISTOGRAMS)})
     edges = np.concatenate([[PRIORITY_BINS[1] ** 2 / PRIORITY_BINS[2]], PRIORITY_BINS[1:]])
     edges = np.append(edges, edges[-1] ** 2 / edges[-2])
     opacities = np.linspace(0.35, 1.0, len(selected))
     for row, opacity in zip(selected, opacities, strict=True):
-        shares = 100 * run.priorities[row] / run.priorities[row].sum()
-        step = f"step {run.priority_steps[row]:,}"
-        axes.stairs(shares, edges, color=_COLOURS[0], alpha=opacity, linewidth=1.2, label=step)
-    nonempty = np.flatnonzero(run.priorities[selected].any(0))
+        shares = 100 * counts[row] / counts[row].sum()
+        axes.stairs(shares, edges, color=COLOURS[0], alpha=opacity, linewidth=1.2, label=f"step {steps[row]:,}")
+    nonempty = np.flatnonzero(counts[selected].any(0))
     axes.set_xscale("log")
     axes.set_xlim(edges[nonempty[0]] / 1.5, edges[nonempty[-1] + 1] * 1.5)
     axes.set_ylim(0, 1.45 * axes.dataLim.y1)  # Leaves room for the legend above the histograms.
-    axes.set_ylabel("% of the items")
-    axes.set_xlabel("priority")
-    axes.set_title(f"priorities, {label}", fontsize="medium")
-    _style_axes(axes, has_steps=False)
+    style_axes(axes, x_label, "% of the items")
     axes.legend(frameon=False, fontsize="x-small", loc="upper right")
-
-
-def _style_axes(axes: Axes, *, has_steps: bool = True) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.7)
-    axes.set_axisbelow(True)
-    if has_steps:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.margins(x=0.02)
-
-
-def _add_legend(axes: Axes) -> None:
-    """Adds a legend: inside the plot for up to four labels, below it for more."""
-    _, labels = axes.get_legend_handles_labels()
-    if len(labels) <= 4:
-        axes.legend(frameon=False, fontsize="small")
-    else:
-        columns = 2 if max(map(len, labels)) > 20 else 3
-        axes.legend(frameon=False, fontsize="x-small", ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def _resolve_metric(runs: Sequence[Run], metric: str) -> str:

@@ -154,7 +154,8 @@ class Run:
         Raises:
           ValueError: If the run has logged nothing yet.
         """
-        from .curves import draw_run, save_png
+        from .curves import draw_run
+        from .figures import save_png
 
         figure = draw_run(self)
         if path is not None:

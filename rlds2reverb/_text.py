@@ -57,6 +57,11 @@ def format_columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     )
 
 
+def escape_controls(text: str, *, kept: str = "") -> str:
+    """Returns text with control characters other than the kept ones made visible."""
+    return "".join(char if char.isprintable() or char in kept else repr(char)[1:-1] for char in text)
+
+
 def suggest(name: str, valid_names: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar.
 

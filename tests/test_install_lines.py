@@ -146,7 +146,7 @@ def test_make_without_a_target_lists_the_targets(repository):
 def test_documents_name_the_target_that_installs_an_extra():
     rows = re.findall(r"^\| (`.+?) \|.*\| `make ([\w-]+)`[^|]*\|$", (ROOT / "docs/versions.md").read_text(), re.M)
     targets = {extra: target for extras, target in rows for extra in re.findall(r"`([\w-]+)`", extras)}
-    assert targets["eval"] == "install" and targets["report"] == "dev"
+    assert targets["eval"] == "install" and targets["film"] == "dev"
     pattern = re.compile(r"\[extra\]\(versions\.md#extras\)\s`([\w-]+)`,\swhich\s`make\s([\w-]+)`\sinstalls")
     named = [match for path in (ROOT / "docs").glob("*.md") for match in pattern.findall(path.read_text())]
     assert len(named) >= 5 and all(targets[extra] == target for extra, target in named), named

@@ -121,7 +121,8 @@ class Experiment:
         Raises:
           ValueError: If there are no evaluations, or `data` must be passed, or is unknown.
         """
-        from rlds2reverb.learners.curves import draw_curves, make_curves, save_png
+        from rlds2reverb.learners.curves import draw_curves, make_curves
+        from rlds2reverb.learners.figures import save_png
 
         all_data = list(dict.fromkeys(name for name, _ in self._group_names()))
         if (data is None and len(all_data) > 1) or (data is not None and data not in all_data):

@@ -1,6 +1,7 @@
 """Fixtures of the command line's tests."""
 
 import pytest
+from figures_shown import figures  # noqa: F401
 from rlds2reverb.cli import output
 
 

@@ -93,7 +93,7 @@ MISTAKES = [
     ("sweep nofile --run-dir run", 1, "FILE: file 'nofile' does not exist"),
     ("sweep note.txt --run-dir run", 1, "note.txt is not valid JSON"),
     ("plot folder --out x.pdf", 1, "--out: the file must end with .png, got 'x.pdf'"),
-    ("doctor --port x", 1, "--port must be an integer >= 1 and <= 65,535, got 'x'"),
+    ("serve --port x", 1, "--port must be an integer >= 1 and <= 65,535, got 'x'"),
 ]
 #: Words with underscores that are values instead of arguments.
 VALUES = {*ALGORITHMS, *REWARD_RECIPES, "min_size", "max_samples_per_insert", "sample_to_insert_ratio"}

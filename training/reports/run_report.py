@@ -5,27 +5,39 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.curves import Curve, data_wait_shares, label_runs, learning_curves
-from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN, PRIORITY_BINS
+from rlds2reverb.learners.curves import (
+    Curve,
+    data_wait_shares,
+    draw_data_waits,
+    draw_histograms,
+    draw_learning_curves,
+    label_runs,
+    learning_curves,
+)
+from rlds2reverb.learners.figures import COLOURS, add_legend, get_line_style, style_axes
+from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 
 from ..environment import restore_environment
 from ..experiments import list_runs
-from .figures import COLOUR_SCALE, Figure, make_axis, make_colour_bar, make_log_axis
-from .page import Page, Report, escape_label, require_plotly
+from .figures import FULL_WIDTH, draw_lines, make_axes
+from .page import Page, Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
 #: Kind of the finding that Q-values match the achieved returns.
 AGREES = "good"
-_MAX_POINTS, _MAX_HISTOGRAMS, _MAX_GROUPS = 500, 120, 12
+_MAX_POINTS, _MAX_GROUPS = 500, 12
 #: Maximum ratio of Q-values and achieved returns of the same magnitude, in both directions; and of Q-values to the
 #: largest returns of data and policy, beyond which they have diverged.
 _MAX_RATIO = 3.0
-_DASHES = ("solid", "dash", "dot", "dashdot")
+#: Ratio of the largest value to the largest return above which the axis of Q-values is logarithmic.
 _SPAN = 12.0
 #: Maximum number of films, and the seed of their episodes; evaluations during training use seeds from 0.
 _MAX_FILMS, _FILM_SEED = 4, 1000
@@ -49,10 +61,9 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
       ValueError: If there are no runs, a directory contains none, none has logged anything yet, or a film is wanted of
         an environment that cannot be rendered.
       CorruptFileError: If a file of a run is damaged.
-      ImportError: If Plotly is not installed, or what films require.
+      ImportError: If the packages that films require are not installed.
       StorageFullError: If the disk is full.
     """
-    require_plotly()
     loaded = load_runs(runs)
     logged = [run for run in loaded if len(run.progress.get(STEP, ())) or len(run.evaluations.get(STEP, ()))]
     if not logged:
@@ -70,10 +81,7 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
     _add_histograms(page, groups)
     if has_films:
         _add_films(page, groups)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    return page.build(path)
 
 
 def load_runs(runs: Any) -> list[Run]:
@@ -206,71 +214,23 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
         metric = "normalised score" if curves[0].metric == "score" else "return"
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), map(_make_row, curves))
         over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
-        caption = f"Mean ± standard deviation over {over}. The star marks the best evaluation, the dot the last one."
+        caption = f"Mean ± standard deviation over {over}."
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
-        page.add_figure(heading, *_draw_learning_curves(curves), caption=caption, height=420, is_wide=True)
-    losses = [(label, run, *_get_logged(run, LOSS)) for label, group in label_runs(runs).items() for run in group]
-    losses = [each for each in losses if len(each[2])]
-    if losses:
-        page.add_figure("Loss", *_draw_logged(losses, "loss"), caption="The losses of different algorithms differ.")
+        figure, axes = make_axes(FULL_WIDTH)
+        draw_learning_curves(axes, curves)
+        page.add_figure(heading, figure, caption=caption, is_wide=True)
+    if losses := _get_series(label_runs(runs), LOSS):
+        page.add_figure("Loss", draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
+
+
+def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Returns the label, the steps and the values of a logged number of each run that has logged it."""
+    series = [(label, *_get_logged(run, name)) for label, group in groups.items() for run in group]
+    return [each for each in series if len(each[1])]
 
 
 def _make_row(curve: Curve) -> list[str]:
-    mean, std = curve.last
-    behaviour = "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"
-    last = f"{mean:,.1f} ± {std:,.1f}"
-    return [curve.label, str(len(curve.runs)), f"{curve.steps[-1]:,}", last, f"{curve.best:,.1f}", behaviour]
-
-
-def _draw_learning_curves(curves: Sequence[Curve]) -> Figure:
-    data: list[dict[str, Any]] = []
-    for number, curve in enumerate(curves):
-        colour, dash = f"@{number}", _DASHES[number // 6 % 4]
-        band = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False, "legendgroup": number}
-        band |= {"x": np.concatenate([curve.steps, curve.steps[::-1]]), "line": {"width": 0, "color": colour}}
-        band["y"] = np.concatenate([curve.mean + curve.std, (curve.mean - curve.std)[::-1]])
-        data.append(band | {"fill": "toself", "fillcolor": colour, "opacity": 0.18})
-        suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        line = {"type": "scatter", "mode": "lines", "x": curve.steps, "y": curve.mean, "legendgroup": number}
-        line |= {"name": escape_label(curve.label + suffix), "line": {"color": colour, "width": 2, "dash": dash}}
-        line["hovertemplate"] = "%{y:,.4g} after %{x:,} updates<extra>%{fullData.name}</extra>"
-        data.append(line)
-        best = int(np.argmax(curve.mean))
-        marks = {"type": "scatter", "mode": "markers", "legendgroup": number, "showlegend": False, "hoverinfo": "skip"}
-        marks |= {"x": [curve.steps[best], curve.steps[-1]], "y": [curve.mean[best], curve.mean[-1]]}
-        marks["marker"] = {"color": colour, "symbol": ["star", "circle"], "size": [13, 8]}
-        data.append(marks | {"cliponaxis": False})
-    data += _draw_behaviours(curves)
-    metric = "normalised score" if curves[0].metric == "score" else "return (sum of rewards)"
-    return data, {"xaxis": make_axis("updates"), "yaxis": make_axis(metric)}
-
-
-def _draw_behaviours(curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    behaviours = sorted({curve.behaviour for curve in curves if curve.behaviour is not None})
-    last = max(curve.steps[-1] for curve in curves)
-    line = {"type": "scatter", "mode": "lines", "x": [0, last], "line": {"color": "@muted", "dash": "dash"}}
-    return [
-        {**line, "y": [value, value], "name": "the data's behaviour", "legendgroup": "data", "showlegend": not number}
-        for number, value in enumerate(behaviours)
-    ]
-
-
-def _draw_logged(series: Sequence[tuple[str, Run, np.ndarray, np.ndarray]], y_title: str) -> Figure:
-    """Draws a line for each run, in a colour for each label."""
-    labels = list(dict.fromkeys(label for label, *_ in series))
-    seen: set[str] = set()
-    data = []
-    for label, run, steps, values in series:
-        number = labels.index(label)
-        line = {"type": "scatter", "mode": "lines", "x": steps, "y": values}
-        line |= {"name": escape_label(label), "legendgroup": label, "showlegend": label not in seen, "opacity": 0.85}
-        line["line"] = {"color": f"@{number}", "width": 1.6, "dash": _DASHES[number // 6 % 4]}
-        seed = escape_label(str(run.identity.get("seed", "?")))
-        line["hovertemplate"] = f"%{{y:,.4g}} after %{{x:,}} updates<extra>%{{fullData.name}}, seed {seed}</extra>"
-        data.append(line)
-        seen.add(label)
-    layout = {"xaxis": make_axis("updates"), "yaxis": make_axis(y_title), "showlegend": len(labels) > 1}
-    return data, layout
+    return [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"]
 
 
 def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
@@ -289,83 +249,43 @@ def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
     for label, group in list(with_values.items())[:_MAX_GROUPS]:
         has_returns = any(len(_get_achieved(run)[1]) for run in group)
         missing = "" if has_returns else "These runs have logged no discounted returns."
-        page.add_figure(label, *_draw_q_values(group), caption=missing)
+        page.add_figure(label, _draw_q_values(group), caption=missing)
     if len(with_values) > _MAX_GROUPS:
         page.add_text(f"{len(with_values) - _MAX_GROUPS} more groups of runs are not shown.")
 
 
 def _draw_q_values(group: Sequence[Run]) -> Figure:
+    figure, axes = make_axes()
     logged, achieved = [_get_logged(run, Q_MEAN) for run in group], [_get_achieved(run) for run in group]
-    scale = _Scale(np.concatenate([values for _, values in logged]), [values for _, values in achieved])
-    data: list[dict[str, Any]] = []
-    names = ("mean Q-value", "achieved discounted return")
-    for kind, (name, series) in enumerate(zip(names, (logged, achieved), strict=True)):
-        for number, (steps, values) in enumerate(series):
-            if not len(steps):
-                continue
-            line = {
-                "type": "scatter",
-                "mode": "lines+markers" if kind else "lines",
-                "x": steps,
-                "y": scale.to_axis(values),
-            }
-            line |= {"name": name, "legendgroup": name, "showlegend": not any(each["name"] == name for each in data)}
-            line["line"] = {"color": f"@{1 - kind}", "width": 2, "dash": "dash" if kind else "solid"}
-            line |= {"marker": {"size": 6, "symbol": "diamond"}} if kind else {}
-            line |= {"customdata": values, "opacity": 0.9}
-            seed = escape_label(_name_seed(group[number], group))
-            line["hovertemplate"] = f"%{{customdata:,.4g}} after %{{x:,}} updates{seed}<extra>{name}</extra>"
-            data.append(line)
-    return data, {"xaxis": make_axis("updates"), "yaxis": make_axis("discounted return", **scale.ticks)}
-
-
-class _Scale:
-    """A linear axis or, for values of very different magnitudes, the inverse hyperbolic sine, which keeps signs."""
-
-    def __init__(self, values: np.ndarray, achieved: Sequence[np.ndarray]):
-        known = np.concatenate([np.zeros(0), *achieved])
-        unit = float(np.abs(known).max()) if len(known) else float(np.median(np.abs(values)))
-        largest = float(np.abs(np.concatenate([values, known])).max(initial=0.0))
-        self._unit = max(unit, 1e-9) / _SPAN if largest > _SPAN * max(unit, 1e-9) else None
-        self.ticks: dict[str, Any] = {}
-        if self._unit is not None:
-            low = min(float(values.min()), float(known.min(initial=0.0)))
-            high = max(float(values.max()), float(known.max(initial=0.0)))
-            self.ticks = self._make_ticks(low, high)
-
-    def to_axis(self, values: np.ndarray) -> np.ndarray:
-        """Returns the positions of values on the axis."""
-        return values if self._unit is None else np.arcsinh(values / self._unit)
-
-    def _make_ticks(self, low: float, high: float) -> dict[str, Any]:
-        unit = self._unit or 1.0
-        first, last = int(np.ceil(np.log10(unit))) + 1, int(np.floor(np.log10(max(abs(low), abs(high)))))
-        stride = max(1, (last - first + 1) // 4)
-        powers = [10.0**exponent for exponent in range(last, first - 1, -stride)]
-        marks = sorted({0.0, *(sign * power for power in powers for sign in (-1, 1) if low <= sign * power <= high)})
-        texts = [
-            f"{mark:,.0f}" if abs(mark) < 1e5 else f"{mark:.0e}".replace("e+0", "e").replace("e+", "e")
-            for mark in marks
-        ]
-        return {"tickvals": self.to_axis(np.array(marks)), "ticktext": texts}
+    for number, (steps, values) in enumerate(logged):
+        label = None if number else "mean Q-value"
+        axes.plot(steps, values, label=label, **get_line_style(1, values))
+    for number, (steps, values) in enumerate(achieved):
+        label = None if number else "achieved discounted return"
+        axes.plot(steps, values, color=COLOURS[0], linestyle="--", marker="D", markersize=4, label=label)
+    q_values, returns = (np.abs(np.concatenate([values for _, values in each])) for each in (logged, achieved))
+    unit = max(float(returns.max() if len(returns) else np.median(q_values)), 1e-9)
+    if q_values.max() > _SPAN * unit:
+        axes.set_yscale("symlog", linthresh=unit)
+    style_axes(axes, "training steps", "discounted return", has_steps=True)
+    add_legend(axes)
+    return figure
 
 
 def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
-    rates = [(label, run, *_get_logged(run, STEPS_PER_SEC)) for label, group in groups.items() for run in group]
-    rates = [each for each in rates if len(each[2])]
-    waits = [(label, group[0], *data_wait_shares(group)) for label, group in groups.items()]
-    waits = [(label, run, steps, 100 * shares) for label, run, steps, shares in waits if len(steps)]
-    if not rates and not waits:
+    rates = _get_series(groups, STEPS_PER_SEC)
+    waiting = {label: group for label, group in groups.items() if len(data_wait_shares(group)[0])}
+    if not rates and not waiting:
         return
     page.add_section("Throughput")
     if rates:
-        data, layout = _draw_logged(rates, "updates per second")
-        layout["yaxis"]["rangemode"] = "tozero"
-        page.add_figure("Speed", data, layout, caption="Without evaluations, checkpoints and other hooks.")
-    if waits:
-        data, layout = _draw_logged(waits, "share of the time (%)")
-        layout["yaxis"]["range"] = [0, max(10.0, *(1.1 * float(values.max()) for *_, values in waits))]
-        page.add_figure("Waiting for data", data, layout, caption="The share of the time spent waiting for batches.")
+        figure = draw_lines(rates, "updates per second")
+        figure.axes[0].set_ylim(bottom=0)
+        page.add_figure("Speed", figure, caption="Without evaluations, checkpoints and other hooks.")
+    if waiting:
+        figure, axes = make_axes()
+        draw_data_waits(axes, waiting)
+        page.add_figure("Waiting for data", figure, caption="The share of the time spent waiting for batches.")
 
 
 def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
@@ -375,16 +295,18 @@ def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
         return
     page.add_section(
         "Priorities and importance weights",
-        "Histograms of the items in the batches over time. The colour is the share of the items (%); of the runs of a "
-        "curve, the first one is shown.",
+        "Histograms of the items in the batches at the start, in the middle and at the end of the training; of the "
+        "runs of a curve, the first one is shown.",
     )
     for label, run in runs:
-        if run.priorities.any():
-            figure = _draw_histograms(run.priorities, run.priority_steps, "priority (absolute TD error)")
-            page.add_figure(f"Priorities: {label}", *figure)
-        if run.weights.any():
-            figure = _draw_histograms(run.weights, run.weight_steps, "importance weight")
-            page.add_figure(f"Importance weights: {label}", *figure)
+        for name, x_label, counts, steps in (
+            ("Priorities", "priority (absolute TD error)", run.priorities, run.priority_steps),
+            ("Importance weights", "importance weight", run.weights, run.weight_steps),
+        ):
+            if counts.any():
+                figure, axes = make_axes()
+                draw_histograms(axes, counts, steps, x_label)
+                page.add_figure(f"{name}: {label}", figure)
 
 
 def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
@@ -409,22 +331,3 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
             film = record_film(environment.make_env, policy, path, seed=_FILM_SEED, max_episode_steps=limit)
             caption = f"The {_POLICIES[name]} policy of {run.path.name}; return {film.returns[0]:,.1f}."
             page.add_film(f"{label} in {run.environment}", film, caption=caption)
-
-
-def _draw_histograms(counts: np.ndarray, steps: np.ndarray, y_title: str) -> Figure:
-    """Draws histograms over `PRIORITY_BINS` as a heat map, with the updates along the x axis."""
-    is_valid = counts.any(1)
-    counts, steps = counts[is_valid], steps[is_valid]
-    starts = np.unique(np.linspace(0, len(counts), min(len(counts), _MAX_HISTOGRAMS), endpoint=False).astype(int))
-    counts, steps = np.add.reduceat(counts, starts), steps[np.append(starts[1:], len(steps)) - 1]
-    used = np.flatnonzero(counts.any(0))
-    low, high = used[0], used[-1] + 1
-    shares = 100 * counts[:, low:high] / counts.sum(1, keepdims=True)
-    lowest = PRIORITY_BINS[1] ** 2 / PRIORITY_BINS[2]
-    edges = np.concatenate([[lowest], PRIORITY_BINS[1:], [PRIORITY_BINS[-1] ** 2 / PRIORITY_BINS[-2]]])
-    centres = np.sqrt(edges[:-1] * edges[1:])[low:high]
-    heat = {"type": "heatmap", "x": steps, "y": centres, "z": shares.T, "colorscale": COLOUR_SCALE}
-    heat |= {"colorbar": make_colour_bar("%")}
-    heat["hovertemplate"] = "%{z:.2f} % near %{y:.3g} after %{x:,} updates<extra></extra>"
-    y_axis = make_log_axis(y_title, edges[low], edges[high], showgrid=False)
-    return [heat], {"xaxis": make_axis("updates", showgrid=False), "yaxis": y_axis}

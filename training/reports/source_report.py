@@ -1,13 +1,14 @@
-"""The report on a dataset: returns, lengths, marginals, coverage, ends of episodes, an episode viewer, and problems."""
+"""The report on a dataset: returns, lengths, marginals, coverage, ends of episodes, some episodes, and problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
@@ -15,10 +16,13 @@ from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source, Summary, load, summarize
 from rlds2reverb.sources.summary import find_reference_returns
 
-from .episode_viewer import make_viewer_episodes, select_episodes
-from .figures import Figure, count_values, draw_histogram, draw_marginals, draw_scatter, make_axis
-from .page import Page, Report, require_plotly
+from .episode_pictures import describe_texts, draw_episode, select_episodes
+from .figures import FULL_WIDTH, count_values, draw_histogram, draw_marginals, draw_scatter
+from .page import Page, Report
 from .source_statistics import EMPTY, OPEN, TERMINAL, TIMEOUT, SourceStatistics, StepSample
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MAX_POINTS = 3000
 _MAX_PARTS = 40
@@ -28,7 +32,13 @@ _END_NAMES = {
     OPEN: "open end (no flag)",
     EMPTY: "empty",
 }
-_END_MARKERS = {TERMINAL: ("circle", "@1"), TIMEOUT: ("diamond-open", "@0"), OPEN: ("x", "@3"), EMPTY: ("cross", "@4")}
+#: Marker and colour of each kind of end.
+_END_STYLES = {
+    TERMINAL: ("o", COLOURS[1]),
+    TIMEOUT: ("D", COLOURS[0]),
+    OPEN: ("x", COLOURS[3]),
+    EMPTY: ("+", COLOURS[4]),
+}
 
 
 def report_source(
@@ -43,7 +53,7 @@ def report_source(
 
         report_source("hopper_medium-v2.hdf5", "hopper.html")
 
-    The dataset is read twice: once to its end, and once more up to the last episode that the viewer shows.
+    The dataset is read twice: once to its end, and once more up to the last episode that is shown.
 
     Args:
       source: a `Source`, or any other source of `load`.
@@ -58,10 +68,8 @@ def report_source(
     Raises:
       SourceError: If no episode can be read.
       FileNotFoundError, TypeError, ValueError: As `load`.
-      ImportError: If Plotly is not installed.
       StorageFullError: If the disk is full.
     """
-    require_plotly()
     source = load(source)
     reading, statistics = _TolerantReading(source), SourceStatistics()
 
@@ -81,11 +89,8 @@ def report_source(
     _add_findings(page, summary, statistics, reading.error)
     _add_episodes(page, statistics, reference)
     _add_marginals(page, statistics)
-    _add_viewer(page, reading, statistics)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    _add_pictures(page, reading, statistics)
+    return page.build(path)
 
 
 class _TolerantReading:
@@ -137,19 +142,16 @@ def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[flo
     lines = {} if reference is None else {"random policy": reference[0], "expert": reference[1]}
     returns, lengths = np.array(statistics.returns), np.array(statistics.lengths)
     if np.isfinite(returns).any():
-        data, layout = draw_histogram(returns, "return (sum of rewards)", "episodes", lines=lines)
+        figure = draw_histogram(returns, "return (sum of rewards)", "episodes", lines=lines)
         caption = "The undiscounted return of each episode" + (", and two reference policies." if lines else ".")
-        page.add_figure("Returns", data, layout, caption=caption)
-    data, layout = draw_histogram(lengths, "length (transitions)", "episodes")
-    page.add_figure("Lengths", data, layout, caption="The number of transitions of each episode.")
-    data, layout = _draw_ends(statistics)
+        page.add_figure("Returns", figure, caption=caption)
+    figure = draw_histogram(lengths, "length (transitions)", "episodes")
+    page.add_figure("Lengths", figure, caption="The number of transitions of each episode.")
     page.add_figure(
         "Ends of episodes across the dataset",
-        data,
-        layout,
+        _draw_ends(statistics),
         caption="Top: the length of each episode and how it ends. Bottom: the same, counted in equal parts of the "
         "dataset. A terminal state has value 0; after a timeout or an open end, learners bootstrap.",
-        height=420,
         is_wide=True,
     )
 
@@ -158,28 +160,22 @@ def _draw_ends(statistics: SourceStatistics) -> Figure:
     ends, lengths = np.array(statistics.ends), np.array(statistics.lengths)
     number = np.arange(len(ends))
     edges = np.linspace(0, len(ends), min(_MAX_PARTS, -(-len(ends) // 4)) + 1)
-    data: list[dict[str, Any]] = []
-    for end, (symbol, colour) in _END_MARKERS.items():
+    figure = make_figure(*FULL_WIDTH)
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=[1.4, 1])
+    below = np.zeros(len(edges) - 1)
+    for end, (marker, colour) in _END_STYLES.items():
         chosen = number[ends == end]
-        if not len(chosen):
-            continue
-        shown = chosen[:: -(-len(chosen) // _MAX_POINTS)]
-        marker = {"symbol": symbol, "color": colour, "size": 6, "line": {"width": 1.2, "color": colour}}
-        data.append({"type": "scatter", "mode": "markers", "x": shown, "y": lengths[shown], "marker": marker})
-        data[-1] |= {"name": _END_NAMES[end], "legendgroup": end, "cliponaxis": False}
-        data[-1]["hovertemplate"] = "episode %{x}: %{y} transitions<extra>%{fullData.name}</extra>"
-        counts = np.histogram(chosen, edges)[0]
-        bar = {"type": "bar", "x": edges[:-1], "y": counts, "width": np.diff(edges), "offset": 0, "yaxis": "y2"}
-        bar |= {"name": _END_NAMES[end], "legendgroup": end, "showlegend": False, "marker": {"color": colour}}
-        data.append(bar | {"hovertemplate": "%{y} episodes from %{x:.0f}<extra>%{fullData.name}</extra>"})
-    limits = [-0.02 * len(ends), 1.02 * len(ends)]
-    layout = {
-        "barmode": "stack",
-        "xaxis": make_axis("number of the episode in the dataset", anchor="y2", range=limits),
-        "yaxis": make_axis("length (transitions)", domain=[0.45, 1], rangemode="tozero"),
-        "yaxis2": make_axis("episodes", domain=[0, 0.36], rangemode="tozero"),
-    }
-    return data, layout
+        if len(chosen):
+            shown = chosen[:: -(-len(chosen) // _MAX_POINTS)]
+            upper.plot(shown, lengths[shown], marker, color=colour, markersize=4, label=_END_NAMES[end])
+            counts = np.histogram(chosen, edges)[0]
+            lower.bar(edges[:-1], counts, np.diff(edges), below, align="edge", color=colour, edgecolor="white")
+            below += counts
+    upper.set_ylim(0, 1.25 * max(lengths.max(), 1))  # Leaves room for the legend above the marks.
+    style_axes(upper, "", "length (transitions)")
+    style_axes(lower, "number of the episode in the dataset", "episodes")
+    add_legend(upper)
+    return figure
 
 
 def _add_marginals(page: Page, statistics: SourceStatistics) -> None:
@@ -199,9 +195,9 @@ def _add_marginals(page: Page, statistics: SourceStatistics) -> None:
             figure = draw_histogram(sample.rewards[:, 0], "reward per step", "steps")
         else:
             figure = draw_marginals(sample.rewards, reward_names, "reward per step", "steps")
-        page.add_figure("Rewards", *figure)
+        page.add_figure("Rewards", figure)
     if action_names:
-        page.add_figure("Actions", *_draw_actions(sample, action_names))
+        page.add_figure("Actions", _draw_actions(sample, action_names))
     if sample.observations.shape[1] > 1:
         _add_coverage(page, statistics, sample, len(observation_names))
 
@@ -210,9 +206,7 @@ def _draw_actions(sample: StepSample, names: list[str]) -> Figure:
     actions = sample.actions
     is_discrete = actions.shape[1] == 1 and len(count_values(actions[:, 0])[0]) <= 24
     if is_discrete and np.array_equal(actions, np.round(actions)):
-        data, layout = draw_histogram(actions[:, 0], "action", "steps")
-        layout["xaxis"]["dtick"] = max(1, int(np.ptp(actions) // 12))
-        return data, layout
+        return draw_histogram(actions[:, 0], "action", "steps")
     return draw_marginals(actions, names, "value of the action", "steps")
 
 
@@ -223,18 +217,18 @@ def _add_coverage(page: Page, statistics: SourceStatistics, sample: StepSample, 
     shown = np.linspace(0, len(components) - 1, min(len(components), 4000)).astype(int)
     returns = np.array(statistics.returns)[sample.episodes[shown]]
     titles = [f"component {number + 1} ({100 * share:.0f} % of variance)" for number, share in enumerate(shares[:2])]
-    data, layout = draw_scatter(
+    figure = draw_scatter(
         components[shown, 0],
         components[shown, 1],
         returns,
-        x_title=titles[0],
-        y_title=titles[1],
-        colour_title="return",
+        x_label=titles[0],
+        y_label=titles[1],
+        colour_label="return",
     )
     what = "thinned-out images" if statistics.uses_images else f"{num_columns} standardised columns of the observations"
     caption = f"{len(shown):,} states, projected onto the first two principal components of {what}. "
     caption += "The colour is the return of the episode."
-    page.add_figure("Coverage of the states", data, layout, caption=caption, height=420, is_wide=True)
+    page.add_figure("Coverage of the states", figure, caption=caption, is_wide=True)
 
 
 def find_principal_components(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -263,12 +257,22 @@ def find_principal_components(observations: np.ndarray) -> tuple[np.ndarray, np.
     return projected, variances[::-1][:2] / variances.sum()
 
 
-def _add_viewer(page: Page, reading: _TolerantReading, statistics: SourceStatistics) -> None:
+def _add_pictures(page: Page, reading: _TolerantReading, statistics: SourceStatistics) -> None:
+    """Adds a picture of each selected episode, in the order of their selection."""
     reasons = select_episodes(statistics)
-    episodes = make_viewer_episodes(iter(reading.source), reasons, statistics)
-    if episodes:
-        total = len(statistics.returns)
-        page.add_section(
-            "Episode viewer", f"{len(episodes):,} of {total:,} episodes. Click into the curves, or move the slider."
-        )
-        page.add_viewer(episodes)
+    found: dict[int, Episode] = {}
+    for position, episode in enumerate(reading.source):
+        if position in reasons:
+            found[position] = episode
+        if len(found) == len(reasons):
+            break
+    if not found:
+        return
+    page.add_section("Episodes over time", f"{len(found):,} of {len(statistics.returns):,} episodes.")
+    for position, reason in reasons.items():
+        if position in found:
+            episode = found[position]
+            heading = f"Episode {episode.index}: {reason}, {statistics.ends[position]}"
+            facts = f"Return {episode.total_reward:,.4g}, {episode.num_transitions:,} transitions."
+            caption = " ".join([facts, *describe_texts(episode)])
+            page.add_figure(heading, draw_episode(episode), caption=caption, is_wide=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,12 +34,14 @@ class StepSample(NamedTuple):
       actions: float32 [N, A].
       rewards: float32 [N, R].
       episodes: int64 [N], position of each step's episode.
+      ranks: float64 [N], random numbers, the lowest of all steps.
     """
 
     observations: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
     episodes: np.ndarray
+    ranks: np.ndarray
 
 
 @dataclass
@@ -67,8 +70,6 @@ class SourceStatistics:
     _buffer: list[Episode] = field(default_factory=list)
     _buffered_bytes: int = 0
     _rows: list[StepSample] = field(default_factory=list)
-    _ranks: list[np.ndarray] = field(default_factory=list)
-    _num_kept: int = 0
     _highest_rank: float = 1.0
     _random: Any = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -89,16 +90,14 @@ class SourceStatistics:
     @property
     def sample(self) -> StepSample:
         """The sample, in the order of the steps."""
-        ranks = np.concatenate([np.zeros(0), *self._ranks])
-        columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
-        if not columns:
+        if not self._rows:
             empty = np.zeros((0, 0), np.float32)
-            return StepSample(empty, empty, empty, np.zeros(0, np.int64))
-        kept = np.sort(np.argsort(ranks)[:_SAMPLE_SIZE])
-        return StepSample(*[column[kept] for column in columns])
+            return StepSample(empty, empty, empty, np.zeros(0, np.int64), np.zeros(0))
+        self._shrink()
+        return self._rows[0]
 
     @property
-    def column_names(self) -> tuple[list[str], list[str], list[str]]:
+    def column_names(self) -> tuple[list[str], ...]:
         """The names of the columns of observations, actions and rewards in the sample."""
         return ([], [], []) if self._layout is None else self._layout.names
 
@@ -144,19 +143,16 @@ class SourceStatistics:
         ranks = self._random.random(num_rows)
         rows = np.flatnonzero(is_followed & (ranks < self._highest_rank))
         episodes = np.repeat(np.arange(position, position + len(batch.episodes)), batch.num_steps)
-        self._rows.append(StepSample(*self._layout.select(batch.steps, rows), episodes[rows]))
-        self._ranks.append(ranks[rows])
-        self._num_kept += len(rows)
-        if self._num_kept > 2 * _SAMPLE_SIZE:
+        self._rows.append(StepSample(*self._layout.select(batch.steps, rows), episodes[rows], ranks[rows]))
+        if sum(len(kept.ranks) for kept in self._rows) > 2 * _SAMPLE_SIZE:
             self._shrink()
+            self._highest_rank = float(self._rows[0].ranks.max(initial=0.0))
 
     def _shrink(self) -> None:
         """Keeps the `_SAMPLE_SIZE` steps of the lowest ranks."""
-        ranks = np.concatenate(self._ranks)
         columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
-        kept = np.sort(np.argsort(ranks)[:_SAMPLE_SIZE])
-        self._rows, self._ranks = [StepSample(*[column[kept] for column in columns])], [ranks[kept]]
-        self._num_kept, self._highest_rank = len(kept), float(ranks[kept].max(initial=0.0))
+        kept = np.sort(np.argsort(columns[-1])[:_SAMPLE_SIZE])
+        self._rows = [StepSample(*[column[kept] for column in columns])]
 
 
 class _StepLayout:
@@ -168,39 +164,30 @@ class _StepLayout:
     """
 
     def __init__(self, step_spec: Nest):
-        observations = leaves(step_spec[fields.OBSERVATION])
-        numeric = [leaf for leaf in observations if leaf[1].dtype.kind in "biuf"]
-        vectors = [leaf for leaf in numeric if not is_image(leaf[1])]
-        self.uses_images = bool(numeric) and not vectors
-        self._observations = [path for path, _ in vectors or numeric]
-        self._actions = [path for path, spec in leaves(step_spec[fields.ACTION]) if spec.dtype.kind in "biuf"]
-        self._rewards = [path for path, spec in leaves(step_spec[fields.REWARD]) if spec.dtype.kind in "biuf"]
-        self.names = (
-            _name_columns(step_spec, fields.OBSERVATION, self._observations),
-            _name_columns(step_spec, fields.ACTION, self._actions),
-            _name_columns(step_spec, fields.REWARD, self._rewards),
-        )
+        numeric = {
+            name: [(path, spec) for path, spec in leaves(step_spec[name]) if spec.dtype.kind in "biuf"]
+            for name in (fields.OBSERVATION, fields.ACTION, fields.REWARD)
+        }
+        vectors = [(path, spec) for path, spec in numeric[fields.OBSERVATION] if not is_image(spec.shape, spec.dtype)]
+        self.uses_images = bool(numeric[fields.OBSERVATION]) and not vectors
+        self._columns = {**numeric, fields.OBSERVATION: vectors or numeric[fields.OBSERVATION]}
+        self.names = tuple(_name_columns(name, columns) for name, columns in self._columns.items())
 
     def select(self, steps: Nest, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the observations, actions and rewards of some rows, each float32 `[N, columns]`."""
-        observations = self._select(steps[fields.OBSERVATION], self._observations, rows)
-        actions, rewards = (
-            self._select(steps[name], paths, rows)
-            for name, paths in ((fields.ACTION, self._actions), (fields.REWARD, self._rewards))
-        )
+        observations, actions, rewards = (self._select(steps, name, rows) for name in self._columns)
         return observations, actions, rewards
 
-    def _select(self, nest: Nest, paths: list[Any], rows: np.ndarray) -> np.ndarray:
-        columns = dict(leaves(nest))
-        parts = [_flatten(columns[path], rows, thin_out=self.uses_images) for path in paths]
+    def _select(self, steps: Nest, name: str, rows: np.ndarray) -> np.ndarray:
+        found = dict(leaves(steps[name]))
+        parts = [_flatten(found[path], rows, thin_out=self.uses_images) for path, _ in self._columns[name]]
         return np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], 1)[:, :_MAX_COLUMNS]
 
 
-def is_image(spec: Any) -> bool:
+def is_image(shape: Sequence[Any], dtype: np.dtype) -> bool:
     """Returns whether a field of one step is an image, `[H, W]` or `[H, W, channels]` of bytes."""
-    shape = tuple(spec.shape)
     has_channels = len(shape) == 3 and (shape[-1] in (1, 3, 4) or shape[0] in (1, 3, 4))
-    return bool(spec.dtype == np.uint8 and (len(shape) == 2 or has_channels) and min(shape[:2] or (0,)) > 0)
+    return bool(dtype == np.uint8 and (len(shape) == 2 or has_channels) and min(shape[:2] or (0,)) > 0)
 
 
 def name_column(name: str, path: tuple[Any, ...], index: int, size: int) -> str:
@@ -208,9 +195,8 @@ def name_column(name: str, path: tuple[Any, ...], index: int, size: int) -> str:
     return path_name(path, name) + (f"[{index}]" if size > 1 else "")
 
 
-def _name_columns(step_spec: Nest, name: str, paths: list[Any]) -> list[str]:
-    specs = dict(leaves(step_spec[name]))
-    sizes = {path: int(np.prod(specs[path].shape)) for path in paths}
+def _name_columns(name: str, columns: list[tuple[Any, Any]]) -> list[str]:
+    sizes = {path: int(np.prod(spec.shape)) for path, spec in columns}
     names = [name_column(name, path, index, size) for path, size in sizes.items() for index in range(size)]
     return names[:_MAX_COLUMNS]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 
 from rlds2reverb._server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
 from rlds2reverb._server.replay_server import read_tables
@@ -16,8 +17,11 @@ from rlds2reverb.locations import is_table_directory
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
-from .figures import Figure, make_axis, make_log_axis
-from .page import Page, Report, require_plotly
+from .figures import HALF_WIDTH, make_axes
+from .page import Page, Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _NUM_BINS = 30
 #: Number of groups of items with similar priorities, for the comparison of frequencies.
@@ -44,10 +48,8 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
     Raises:
       CheckpointError: If the directory is damaged or contains no items.
       ServerUnavailableError: If the server does not answer in time.
-      ImportError: If Plotly is not installed.
       StorageFullError: If the disk is full.
     """
-    require_plotly()
     if isinstance(tables, (str, Path)) and is_table_directory(tables):
         page = Page(str(tables), "rlds2reverb report on stored tables")
         facts = [_describe_config(config) for config in read_tables(Path(tables).expanduser())]
@@ -55,7 +57,8 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
     else:
         addresses = find_addresses(tables)
         is_sharded = len(addresses) > 1
-        page = Page(", ".join(addresses), f"rlds2reverb report on the tables of running server{'s' * is_sharded}")
+        servers = "running servers" if is_sharded else "a running server"
+        page = Page(", ".join(addresses), f"rlds2reverb report on the tables of {servers}")
         facts, statistics = [], []
         for address in addresses:
             for _, info in sorted(table_infos(address, timeout_secs=timeout_secs).items()):
@@ -63,10 +66,7 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
                 statistics.append(sample_item_statistics(address, info, timeout_secs=timeout_secs))
     for each, rows in zip(statistics, facts, strict=True):
         _add_table(page, each, rows)
-    report = page.build()
-    if path is not None:
-        report.write(path)
-    return report
+    return page.build(path)
 
 
 def _describe_config(config: Any) -> list[tuple[str, str]]:
@@ -109,18 +109,17 @@ def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) 
             f"{items.num_samples:,} samples were drawn for this report, of {known:,} different items. Shares of the "
             "items are estimated: each one is weighted by the inverse of the probability that it was drawn."
         )
-    page.add_figure("Priorities", *_draw_priorities(items), caption="Priorities of 0 are shown at the left end.")
-    page.add_figure("Sample counts", *_draw_counts(items), caption=_explain_counts(items))
+    page.add_figure("Priorities", _draw_priorities(items), caption="Priorities of 0 are shown at the left end.")
+    page.add_figure("Sample counts", _draw_counts(items), caption=_explain_counts(items))
     if items.probabilities is not None and items.times_sampled.any():
         page.add_figure(
             "Expected and empirical sampling frequency",
-            *_draw_frequencies(items),
+            _draw_frequencies(items),
             caption="Share of all samples by priority. Expected: from today's priorities and the sampler. Empirical: "
             "from the sample counts of the items. They differ if priorities changed, or items were added, in between.",
-            height=340,
         )
     if (figure := _draw_ages(items)) is not None:
-        page.add_figure("Item age", *figure, caption=_explain_ages(items), height=340)
+        page.add_figure("Item age", figure, caption=_explain_ages(items))
 
 
 def _summarize(items: ItemStatistics) -> list[tuple[str, str]]:
@@ -150,40 +149,27 @@ def _bin_priorities(priorities: np.ndarray, num_bins: int) -> tuple[np.ndarray, 
 
 
 def _draw_priorities(items: ItemStatistics) -> Figure:
+    figure, axes = make_axes()
     edges, bins = _bin_priorities(items.priorities, _NUM_BINS)
-    shares = 100 * np.bincount(bins, items.weights, minlength=_NUM_BINS)
-    data = [_make_steps(edges, shares, "items", "@0", is_filled=True)]
-    x_axis = make_log_axis("priority", edges[0], edges[-1])
-    return data, {
-        "xaxis": x_axis,
-        "yaxis": make_axis("share of the items (%)", rangemode="tozero"),
-        "showlegend": False,
-    }
+    axes.stairs(100 * np.bincount(bins, items.weights, minlength=_NUM_BINS), edges, fill=True, color=COLOURS[0])
+    axes.set_xscale("log")
+    style_axes(axes, "priority", "% of the items")
+    return figure
 
 
 def _draw_frequencies(items: ItemStatistics) -> Figure:
     if items.probabilities is None:
         raise ValueError("items must have probabilities")
+    figure, axes = make_axes()
     edges, bins = _bin_priorities(items.priorities, _NUM_GROUPS)
     expected = np.bincount(bins, items.weights * items.probabilities, minlength=_NUM_GROUPS)
     empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
-    data = [
-        _make_steps(edges, 100 * expected / expected.sum(), "expected", "@0", is_filled=True),
-        _make_steps(edges, 100 * empirical / empirical.sum(), "empirical", "@ink", dash="dash"),
-    ]
-    x_axis = make_log_axis("priority", edges[0], edges[-1])
-    return data, {"xaxis": x_axis, "yaxis": make_axis("share of the samples (%)", rangemode="tozero")}
-
-
-def _make_steps(
-    edges: np.ndarray, heights: np.ndarray, name: str, colour: str, *, is_filled: bool = False, dash: str = "solid"
-) -> dict[str, Any]:
-    """Returns the outline of a histogram with any bins, which bars cannot draw on a logarithmic axis."""
-    x, y = np.repeat(edges, 2), np.concatenate([[0.0], np.repeat(heights, 2), [0.0]])
-    trace: dict[str, Any] = {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": name}
-    trace |= {"line": {"color": colour, "width": 2, "dash": dash}, "showlegend": True}
-    trace |= {"fill": "tozeroy", "fillcolor": colour, "opacity": 0.9} if is_filled else {}
-    return trace | {"hovertemplate": "%{y:.2f} % near %{x:.3g}<extra>%{fullData.name}</extra>"}
+    axes.stairs(100 * expected / expected.sum(), edges, fill=True, color=COLOURS[5], label="expected")
+    axes.stairs(100 * empirical / empirical.sum(), edges, color="black", linestyle="--", label="empirical")
+    axes.set_xscale("log")
+    style_axes(axes, "priority", "% of the samples")
+    add_legend(axes)
+    return figure
 
 
 def _draw_counts(items: ItemStatistics) -> Figure:
@@ -193,19 +179,16 @@ def _draw_counts(items: ItemStatistics) -> Figure:
     edges = np.arange(0, highest + width + 1, width)
     shares = 100 * np.histogram(counts, edges, weights=items.weights)[0]
     centres = edges[:-1] + (width - 1) / 2
-    bars = {"type": "bar", "x": centres, "y": shares, "width": np.full(len(centres), 0.85 * width), "name": "items"}
-    bars |= {"marker": {"color": "@0"}, "hovertemplate": "%{y:.2f} % of the items: %{x} times<extra></extra>"}
-    data: list[dict[str, Any]] = [bars]
+    figure, axes = make_axes()
+    axes.bar(centres, shares, 0.85 * width, color=COLOURS[0])
     if items.probabilities is not None and not items.is_sample and counts.any():
         expected = _expect_counts(items.probabilities * counts.sum(), edges)
-        line = {"type": "scatter", "mode": "lines+markers", "x": centres, "y": 100 * expected, "name": "expected"}
-        line |= {"line": {"color": "@1", "width": 2, "dash": "dash"}, "marker": {"size": 5}}
-        data.append(line | {"hovertemplate": "%{y:.2f} %<extra>expected</extra>"})
-    x_axis = make_axis("times that an item was sampled")
+        axes.plot(centres, 100 * expected, color=COLOURS[1], linestyle="--", marker=".", label="expected")
     if highest <= 12:
-        x_axis["dtick"] = 1
-    layout = {"xaxis": x_axis, "yaxis": make_axis("share of the items (%)", rangemode="tozero")}
-    return data, {**layout, "showlegend": len(data) > 1}
+        axes.set_xticks(centres)
+    style_axes(axes, "times that an item was sampled", "% of the items")
+    add_legend(axes)
+    return figure
 
 
 def _expect_counts(means: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -249,17 +232,14 @@ def _draw_ages(items: ItemStatistics) -> Figure | None:
     edges = np.linspace(0, max(float(ages.max()), 1e-9), _NUM_BINS + 1)
     shares, sampled = (np.histogram(ages, edges, weights=each)[0] for each in (weights, weights * counts))
     centres = (edges[:-1] + edges[1:]) / 2
-    bars = {"type": "bar", "x": centres, "y": 100 * shares, "marker": {"color": "@0"}, "showlegend": False}
-    bars |= {"hovertemplate": "%{y:.2f} % of the items near %{x:.3g}<extra></extra>"}
-    line = {"type": "scatter", "mode": "lines+markers", "x": centres[shares > 0], "yaxis": "y2", "showlegend": False}
-    line |= {"y": sampled[shares > 0] / shares[shares > 0], "line": {"color": "@1", "width": 2}, "marker": {"size": 5}}
-    line |= {"hovertemplate": "%{y:.3g} samples per item near %{x:.3g}<extra></extra>"}
-    layout = {
-        "xaxis": make_axis(title, anchor="y2"),
-        "yaxis": make_axis("items (%)", domain=[0.55, 1], rangemode="tozero"),
-        "yaxis2": make_axis("samples per item", domain=[0, 0.45], rangemode="tozero"),
-    }
-    return [bars, line], layout
+    figure = make_figure(HALF_WIDTH[0], 1.4 * HALF_WIDTH[1])
+    upper, lower = figure.subplots(2, sharex=True)
+    upper.stairs(100 * shares, edges, fill=True, color=COLOURS[0])
+    lower.plot(centres[shares > 0], sampled[shares > 0] / shares[shares > 0], color=COLOURS[1], marker=".")
+    lower.set_ylim(bottom=0)
+    style_axes(upper, "", "% of the items")
+    style_axes(lower, title, "samples per item")
+    return figure
 
 
 def _explain_ages(items: ItemStatistics) -> str:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from reference_impls import episode
 
-from rlds2reverb import ReplayServer, TableConfig, item_signature, load, trajectory_spec
+from rlds2reverb import ReplayServer, TableConfig, ingest, item_signature, load, trajectory_spec
 
 BLOCKER = """
 import sys
@@ -69,3 +69,9 @@ def test_episodes_are_ingested_sampled_and_updated_without_reverb():
 )
 def test_modules_are_imported_without_reverb(module):
     run(f"import {module}")
+
+
+def test_converted_directories_are_validated_without_reverb(tmp_path):
+    ingest(load([episode(6, terminal=True)]), tmp_path / "items")
+    output = run("from rlds2reverb.cli import run\nrun(['validate', sys.argv[1]])", tmp_path / "items")
+    assert "valid, all checksums match" in output

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import reverb
-from report_pages import paint, read_figures, read_findings
+from figures_shown import read_bars, read_findings, read_legend
 from rlds2reverb.training.reports import report_tables
 from rlds2reverb.training.reports.table_report import _expect_counts
 
@@ -44,10 +44,12 @@ def server(directory):
         yield server
 
 
-def heights_by_priority(trace):
+def heights_by_priority(patch):
     """Returns the heights of a histogram's outline at the priorities 1 and 3."""
-    x, y = np.array(trace["x"]), np.array(trace["y"])
-    return [float(y[(x[:-1] <= each).nonzero()[0][-1]]) if each < x[-1] else float(y[-2]) for each in (1.0, 3.0)]
+    heights, edges, _ = patch.get_data()
+    return [
+        float(heights[min(np.searchsorted(edges, each, side="right") - 1, len(heights) - 1)]) for each in (1.0, 3.0)
+    ]
 
 
 def test_stored_items_have_priorities_probabilities_and_an_order(directory):
@@ -58,26 +60,27 @@ def test_stored_items_have_priorities_probabilities_and_an_order(directory):
     assert sorted(first.order - first.order.min()) == list(range(8)) and np.isnan(first.inserted_at).all()
 
 
-def test_report_on_a_directory_shows_all_items(directory, tmp_path):
+def test_report_on_a_directory_shows_all_items(directory, tmp_path, figures):
     page = report_tables(directory, tmp_path / "a.html").html
-    figures = read_figures(page)
-    assert heights_by_priority(figures["Priorities"]["data"][0]) == [50, 50]
-    assert figures["Sample counts"]["data"][0]["y"] == [100] and "No item has been sampled yet." in page
+    assert heights_by_priority(figures["Priorities"].axes[0].patches[0]) == [50, 50]
+    assert read_bars(figures["Sample counts"].axes[0])[1] == [100] and "No item has been sampled yet." in page
     assert "Expected and empirical sampling frequency" not in figures
-    assert sum(figures["Item age"]["data"][0]["y"]) == pytest.approx(100)
+    assert figures["Item age"].axes[0].patches[0].get_data().values.sum() == pytest.approx(100)
     assert "Table &#x27;first&#x27;" in page and "Table &#x27;second&#x27;" in page
 
 
-def test_report_on_a_server_estimates_from_samples(server):
-    pages = [report_tables(server).html for _ in range(3)]
-    page, figures = pages[0], read_figures(pages[0])
+def test_report_on_a_server_estimates_from_samples(server, figures):
+    heading, shares = "Expected and empirical sampling frequency", []
+    for _ in range(3):
+        figures.clear()
+        page = report_tables(server).html
+        expected, empirical = figures[heading].axes[0].patches
+        shares.append(heights_by_priority(empirical))
     # All eight items are in the 4,000 samples, so that shares of the items are exact.
-    np.testing.assert_allclose(heights_by_priority(figures["Priorities"]["data"][0]), [50, 50], rtol=1e-6)
-    expected, _ = figures["Expected and empirical sampling frequency"]["data"]
+    np.testing.assert_allclose(heights_by_priority(figures["Priorities"].axes[0].patches[0]), [50, 50], rtol=1e-6)
     np.testing.assert_allclose(heights_by_priority(expected), [25, 75], rtol=1e-6)
     # The standard deviation of the share in 4,000 samples is 0.7 %, that of the mean of three 0.4 %.
-    shares = [read_figures(each)["Expected and empirical sampling frequency"]["data"][1] for each in pages]
-    np.testing.assert_allclose(np.mean([heights_by_priority(share) for share in shares], 0), [25, 75], atol=3)
+    np.testing.assert_allclose(np.mean(shares, 0), [25, 75], atol=3)
     assert "4,000 samples were drawn for this report, of 8 different items." in page
     assert read_findings(page) == [("note", "No items were sampled, because samples use up its items.")]
 
@@ -93,7 +96,7 @@ def test_shares_of_a_table_are_estimated_from_samples_of_some_of_its_items(tmp_p
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
 
 
-def test_counts_of_samples_are_shown_by_a_checkpoint_of_the_server(directory, tmp_path):
+def test_counts_of_samples_are_shown_by_a_checkpoint_of_the_server(directory, tmp_path, figures):
     with ReplayServer.from_directory(directory, checkpoint_root=tmp_path / "root") as server:
         list(reverb.Client(server.address).sample("first", num_samples=40))
         server.checkpoint()
@@ -101,10 +104,10 @@ def test_counts_of_samples_are_shown_by_a_checkpoint_of_the_server(directory, tm
     assert first.times_sampled.sum() == 40 and second.times_sampled.sum() == 0
     page = report_tables(tmp_path / "root").html
     assert "5 times per item" in page
-    assert [trace["name"] for trace in read_figures(page)["Sample counts"]["data"]] == ["items", "expected"]
+    assert read_legend(figures["Sample counts"].axes[0]) == ["expected"]
 
 
-def test_items_written_to_a_server_have_times():
+def test_items_written_to_a_server_have_times(figures):
     before = datetime.now(timezone.utc).timestamp()
     with ReplayServer([TableConfig("replay", Selector("uniform"))]) as server:
         client = reverb.Client(server.address)
@@ -112,10 +115,10 @@ def test_items_written_to_a_server_have_times():
             client.insert([np.float32(number)], {"replay": 1.0})
         (info,) = [info for name, info in client.server_info().items() if name == "replay"]
         items = sample_item_statistics(server.address, info)
-        page = report_tables(server).html
+        report_tables(server)
     assert (items.inserted_at > before - 60).all() and (items.order == -1).all()
     np.testing.assert_allclose(items.probabilities, [1 / 3] * 3, rtol=1e-6)
-    assert read_figures(page)["Item age"]["layout"]["xaxis"]["title"]["text"] == "age (seconds)"
+    assert figures["Item age"].axes[1].get_xlabel() == "age (seconds)"
 
 
 def test_expected_counts_follow_a_poisson_distribution():
@@ -141,11 +144,3 @@ def test_empty_table_is_not_sampled():
     info.sampler_options = SimpleNamespace(is_deterministic=False, WhichOneof=lambda _: "uniform")
     items = sample_item_statistics("localhost:1", info)
     assert items.note == "No items were sampled, because the table is empty." and not len(items.priorities)
-
-
-@pytest.mark.slow
-def test_figures_are_valid_plotly_figures(server):
-    import plotly.graph_objects as go
-
-    for figure in read_figures(report_tables(server).html).values():
-        go.Figure(paint({"data": figure["data"], "layout": figure["layout"]}))
