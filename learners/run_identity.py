@@ -65,7 +65,7 @@ def require_same(claim: str, texts: Iterable[str]) -> None:
 
 def _compare(name: str, before: Any, after: Any) -> str:
     """Returns a text about the difference of two values, or of the values in two dicts; '' if there is none."""
-    if json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
+    if before == after or json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
         return ""
     if isinstance(before, dict) and isinstance(after, dict):
         nested = (_compare(f"{name}.{key}", before.get(key), after.get(key)) for key in {**before, **after})

@@ -1,4 +1,4 @@
-from .config import Option as Option, TrainingConfig as TrainingConfig
+from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
 from .data import TrainingData as TrainingData, open_data as open_data
 from .environment import (
     Environment as Environment,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
+from rlds2reverb.learners.gin_files import read_bindings
 from rlds2reverb.learners.references import describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
 
@@ -340,32 +341,18 @@ def _freeze(value: Any) -> Any:
 
 def _read_sweep(path: Path) -> dict[str, Any]:
     """Returns the content of a JSON file, or of a gin file with bindings such as `sweep.algo = ["bc", "iql"]`."""
+    if path.suffix == ".gin":
+        bindings = read_bindings([path])
+        for binding in bindings:
+            if binding.owner != "sweep":
+                raise binding.error('this must be a binding such as sweep.algo = ["bc", "iql"]')
+        return {binding.name: binding.value for binding in bindings if binding.name}
     try:
-        text = path.read_text(encoding="utf-8")
-        content = _parse_gin(text) if path.suffix == ".gin" else json.loads(text)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the sweep {path}: {error}; check the path") from None
-    except (ValueError, SyntaxError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid {'gin' if path.suffix == '.gin' else 'JSON'} ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain a JSON object with the options of the sweep")
-    return content
-
-
-def _parse_gin(text: str) -> dict[str, Any]:
-    from gin import config_parser
-
-    class Delegate(config_parser.ParserDelegate):
-        def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-            raise ValueError(f"a value cannot be a reference, got @{scoped_configurable_name}")
-
-        def macro(self, macro_name: str) -> Any:
-            raise ValueError(f"a value cannot be a macro, got %{macro_name}")
-
-    content: dict[str, Any] = {}
-    for statement in config_parser.ConfigParser(text, Delegate()):
-        if not isinstance(statement, config_parser.BindingStatement) or statement.selector != "sweep":
-            line = statement.location.line_num
-            raise ValueError(f'line {line} must be a binding such as sweep.algo = ["bc", "iql"]')
-        content[statement.arg_name] = statement.value
     return content

@@ -28,7 +28,7 @@ from rlds2reverb.scores import d4rl_score
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
-from .data import TrainingData, open_evaluated_data, open_source
+from .data import TrainingData, identify_run, open_evaluated_data, open_source
 from .environment import Environment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
 from .experiments import Experiment, choose_placement, is_experiment, run_or_raise
@@ -125,7 +125,7 @@ class Training:
                         replay=self._online or (None if batches is None else batches.replay),
                         hooks=[*self._make_hooks(), *own_hooks],
                         jit_compile=config.jit_compile,
-                        identity=config.identity(self.data, *self._evaluated_in),
+                        identity=identify_run(config, self.data, *self._evaluated_in),
                         addable=config.online_settings(),
                         keep_checkpoints=config.keep_checkpoints,
                         on_log=self._log,
@@ -356,7 +356,7 @@ def describe_run(
     return {
         "configuration": config.as_dict(),
         "hyperparameters": hyperparameters,
-        "identity": config.identity(data, *environment),
+        "identity": identify_run(config, data, *environment),
         "data": {
             "source": data.name,
             "fingerprint": data.fingerprint,

@@ -19,7 +19,7 @@ from rlds2reverb.sources import Source
 from ..batches import PRIORITY_EXPONENT
 from ..collected_pieces import PieceConverter, choose_adder
 from ..config import TrainingConfig
-from ..data import TrainingData, open_evaluated_data, open_source
+from ..data import TrainingData, identify_run, open_evaluated_data, open_source
 from ..environment import (
     Environment,
     environment_key,
@@ -148,7 +148,7 @@ def _make_task(
         keep_checkpoints=config.keep_checkpoints,
         jit_compile=config.jit_compile,
         hooks=config.as_dict()["hooks"],
-        identity=config.identity(data, *environment),
+        identity=identify_run(config, data, *environment),
         allow_config_mismatch=config.allow_config_mismatch,
     )
 
