@@ -19,7 +19,7 @@ from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, Traini
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
-from .hooks import POSITIONS, LearnerHook, Phase
+from .hooks.hook import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
 from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
