@@ -16,11 +16,12 @@ from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP
 from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS
-from .runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .runs import Run
 
 #: Okabe and Ito's colours, which colour-blind readers can distinguish, without black and yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -25,6 +25,8 @@ from rlds2reverb.sources import load
 from .config import TrainingConfig, declared_options
 from .environment_spec import name_env
 
+#: File of the plan in the directory of an experiment.
+PLAN_FILE = "plan.json"
 #: Names in a sweep that are no options of `TrainingConfig`.
 _DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
 #: Options whose value is a list, which therefore has to be in a list to be one of several values.
@@ -136,6 +138,11 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     )
 
 
+def is_experiment(path: str | Path) -> bool:
+    """Returns whether a path is the directory of an experiment."""
+    return Path(path, PLAN_FILE).is_file()
+
+
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Returns distinct seeds: 0, 1, ... if their number is given.
 
@@ -183,9 +190,8 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
         if name not in planned:
             texts.append(f"{name} is missing")
             continue
-        now = planned[name]
-        known = {option: value for option, value in _find_settings(before).items() if option in now}
-        texts += [f"{name}: {text}" for text in differences(known, now, now.keys()).values()]
+        changes = differences(_find_settings(before), planned[name], only_common=True)
+        texts += [f"{name}: {text}" for text in changes.values()]
     if any(not run.config.allow_config_mismatch for run in plan) and texts:
         more = f" (and {len(texts) - 1} more differences)" if len(texts) > 1 else ""
         require_same(f"{root} contains a different plan", [texts[0] + more])
