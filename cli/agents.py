@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.references import describe_callable
 
 from rlds2reverb._text import WIDTH, format_columns
 
@@ -104,10 +104,7 @@ def _as_json(hyperparameter: Option) -> dict[str, Any]:
 
 def _describe_default(hyperparameter: Option) -> Any:
     """Returns the default of a hyperparameter; functions and objects are replaced by their names."""
-    default = hyperparameter.default
-    if default is REQUIRED:
-        return "required"
-    return describe_reference(default) if callable(default) else default
+    return "required" if hyperparameter.default is REQUIRED else describe_callable(hyperparameter.default)
 
 
 def _print_hyperparameter(hyperparameter: Option) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rlds2reverb.learners.options import REQUIRED
-from rlds2reverb.training.config import TrainingOption, declared_options
+from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 
 from . import checks
 from .own_modules import allow_own_modules
@@ -20,6 +20,12 @@ _FLAGS = {
     "hooks": "--hook",
     "track": "--track",
     "online_steps": "--online",
+    "num_collectors": "--collectors",
+    "num_shards": "--shards",
+    "num_learners": "--learners",
+    "num_cpus": "--cpus",
+    "learner_gpus": "--gpus",
+    "checkpoint_secs": "--replay-checkpoint-secs",
 }
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
@@ -38,17 +44,18 @@ _CALLBACKS: dict[str, Any] = {
 }
 
 
-def config_options(*names: str, without_default: bool = False) -> Callable[[Any], Any]:
-    """Returns a decorator that adds options of `TrainingConfig` to a command, in the given order.
+def config_options(*names: str, config: type = TrainingConfig, without_default: bool = False) -> Callable[[Any], Any]:
+    """Returns a decorator that adds options of a configuration to a command, in the given order.
 
     Args:
       *names: names of the options.
+      config: class of the configuration.
       without_default: whether to hide the defaults, which are those of training, and make switches plain flags.
     """
 
     def decorate(command: Any) -> Any:
         for name in reversed(names):
-            command = _make_option(name, declared_options()[name], without_default=without_default)(command)
+            command = _make_option(name, declare_fields(config)[name], without_default=without_default)(command)
         return command
 
     return decorate

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
-from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_reference
+from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._text import suggest
@@ -39,7 +39,7 @@ D4RL = "d4rl"
 
 @dataclass(frozen=True)
 class TrainingOption(Option):
-    """The declaration of an option of `TrainingConfig`.
+    """The declaration of an option of `TrainingConfig` or `ClusterConfig`.
 
     Attributes:
       group: heading in `--help`.
@@ -71,8 +71,31 @@ class TrainingOption(Option):
         return f"{self.values_text} or None" if self.default is None else self.values_text
 
 
-def _option(group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
+def make_option(group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
+    """Returns the field of an option; see `TrainingOption` for what it declares besides the annotation."""
     return field(default=default, metadata={"group": group, **declaration})
+
+
+@cache
+def declare_fields(config: Any) -> dict[str, TrainingOption]:
+    """Returns the declarations of the fields of a dataclass by name; the texts are those of its docstring."""
+    hints, texts = get_type_hints(config, include_extras=True), read_descriptions(config)
+    declared = {}
+    for each in fields(config):
+        default = REQUIRED if each.default is MISSING else each.default
+        option = declare(each.name, default, hints[each.name], texts.get(each.name, ""))
+        declared[each.name] = TrainingOption(**vars(option), **each.metadata)
+    return declared
+
+
+def check_options(config: Any) -> None:
+    """Makes the values of a frozen dataclass Python's own types.
+
+    Raises:
+      ValueError: If a value is not of its type or not in its range.
+    """
+    for name, option in declare_fields(config.__class__).items():
+        object.__setattr__(config, name, option.check(getattr(config, name)))
 
 
 @dataclass(frozen=True)
@@ -135,84 +158,86 @@ class TrainingConfig:
         if there is no such algorithm; the message names the option.
     """
 
-    algo: Any = _option(  # noqa: RUF009 - an immutable default
+    algo: Any = make_option(  # noqa: RUF009 - an immutable default
         "Run",
         metavar="NAME",
         values_text="name, class or function",
         identifies=True,
     )
-    steps: Annotated[int, Range(0)] = _option("Run", default=100_000)
-    seed: Annotated[int, Range(0, 2**31 - 1)] = _option("Run", default=0, identifies=True)
-    deterministic: bool = _option("Run", default=False)
-    allow_config_mismatch: bool = _option("Run", default=False)
+    steps: Annotated[int, Range(0)] = make_option("Run", default=100_000)
+    seed: Annotated[int, Range(0, 2**31 - 1)] = make_option("Run", default=0, identifies=True)
+    deterministic: bool = make_option("Run", default=False)
+    allow_config_mismatch: bool = make_option("Run", default=False)
     hyperparameters: Mapping[str, Any] = field(
         default_factory=dict,
         metadata={"group": "Agent", "metavar": "NAME=VALUE", "default_text": "as published", "values_text": "dict"},
     )
-    gamma: Annotated[float, Range(0, 1)] = _option("Agent", default=0.99, identifies=True)
-    n_step: Annotated[int, Range(1)] = _option("Agent", default=1, identifies=True)
-    jit_compile: bool = _option("Agent", default=False)
-    batch_size: Annotated[int, Range(1)] | None = _option(
+    gamma: Annotated[float, Range(0, 1)] = make_option("Agent", default=0.99, identifies=True)
+    n_step: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
+    jit_compile: bool = make_option("Agent", default=False)
+    batch_size: Annotated[int, Range(1)] | None = make_option(
         "Batches", default=None, default_text="as published for the algorithm, mostly 256", identifies=True
     )
-    sampler: Literal["uniform", "prioritized"] = _option("Batches", default="uniform", identifies=True)
-    top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = _option(
+    sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
+    top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
         "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
     )
-    online_steps: Annotated[int, Range(0)] = _option(
+    online_steps: Annotated[int, Range(0)] = make_option(
         _ONLINE, default=0, metavar="STEPS", default_text="no online phase"
     )
-    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = _option(_ONLINE, default=0.5, identifies=True)
-    updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = _option(_ONLINE, default=1.0, identifies=True)
-    update_every: Annotated[int, Range(1)] = _option(_ONLINE, default=50, identifies=True)
-    warmup_steps: Annotated[int, Range(1)] = _option(_ONLINE, default=1_000, identifies=True)
-    num_envs: Annotated[int, Range(1)] = _option(_ONLINE, default=1, identifies=True)
-    online_replay: Literal["memory", "reverb"] = _option(_ONLINE, default="memory", identifies=True)
-    replay_size: Annotated[int, Range(1)] = _option(_ONLINE, default=1_000_000, identifies=True)
-    env: Any = _option(  # noqa: RUF009 - an immutable default
+    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = make_option(_ONLINE, default=0.5, identifies=True)
+    updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = make_option(
+        _ONLINE, default=1.0, identifies=True
+    )
+    update_every: Annotated[int, Range(1)] = make_option(_ONLINE, default=50, identifies=True)
+    warmup_steps: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000, identifies=True)
+    num_envs: Annotated[int, Range(1)] = make_option(_ONLINE, default=1, identifies=True)
+    online_replay: Literal["memory", "reverb"] = make_option(_ONLINE, default="memory", identifies=True)
+    replay_size: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000_000, identifies=True)
+    env: Any = make_option(  # noqa: RUF009 - an immutable default
         _EVALUATION,
         default=AUTO,
         metavar="ID",
         default_text="the dataset's own, or derived from its name",
         values_text="id, environment, description, function or None",
     )
-    eval_every: Annotated[int, Range(1)] = _option(_EVALUATION, default=5_000)
-    eval_episodes: Annotated[int, Range(1)] = _option(_EVALUATION, default=10)
-    eval_max_episode_steps: Annotated[int, Range(1)] | None = _option(
+    eval_every: Annotated[int, Range(1)] = make_option(_EVALUATION, default=5_000)
+    eval_episodes: Annotated[int, Range(1)] = make_option(_EVALUATION, default=10)
+    eval_max_episode_steps: Annotated[int, Range(1)] | None = make_option(
         _EVALUATION,
         default=None,
         metavar="STEPS",
         default_text="the environment's own limit, or 10,000 if it has none",
         identifies=True,
     )
-    reference_returns: str | tuple[float, float] | None = _option(
+    reference_returns: str | tuple[float, float] | None = make_option(
         _EVALUATION, default=None, metavar="FILE|d4rl", default_text="no scores", values_text="two numbers or text"
     )
-    checkpoint_every: Annotated[int, Range(1)] = _option("Checkpoints and logs", default=10_000)
-    keep_checkpoints: Annotated[int, Range(1)] = _option("Checkpoints and logs", default=3)
-    log_every: Annotated[int, Range(1)] = _option("Checkpoints and logs", default=500)
-    hooks: tuple[Any, ...] = _option(
+    checkpoint_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=10_000)
+    keep_checkpoints: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=3)
+    log_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=500)
+    hooks: tuple[Any, ...] = make_option(
         "Checkpoints and logs", default=(), metavar="MODULE:HOOK", values_text="hooks, dicts or text"
     )
-    track: tuple[Any, ...] = _option(
+    track: tuple[Any, ...] = make_option(
         "Checkpoints and logs",
         default=(TENSORBOARD,),
         metavar="NAME",
         default_text="tensorboard",
         values_text="names or objects",
     )
-    drop_fields: tuple[str, ...] = _option(
+    drop_fields: tuple[str, ...] = make_option(
         "Preprocessing", default=(), metavar="PATH", values_text="paths", identifies=True
     )
-    cut_at_terminal: bool = _option("Preprocessing", default=False, identifies=True)
-    reward: str | None = _option(
+    cut_at_terminal: bool = make_option("Preprocessing", default=False, identifies=True)
+    reward: str | None = make_option(
         "Preprocessing", default=None, metavar="RECIPE", default_text="unchanged", identifies=True
     )
-    normalize_observations: bool | None = _option(
+    normalize_observations: bool | None = make_option(
         "Preprocessing", default=None, default_text="as published for the algorithm, mostly not", identifies=True
     )
-    clip_actions: bool = _option("Preprocessing", default=False, identifies=True)
-    action_bounds: tuple[float, float] | None = _option(
+    clip_actions: bool = make_option("Preprocessing", default=False, identifies=True)
+    action_bounds: tuple[float, float] | None = make_option(
         "Preprocessing",
         default=None,
         metavar="LOW HIGH",
@@ -222,8 +247,7 @@ class TrainingConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, option in declared_options().items():
-            object.__setattr__(self, name, option.check(getattr(self, name)))
+        check_options(self)
         if not isinstance(self.hyperparameters, Mapping):
             raise TypeError(f"hyperparameters must be a dict such as {{'alpha': 2.5}}, got {self.hyperparameters!r}")
         if isinstance(self.drop_fields, str):
@@ -343,7 +367,7 @@ class TrainingConfig:
         values = {option: getattr(self, option) for option in declared_options()}
         if self.env is not None and not isinstance(self.env, str):
             values["env"] = describe_env(self.env)
-        values["hyperparameters"] = _describe_callables(values["hyperparameters"])
+        values["hyperparameters"] = {name: describe_callable(value) for name, value in self.hyperparameters.items()}
         values["hooks"] = [
             hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
         ]
@@ -434,8 +458,8 @@ class TrainingConfig:
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {
-            f"hyperparameter {name}": value
-            for name, value in _describe_callables(self.resolved_hyperparameters).items()
+            f"hyperparameter {name}": describe_callable(value)
+            for name, value in self.resolved_hyperparameters.items()
             if name not in derived and (name in self.hyperparameters or not name.startswith("observation_"))
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
@@ -449,16 +473,9 @@ class TrainingConfig:
         return dict(json.loads(json.dumps(values, default=_describe)))
 
 
-@cache
 def declared_options() -> dict[str, TrainingOption]:
     """Returns the declaration of every option of `TrainingConfig` by name."""
-    hints, texts = get_type_hints(TrainingConfig, include_extras=True), read_descriptions(TrainingConfig)
-    declared = {}
-    for each in fields(TrainingConfig):
-        default = REQUIRED if each.default is MISSING else each.default
-        option = declare(each.name, default, hints[each.name], texts[each.name])
-        declared[each.name] = TrainingOption(**vars(option), **each.metadata)
-    return declared
+    return declare_fields(TrainingConfig)
 
 
 def options_table() -> str:
@@ -495,11 +512,6 @@ def _read_hooks(hooks: Any) -> tuple[Any, ...]:
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks
-
-
-def _describe_callables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values with references in place of functions, such as those that create networks."""
-    return {name: describe_reference(value) if callable(value) else value for name, value in values.items()}
 
 
 def _describe(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.learners.gin_files import read_bindings
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.references import describe_callable, describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
 
 from rlds2reverb._arguments import require_count
@@ -303,7 +303,7 @@ def _name_directory(variant: str) -> str:
 def _format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(map(_format_value, value))
-    return describe_reference(value) if callable(value) else str(value)
+    return str(describe_callable(value))
 
 
 def _read_list(value: Any) -> Any:

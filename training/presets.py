@@ -6,7 +6,7 @@ from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._text import suggest
+from rlds2reverb._text import advise
 
 
 def preset_names() -> list[str]:
@@ -22,8 +22,7 @@ def get_preset(name: str) -> tuple[str, str]:
     """
     presets = _read_presets()
     if name not in presets.sections():
-        advice = suggest(name, preset_names()) or f"; use one of {', '.join(preset_names())}"
-        raise ValueError(f"unknown preset {name!r}{advice}")
+        raise ValueError(f"unknown preset {name!r}{advise(name, presets.sections())}")
     return f"preset {name}", "\n".join(f"{option} = {value}" for option, value in presets[name].items())
 
 

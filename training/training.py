@@ -16,7 +16,7 @@ from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
-from rlds2reverb.learners.references import describe_reference, is_importable
+from rlds2reverb.learners.references import describe_callable, is_importable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
@@ -348,7 +348,7 @@ def describe_run(
     """Returns the content of `config.json` of a run; see `Run.config`."""
     hyperparameters = {
         # The exported policies contain the statistics.
-        name: describe_reference(value) if callable(value) else value
+        name: describe_callable(value)
         for name, value in config.resolved_hyperparameters.items()
         if not name.startswith("observation_")
     }

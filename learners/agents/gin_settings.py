@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._text import suggest
+from rlds2reverb._text import advise
 
 from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from ..gin_files import Binding, NamedText, read_bindings
@@ -67,20 +67,20 @@ def _find_owner(binding: Binding, owners: Collection[str]) -> str:
         raise binding.error(f"{binding.owner} cannot have a scope; write {binding.owner.rpartition('/')[2]}")
     module, _, owner = binding.owner.rpartition(".")
     if owner not in owners or module not in ("", _MODULE):
-        raise binding.error(f"{binding.owner} is no agent{_advise(owner, owners)}")
+        raise binding.error(f"{binding.owner} is no agent{advise(owner, owners)}")
     return owner
 
 
 def _check_run(binding: Binding, options: Collection[str]) -> Any:
     if binding.name not in options:
-        raise binding.error(f"{_RUN} has no option {binding.name!r}{_advise(binding.name, options)}")
+        raise binding.error(f"{_RUN} has no option {binding.name!r}{advise(binding.name, options)}")
     return binding.value
 
 
 def _check_agent(binding: Binding, owner: str, algo: str) -> Any:
     name, declared = binding.name, get_hyperparameters(algo)
     if name not in declared:
-        raise binding.error(f"{owner} has no hyperparameter {name!r}{_advise(name, declared)}")
+        raise binding.error(f"{owner} has no hyperparameter {name!r}{advise(name, declared)}")
     if name in RUN_HYPERPARAMETERS:
         option = RUN_HYPERPARAMETERS[name]
         raise binding.error(f"{owner}.{name} cannot be set because the run determines it; set {option} instead")
@@ -88,7 +88,3 @@ def _check_agent(binding: Binding, owner: str, algo: str) -> Any:
         return declared[name].check(binding.value)
     except ValueError as error:
         raise binding.error(error) from None
-
-
-def _advise(name: str, names: Iterable[str]) -> str:
-    return suggest(name, names) or f"; use one of {', '.join(sorted(names))}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._text import suggest
+from rlds2reverb._text import advise
 
 from ..algorithms import get_algorithm
 from ..options import REQUIRED, Option, parse_literal
@@ -115,5 +115,4 @@ def _describe_unknown(algo: Any, name: str, declared: Iterable[str]) -> str:
     owner = get_algorithm(algo).name
     if not declared:
         return f"{owner} has no hyperparameters, got {name!r}"
-    advice = suggest(name, declared) or f"; use one of {', '.join(sorted(declared))}"
-    return f"{owner} has no hyperparameter {name!r}{advice}"
+    return f"{owner} has no hyperparameter {name!r}{advise(name, declared)}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from rlds2reverb._text import advise
 
 from ..references import describe_reference, resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
@@ -78,7 +79,7 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
         elif name in HOOKS:
             raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
         else:
-            raise ValueError(f"unknown hook {name!r}{_suggest(name, _SHORTHAND)}")
+            raise ValueError(f"unknown hook {name!r}{advise(name, _SHORTHAND)}")
     return hooks
 
 
@@ -129,7 +130,7 @@ def _expand_shorthand(name: str, value: Any) -> dict[str, Any]:
 def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     kind = value.get("type", key)
     if kind not in HOOKS:
-        raise ValueError(f"hook {key!r} has the unknown type {kind!r}{_suggest(kind, HOOKS)}")
+        raise ValueError(f"hook {key!r} has the unknown type {kind!r}{advise(str(kind), HOOKS)}")
     unknown = [name for name in value if name not in _LONG_FORM_KEYS]
     if unknown:
         raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(_LONG_FORM_KEYS)}")
@@ -144,8 +145,3 @@ def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     except TypeError as error:
         raise ValueError(f"hook {key!r} of type {kind!r} does not accept its arguments: {error}") from error
     return HOOKS[kind](value.get("name", key), **arguments)
-
-
-def _suggest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(names), 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(sorted(names))}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.suite_gym import find_spec
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 
 from rlds2reverb import Selector, TableConfig, packed_signature
@@ -133,7 +133,7 @@ def _make_task(
     environment: tuple[str | None, dict[str, Any] | None],
     run_dir: str | Path,
 ) -> dict[str, Any]:
-    hyperparameters = {name: _describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
+    hyperparameters = {name: describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(
         _TASK,
         config.algo,
@@ -151,10 +151,6 @@ def _make_task(
         identity=identify_run(config, data, *environment),
         allow_config_mismatch=config.allow_config_mismatch,
     )
-
-
-def _describe_callable(value: Any) -> Any:
-    return describe_reference(value) if callable(value) else value
 
 
 def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:
