@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict
-from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.options import REQUIRED, Option
+from rlds2reverb.learners.references import describe_callable
 
 from rlds2reverb._text import WIDTH, format_columns
 
@@ -17,9 +17,6 @@ from . import output
 from .output import json_option
 from .own_modules import allow_own_modules
 from .quiet import import_quietly
-
-if TYPE_CHECKING:
-    from rlds2reverb.learners.agents import Hyperparameter
 
 _ALSO_SET_BY = {
     **{name: f"--{option}" for name, option in RUN_HYPERPARAMETERS.items()},
@@ -100,20 +97,17 @@ def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
     return facts[1:] if is_own else facts
 
 
-def _as_json(hyperparameter: Hyperparameter) -> dict[str, Any]:
+def _as_json(hyperparameter: Option) -> dict[str, Any]:
     names = ("name", "type", "range", "is_optional", "text")
     return {"default": _describe_default(hyperparameter), **{name: getattr(hyperparameter, name) for name in names}}
 
 
-def _describe_default(hyperparameter: Hyperparameter) -> Any:
+def _describe_default(hyperparameter: Option) -> Any:
     """Returns the default of a hyperparameter; functions and objects are replaced by their names."""
-    default = hyperparameter.default
-    if default is Parameter.empty:
-        return "required"
-    return describe_reference(default) if callable(default) else default
+    return "required" if hyperparameter.default is REQUIRED else describe_callable(hyperparameter.default)
 
 
-def _print_hyperparameter(hyperparameter: Hyperparameter) -> None:
+def _print_hyperparameter(hyperparameter: Option) -> None:
     """Prints the name, the default and the range in one line, and below it the description."""
     name = hyperparameter.name
     option = f"; set by {_ALSO_SET_BY[name]}" if name in _ALSO_SET_BY else ""

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.cluster.config import ClusterConfig
+from rlds2reverb.training.config import TrainingConfig, declare_fields
 
 from rlds2reverb._signals import raise_on_sigterm
 
-from . import checks, output
+from . import output
 from .config_options import config_options, group_names
 from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
@@ -27,17 +28,10 @@ _GROUPS = group_names()
 #: Options of `TrainingConfig` that are declared here, or that require a single process.
 _OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track")
 _OPTIONS = [name for names in _GROUPS.values() for name in names if name not in _OTHERS]
+_CLUSTER_OPTIONS = [name for name in declare_fields(ClusterConfig) if name != "lead_steps"]
 _HEADINGS = {
     "Run": ["source", "run_dir", "algo", *(name for name in _GROUPS["Run"] if name not in _OTHERS)],
-    "Cluster": [
-        "address",
-        "num_collectors",
-        "num_shards",
-        "num_learners",
-        "num_cpus",
-        "learner_gpus",
-        "checkpoint_secs",
-    ],
+    "Cluster": _CLUSTER_OPTIONS,
     **{
         heading: [name for name in names if name not in _OTHERS]
         for heading, names in _GROUPS.items()
@@ -70,63 +64,7 @@ def cluster() -> None:
     "run, the run is continued.",
 )
 @click.option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
-@click.option(
-    "--address",
-    metavar="ADDRESS",
-    help="Address of an existing Ray cluster, or auto for the one that this machine belongs to.  [default: a new one "
-    "on this machine]",
-)
-@click.option(
-    "--collectors",
-    "num_collectors",
-    type=checks.at_least_1,
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Number of processes that collect, each in --num-envs environments; only with --online.",
-)
-@click.option(
-    "--shards",
-    "num_shards",
-    type=checks.at_least_1,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of replay servers.",
-)
-@click.option(
-    "--learners",
-    "num_learners",
-    type=checks.at_least_1,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of learners that share every batch, and make the same updates.",
-)
-@click.option(
-    "--cpus",
-    "num_cpus",
-    type=checks.Number(0),
-    metavar="N",
-    help="CPUs to reserve for each process.  [default: 1, or less if the cluster has too few]",
-)
-@click.option(
-    "--gpus",
-    "learner_gpus",
-    type=checks.Number(0),
-    default=0.0,
-    metavar="N",
-    help="GPUs to reserve for each learner.",
-)
-@click.option(
-    "--replay-checkpoint-secs",
-    "checkpoint_secs",
-    type=checks.Number(0),
-    default=60.0,
-    show_default=True,
-    metavar="SECS",
-    help="Seconds between two checkpoints of a replay server. What was collected since then is lost if it is killed.",
-)
+@config_options(*_CLUSTER_OPTIONS, config=ClusterConfig)
 @config_options(*_OPTIONS)
 @reference_options
 @json_option
@@ -165,7 +103,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training import Progress
-    from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
+    from rlds2reverb.training.cluster import ClusterTraining
 
     algo = passed.pop("algo")
     passed["hyperparameters"] = {
@@ -174,8 +112,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     }
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
     source = None if source == NO_DATA else source
-    names = ("num_collectors", "num_shards", "num_learners", "address", "num_cpus", "learner_gpus", "checkpoint_secs")
-    settings = ClusterConfig(**{name: options[name] for name in names})
+    settings = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
     config = config.for_source(source)
     progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
     with (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING
 from typing import Any
 
 import click
 from click.core import ParameterSource
-from rlds2reverb.training.config import Option, declared_options, default_value, option_types
+from rlds2reverb.learners.options import REQUIRED
+from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 
 from . import checks
 from .own_modules import allow_own_modules
@@ -20,10 +20,18 @@ _FLAGS = {
     "hooks": "--hook",
     "track": "--track",
     "online_steps": "--online",
+    "num_collectors": "--collectors",
+    "num_shards": "--shards",
+    "num_learners": "--learners",
+    "num_cpus": "--cpus",
+    "learner_gpus": "--gpus",
+    "checkpoint_secs": "--replay-checkpoint-secs",
 }
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
+#: Placeholders of numbers in `--help`.
+_METAVARS = {"integer": "N", "number": "FLOAT"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
@@ -36,17 +44,18 @@ _CALLBACKS: dict[str, Any] = {
 }
 
 
-def config_options(*names: str, without_default: bool = False) -> Callable[[Any], Any]:
-    """Returns a decorator that adds options of `TrainingConfig` to a command, in the given order.
+def config_options(*names: str, config: type = TrainingConfig, without_default: bool = False) -> Callable[[Any], Any]:
+    """Returns a decorator that adds options of a configuration to a command, in the given order.
 
     Args:
       *names: names of the options.
+      config: class of the configuration.
       without_default: whether to hide the defaults, which are those of training, and make switches plain flags.
     """
 
     def decorate(command: Any) -> Any:
         for name in reversed(names):
-            command = _make_option(name, declared_options()[name], without_default=without_default)(command)
+            command = _make_option(name, declare_fields(config)[name], without_default=without_default)(command)
         return command
 
     return decorate
@@ -70,30 +79,27 @@ def passed_options(context: click.Context) -> dict[str, Any]:
     }
 
 
-def _make_option(name: str, option: Option, *, without_default: bool) -> Callable[[Any], Any]:
-    kind, is_optional = option_types()[name]
+def _make_option(name: str, option: TrainingOption, *, without_default: bool) -> Callable[[Any], Any]:
     text = f"{option.text} {_HINTS[name]}" if name in _HINTS else option.text
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    default = default_value(name)
     declaration: dict[str, Any] = {"help": text, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
-    if kind is bool and (without_default or not is_optional):
+    if option.type == "boolean" and (without_default or not option.is_optional):
         return click.option(flag, name, is_flag=True, help=text)
     if name in _REPEATABLE:
         return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{text} Repeatable."})
-    if default is MISSING:
+    if option.default is REQUIRED:
         declaration["required"] = True
     else:
-        declaration |= {"default": default, "show_default": not without_default and (option.default_text or True)}
-    if kind is bool:
+        shown = not without_default and (option.default_text or True)
+        declaration |= {"default": option.default, "show_default": shown}
+    if option.type == "boolean":
         flag = f"{flag}/--no-{flag[2:]}"
     elif name in _PAIRS:
         declaration |= {"nargs": 2, "type": checks.Number()}
     elif option.choices:
         declaration["type"] = click.Choice(option.choices)
-    elif kind is int:
-        maximum = None if option.maximum is None else int(option.maximum)
-        declaration |= {"type": checks.integer(int(option.minimum or 0), maximum), "metavar": option.metavar or "N"}
-    elif kind is float:
-        range_ = checks.Number(option.minimum, option.maximum, above_low=option.excludes_minimum)
-        declaration |= {"type": range_, "metavar": option.metavar or "FLOAT"}
+    elif option.type in _METAVARS:
+        low, high, above_low = option.limits.min, option.limits.max, option.limits.min_open
+        declaration["type"] = checks.Number(low, high, is_integer=option.type == "integer", above_low=above_low)
+        declaration["metavar"] = option.metavar or _METAVARS[option.type]
     return click.option(flag, name, **declaration)

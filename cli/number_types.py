@@ -14,12 +14,12 @@ class Number(click.ParamType):
     name = "number"
 
     def __init__(
-        self, low: float | None = None, high: float | None = None, *, is_integer: bool = False, above_low: bool = False
+        self, low: float = -math.inf, high: float = math.inf, *, is_integer: bool = False, above_low: bool = False
     ):
         """
         Args:
-          low: the minimum; None for none.
-          high: the maximum; None for none.
+          low: the minimum.
+          high: the maximum.
           is_integer: whether the number must be an integer, which may also be written as 1e4.
           above_low: whether the minimum itself is not allowed.
         """
@@ -44,18 +44,17 @@ class Number(click.ParamType):
         return number if math.isfinite(number) else None
 
     def _is_in_range(self, number: float) -> bool:
-        low, high = -math.inf if self._low is None else self._low, math.inf if self._high is None else self._high
-        return low <= number <= high and not (self._above_low and number == low)
+        return self._low <= number <= self._high and not (self._above_low and number == self._low)
 
     def _describe(self) -> str:
         noun = "an integer" if self._is_integer else "a number"
-        if self._low is None:
+        if self._low == -math.inf:
             return noun
         relation = ">" if self._above_low else ">="
-        return f"{noun} {relation} {self._low:,}" + ("" if self._high is None else f" and <= {self._high:,}")
+        return f"{noun} {relation} {self._low:,}" + ("" if self._high == math.inf else f" and <= {self._high:,}")
 
 
-def integer(low: int | None = None, high: int | None = None) -> Number:
+def integer(low: float = -math.inf, high: float = math.inf) -> Number:
     """Returns the type of an option that takes an integer."""
     return Number(low, high, is_integer=True)
 

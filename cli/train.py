@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rlds2reverb.training.config import D4RL, TrainingConfig
 from rlds2reverb.training.plans import plan_seeds
-from rlds2reverb.training.presets import preset_names, preset_path
+from rlds2reverb.training.presets import get_preset, preset_names
 
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory, server_address
@@ -45,7 +45,7 @@ def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[st
     """Checks the values of `--preset`."""
     for name in names:
         try:
-            preset_path(name)
+            get_preset(name)
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
     return names

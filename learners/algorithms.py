@@ -221,18 +221,12 @@ def register_agent(
     if not isinstance(name, str) or not name or ":" in name:
         raise ValueError(f"the name of an agent must be a string without a colon, got {name!r}")
     require_count("batch_size", batch_size)
-    algorithm = _describe_own(name, agent)
-    if actions is not None:
-        require_one_of("actions", actions, ("continuous", "discrete"))
-        algorithm = replace(algorithm, actions=actions)
-    if items is not None:
-        require_one_of("items", items, ("transitions", "trajectories"))
-        algorithm = replace(algorithm, items=items)
-    if has_td_errors is not None:
-        algorithm = replace(algorithm, has_td_errors=has_td_errors)
-    algorithm = replace(
-        algorithm, batch_size=batch_size, normalizes_observations=normalizes_observations, summary=summary
-    )
+    require_one_of("actions", actions or "continuous", ("continuous", "discrete"))
+    require_one_of("items", items or "transitions", ("transitions", "trajectories"))
+    options: dict[str, Any] = {"actions": actions, "items": items, "has_td_errors": has_td_errors}
+    options |= {"batch_size": batch_size, "normalizes_observations": normalizes_observations, "summary": summary}
+    set_options = {option: value for option, value in options.items() if value is not None}
+    algorithm = replace(_describe_own(name, agent), **set_options)
     registered = list_algorithms().get(name)
     # A notebook cell that runs again registers a new function with the same reference.
     if registered is not None and (registered.factory is None or registered.agent != algorithm.agent):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from .agents import make_agent
 from .checkpoints import open_checkpoint
 from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
-from .hooks.hook import HookedLearner, Position
+from .hooks.hook import Position
 from .learner import Learner
 from .runs import POLICY_FOLDER
 from .tasks import read_policy, require_task
@@ -187,7 +187,7 @@ class SendPolicyHook(LearnerHook):
         super().__init__(name, priority, position=position, every=every)
         self._send_policy = send_policy
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Sends the policy, on rank 0 only."""
         if learner.rank:
             return
@@ -219,13 +219,13 @@ class SendLearnInfoHook(LearnerHook):
         super().__init__(name, priority, position=position, every=every)
         self._send_learn_info = send_learn_info
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Sends the progress, on rank 0 only."""
         if learner.rank == 0:
             self._send_learn_info(make_learn_info(learner, is_finished=self.position == "after_run"))
 
 
-def make_learn_info(learner: HookedLearner, *, is_finished: bool) -> dict[str, Any]:
+def make_learn_info(learner: Learner, *, is_finished: bool) -> dict[str, Any]:
     """Returns the progress of a learner: plain numbers, by name.
 
     `step` is the number of completed iterations, `loss` that of the last one, `is_finished` whether the run has ended,

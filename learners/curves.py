@@ -16,11 +16,12 @@ from rlds2reverb.scores import d4rl_score
 from .csv_log import STEP
 from .figures import COLOURS, GREY, add_legend, escape_label, get_line_style, make_figure, style_axes
 from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS
-from .runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .runs import Run
 
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50

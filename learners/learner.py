@@ -19,14 +19,14 @@ from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, Traini
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
-from .hooks import POSITIONS, LearnerHook, Phase
+from .hooks.hook import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
 from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
 from .policy_export import export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
-from .run_identity import RunIdentity, require_same
+from .run_identity import as_plain_values, differences, require_same
 from .run_log import RunLog
 from .train_loop import CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
@@ -138,7 +138,8 @@ class Learner:
         self._hooks = HookList(hooks)
         self._hyperparameters = HyperparameterVariables(agent)
         self._steps_per_call, self._replay = steps_per_call, replay
-        self._identity = RunIdentity({"agent": type(agent).__name__, **(identity or {})}, addable)
+        self._identity = as_plain_values({"agent": type(agent).__name__, **(identity or {})})
+        self._addable = addable
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
         self.load_path = self.stop_reason = self._requested_stop = ""
@@ -502,7 +503,7 @@ class Learner:
         if self._replay is not None:
             self.flush_priorities()
         manifest = {
-            "identity": self._identity.values,
+            "identity": self._identity,
             "specs": describe_specs(self.agent),
             "hyperparameters": self._hyperparameters.digests(),
             "hooks": self._hooks.state_dict(),
@@ -528,7 +529,8 @@ class Learner:
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
-        changes = self._identity.compare(checkpoint.manifest.get("identity", {}))
+        saved = checkpoint.manifest.get("identity", {})
+        changes = differences(saved, self._identity, addable=self._addable)
         if not allow_config_mismatch:
             require_same(f"{checkpoint.path} belongs to a different run", changes.values())
         if self._replay is not None:

@@ -83,6 +83,11 @@ def describe_reference(value: Any) -> str:
     return f"{owner.__module__}:{name}"
 
 
+def describe_callable(value: Any) -> Any:
+    """Returns the reference of a function or class, and any other value unchanged."""
+    return describe_reference(value) if callable(value) else value
+
+
 def is_importable(reference: str) -> bool:
     """Returns whether a different process can import what a reference refers to, as far as its text tells."""
     return is_reference(reference) and "<" not in reference and not reference.startswith("__main__:")

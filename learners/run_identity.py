@@ -12,42 +12,34 @@ from rlds2reverb.errors import CheckpointError
 _NEW_NAMES = ("environment_spec", "code")
 
 
-class RunIdentity:
-    """Plain values by name, such as the agent's class, the data's fingerprint and the environment.
+def as_plain_values(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an identity as a manifest returns it, with lists for tuples.
 
-    Attributes:
-      values: the values as a manifest returns them, with lists for tuples.
+    Raises:
+      TypeError: If it contains other objects than numbers, strings, lists, dicts and None.
     """
-
-    def __init__(self, values: Mapping[str, Any], addable: Collection[str] = ()):
-        """Checks the values; raises `TypeError` for other objects than numbers, strings, lists, dicts and None.
-
-        Args:
-          values: the values by name.
-          addable: see `differences`.
-        """
-        self._addable = frozenset(addable)
-        try:
-            self.values: dict[str, Any] = json.loads(json.dumps(values))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"identity must contain only numbers, strings, lists, dicts and None ({error})") from error
-
-    def compare(self, saved: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the `differences` from saved values."""
-        return differences(saved, self.values, self._addable)
+    try:
+        return dict(json.loads(json.dumps(identity)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"identity must contain only numbers, strings, lists, dicts and None ({error})") from error
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], addable: Collection[str] = ()) -> dict[str, str]:
+def differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, addable: Collection[str] = (), only_common: bool = False
+) -> dict[str, str]:
     """Returns a text about each value that differs between the identities of two runs, by its name.
 
     Args:
       saved: values of the saved run.
       now: values of this run.
       addable: names of values that a run may get later: if `saved` does not have them, they do not differ.
+      only_common: whether to compare only the values that both have, because not all of them are known yet.
     """
-    texts = {name: _compare(name, saved.get(name), now.get(name)) for name in {**saved, **now}}
-    may_be_missing = {*_NEW_NAMES, *addable}
-    return {name: text for name, text in texts.items() if text and (name in saved or name not in may_be_missing)}
+    names = [name for name in {**saved, **now} if name in saved or name not in (*_NEW_NAMES, *addable)]
+    if only_common:
+        names = [name for name in names if name in saved and name in now]
+    texts = {name: _compare(name, saved.get(name), now.get(name)) for name in names}
+    return {name: text for name, text in texts.items() if text}
 
 
 def require_same(claim: str, texts: Iterable[str]) -> None:
@@ -65,7 +57,7 @@ def require_same(claim: str, texts: Iterable[str]) -> None:
 
 def _compare(name: str, before: Any, after: Any) -> str:
     """Returns a text about the difference of two values, or of the values in two dicts; '' if there is none."""
-    if json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
+    if before == after or json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
         return ""
     if isinstance(before, dict) and isinstance(after, dict):
         nested = (_compare(f"{name}.{key}", before.get(key), after.get(key)) for key in {**before, **after})

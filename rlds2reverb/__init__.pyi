@@ -66,14 +66,19 @@ from .tables import (
     item_signature as item_signature,
 )
 from .training.config import TrainingConfig as TrainingConfig
-from .training.experiments import Experiment as Experiment, load_experiment as load_experiment, sweep as sweep
+from .training.experiments import (
+    Experiment as Experiment,
+    load_experiment as load_experiment,
+    sweep as sweep,
+    train as train,
+)
 from .training.reports import (
     Report as Report,
     report_runs as report_runs,
     report_source as report_source,
     report_tables as report_tables,
 )
-from .training.training import Training as Training, train as train
+from .training.training import Training as Training
 from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec
 from .trajectory_items import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
 

@@ -72,6 +72,12 @@ def suggest(name: str, valid_names: Iterable[str]) -> str:
     return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
 
 
+def advise(name: str, valid_names: Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name: that of `suggest`, or a list of all names."""
+    names = sorted(valid_names)
+    return suggest(name, names) or f"; use one of {', '.join(names)}"
+
+
 def last_line(error: Exception) -> str:
     """Returns the last line of an error's message, which in some follows a traceback, or the name of its type."""
     return "".join(str(error).strip().splitlines()[-1:]).strip() or type(error).__name__

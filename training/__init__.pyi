@@ -1,4 +1,4 @@
-from .config import Option as Option, TrainingConfig as TrainingConfig
+from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
 from .data import TrainingData as TrainingData, open_data as open_data
 from .environment import (
     Environment as Environment,
@@ -10,6 +10,7 @@ from .experiments import (
     load_experiment as load_experiment,
     run_plan as run_plan,
     sweep as sweep,
+    train as train,
 )
 from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds, plan_sweep as plan_sweep
 from .presets import preset_names as preset_names
@@ -20,4 +21,4 @@ from .reports import (
     report_source as report_source,
     report_tables as report_tables,
 )
-from .training import Training as Training, train as train
+from .training import Training as Training

@@ -9,23 +9,22 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
-from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_reference
+from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
+from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
+from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference
 
-from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb._arguments import require_count
 from rlds2reverb._text import suggest
-from rlds2reverb.sources.transforms import REWARD_RECIPES, parse_reward, require_action_bounds
+from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
 
 from .environment_spec import describe_env
+from .presets import get_preset
 from .trackers import TENSORBOARD, require_trackers
-
-if TYPE_CHECKING:
-    from .data import TrainingData
 
 #: Values of `env`: the environment of the dataset, and no environment (as None).
 AUTO, NO_ENVIRONMENT = "auto", "none"
@@ -39,49 +38,64 @@ D4RL = "d4rl"
 
 
 @dataclass(frozen=True)
-class Option:
-    """The declaration of an option, stored in the metadata of its field in `TrainingConfig`.
+class TrainingOption(Option):
+    """The declaration of an option of `TrainingConfig` or `ClusterConfig`.
 
     Attributes:
-      text: description that stands alone, for `--help` and the documentation.
       group: heading in `--help`.
-      minimum: lowest number; None if there is none.
-      maximum: highest number; None if there is none.
-      excludes_minimum: whether numbers must be greater than `minimum`.
-      choices: allowed strings; empty if any value is allowed.
       metavar: placeholder of the value in `--help`.
       default_text: description of the default if the value itself does not say enough.
+      values_text: description of the values if they are not declared by a type.
       identifies: whether runs with different values are different runs, so that one cannot continue the other.
     """
 
-    text: str
     group: str
-    minimum: float | None = None
-    maximum: float | None = None
-    excludes_minimum: bool = False
-    choices: tuple[str, ...] = ()
     metavar: str | None = None
     default_text: str | None = None
+    values_text: str = "text"
     identifies: bool = False
 
-    def require_valid(self, name: str, value: Any, kind: type) -> None:
-        """Raises `TypeError` or `ValueError` unless a value has the type of the option and is in its range."""
-        if self.choices:
-            require_one_of(name, value, self.choices)
-        elif kind is bool and not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-        elif kind is int:
-            require_count(name, value, int(self.minimum or 0), None if self.maximum is None else int(self.maximum))
-        elif kind is float:
-            low, high = self.minimum, self.maximum
-            require_number(name, value, -math.inf if low is None else low, math.inf if high is None else high)
-            if self.excludes_minimum and value == low:
-                raise ValueError(f"{name} must be greater than {low:g}, got {value!r}")
+    def describe_default(self) -> str:
+        """Returns a description of the default."""
+        default = self.default
+        if self.default_text is not None or default is REQUIRED:
+            return self.default_text or "required"
+        if default is False or default == ():
+            return "no" if default is False else "none"
+        return f"{default:,}" if isinstance(default, int) else str(default)
+
+    def describe_values(self) -> str:
+        """Returns a description of the allowed values."""
+        if self.type != "any":
+            return self.describe()
+        return f"{self.values_text} or None" if self.default is None else self.values_text
 
 
-def _option(text: str, group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
-    metadata = {"option": Option(text, group, **declaration)}
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+def make_option(group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
+    """Returns the field of an option; see `TrainingOption` for what it declares besides the annotation."""
+    return field(default=default, metadata={"group": group, **declaration})
+
+
+@cache
+def declare_fields(config: Any) -> dict[str, TrainingOption]:
+    """Returns the declarations of the fields of a dataclass by name; the texts are those of its docstring."""
+    hints, texts = get_type_hints(config, include_extras=True), read_descriptions(config)
+    declared = {}
+    for each in fields(config):
+        default = REQUIRED if each.default is MISSING else each.default
+        option = declare(each.name, default, hints[each.name], texts.get(each.name, ""))
+        declared[each.name] = TrainingOption(**vars(option), **each.metadata)
+    return declared
+
+
+def check_options(config: Any) -> None:
+    """Makes the values of a frozen dataclass Python's own types.
+
+    Raises:
+      ValueError: If a value is not of its type or not in its range.
+    """
+    for name, option in declare_fields(config.__class__).items():
+        object.__setattr__(config, name, option.check(getattr(config, name)))
 
 
 @dataclass(frozen=True)
@@ -90,238 +104,150 @@ class TrainingConfig:
 
     `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
     attributes then contain that choice. `algo` is always a string, even if the agent of the user's own was passed as a
-    class or function.
+    class or function. The entries below are also the texts of `--help` and of the documentation.
+
+    Attributes:
+      algo: Algorithm to train: awac, bc, cql, discrete_bc, discrete_cql, double_dqn, dqn, iql, rebrac, sac, td3,
+        td3_bc, or my_module:MyAgent for an agent of your own.
+      steps: Number of gradient updates on the dataset, before the online phase if there is one.
+      seed: Random seed for weight initialisation, batch sampling and noise.
+      deterministic: Make runs with the same seed bit-identical, even if they are continued; slower.
+      allow_config_mismatch: Continue a run even if its data or options differ from those of this call.
+      hyperparameters: Hyperparameter of the agent, such as hidden_sizes=(64,64).
+      gamma: Discount factor.
+      n_step: Number of steps that a transition spans.
+      jit_compile: Compile the gradient update with XLA.
+      batch_size: Items per batch.
+      sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
+        priorities are updated with TD errors.
+      top_percent: Train only on the P percent of episodes with the highest return.
+      online_steps: Number of environment steps that the agent collects, and learns from, after the updates on the
+        dataset.
+      online_ratio: Share of collected data in each batch of the online phase; the rest is from the dataset.
+      updates_per_step: Number of gradient updates per environment step after the warm-up.
+      update_every: Number of environment steps to collect before the updates for them are made.
+      warmup_steps: Number of environment steps collected before the first update of the online phase; without updates
+        on a dataset, their actions are uniformly random.
+      num_envs: Number of environments to collect in; several are stepped in parallel processes.
+      online_replay: Where collected data are kept: in memory, or in a table of a Reverb server that other processes can
+        sample.
+      replay_size: Maximum number of collected items to keep; the oldest ones are replaced.
+      env: Gymnasium environment to evaluate in, and to collect in if there is an online phase, such as Hopper-v5 or
+        my_module:MyEnv-v0; 'none' for no evaluation.
+      eval_every: Number of updates between evaluations.
+      eval_episodes: Number of episodes per evaluation; their seeds are 0, 1, ...
+      eval_max_episode_steps: Number of steps after which episodes of evaluations end, in place of the environment's own
+        limit.
+      reference_returns: Returns of a random policy and an expert, which define the scores 0 and 100: two numbers,
+        'd4rl' for D4RL's own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.
+      checkpoint_every: Number of updates between checkpoints.
+      keep_checkpoints: Number of checkpoints to keep; older ones are deleted.
+      log_every: Number of updates between log entries: progress lines, rows of progress.csv, and what trackers receive.
+      hooks: Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.
+      track: Experiment trackers that receive the logged numbers: tensorboard, wandb or mlflow.
+      drop_fields: Drop a field, such as observation/mission.
+      cut_at_terminal: End each episode at its first terminal step.
+      reward: Transform rewards: iql_locomotion, iql_antmaze, cql_antmaze, or scale:SCALE[:SHIFT] for (r - SHIFT) *
+        SCALE.
+      normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset.
+      clip_actions: Clip actions to just inside their bounds (by 1e-5 of half the range).
+      action_bounds: Minimum and maximum of the actions.
 
     Raises:
       ValueError, TypeError: If an option is out of its range or of the wrong type, if options contradict each other, or
         if there is no such algorithm; the message names the option.
     """
 
-    algo: Any = _option(  # noqa: RUF009 - an immutable default
-        f"Algorithm to train: {', '.join(ALGORITHMS)}, or my_module:MyAgent for an agent of your own.",
+    algo: Any = make_option(  # noqa: RUF009 - an immutable default
         "Run",
         metavar="NAME",
+        values_text="name, class or function",
         identifies=True,
     )
-    steps: int = _option(
-        "Number of gradient updates on the dataset, before the online phase if there is one.",
-        "Run",
-        default=100_000,
-        minimum=0,
-    )
-    seed: int = _option(
-        "Random seed for weight initialisation, batch sampling and noise.",
-        "Run",
-        default=0,
-        minimum=0,
-        maximum=2**31 - 1,
-        identifies=True,
-    )
-    deterministic: bool = _option(
-        "Make runs with the same seed bit-identical, even if they are continued; slower.", "Run", default=False
-    )
-    allow_config_mismatch: bool = _option(
-        "Continue a run even if its data or options differ from those of this call.", "Run", default=False
-    )
+    steps: Annotated[int, Range(0)] = make_option("Run", default=100_000)
+    seed: Annotated[int, Range(0, 2**31 - 1)] = make_option("Run", default=0, identifies=True)
+    deterministic: bool = make_option("Run", default=False)
+    allow_config_mismatch: bool = make_option("Run", default=False)
     hyperparameters: Mapping[str, Any] = field(
         default_factory=dict,
-        metadata={
-            "option": Option(
-                "Hyperparameter of the agent, such as hidden_sizes=(64,64).",
-                "Agent",
-                metavar="NAME=VALUE",
-                default_text="as published",
-            )
-        },
+        metadata={"group": "Agent", "metavar": "NAME=VALUE", "default_text": "as published", "values_text": "dict"},
     )
-    gamma: float = _option("Discount factor.", "Agent", default=0.99, minimum=0, maximum=1, identifies=True)
-    n_step: int = _option("Number of steps that a transition spans.", "Agent", default=1, minimum=1, identifies=True)
-    jit_compile: bool = _option("Compile the gradient update with XLA.", "Agent", default=False)
-    batch_size: int | None = _option(
-        "Items per batch.",
-        "Batches",
-        default=None,
-        minimum=1,
-        default_text="as published for the algorithm, mostly 256",
-        identifies=True,
+    gamma: Annotated[float, Range(0, 1)] = make_option("Agent", default=0.99, identifies=True)
+    n_step: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
+    jit_compile: bool = make_option("Agent", default=False)
+    batch_size: Annotated[int, Range(1)] | None = make_option(
+        "Batches", default=None, default_text="as published for the algorithm, mostly 256", identifies=True
     )
-    sampler: str = _option(
-        "How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose "
-        "priorities are updated with TD errors.",
-        "Batches",
-        default="uniform",
-        choices=("uniform", "prioritized"),
-        identifies=True,
+    sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
+    top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
+        "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
     )
-    top_percent: float | None = _option(
-        "Train only on the P percent of episodes with the highest return.",
-        "Batches",
-        default=None,
-        minimum=0,
-        excludes_minimum=True,
-        maximum=100,
-        metavar="P",
-        default_text="all episodes",
-        identifies=True,
+    online_steps: Annotated[int, Range(0)] = make_option(
+        _ONLINE, default=0, metavar="STEPS", default_text="no online phase"
     )
-    online_steps: int = _option(
-        "Number of environment steps that the agent collects, and learns from, after the updates on the dataset.",
-        _ONLINE,
-        default=0,
-        minimum=0,
-        metavar="STEPS",
-        default_text="no online phase",
+    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = make_option(_ONLINE, default=0.5, identifies=True)
+    updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = make_option(
+        _ONLINE, default=1.0, identifies=True
     )
-    online_ratio: float = _option(
-        "Share of collected data in each batch of the online phase; the rest is from the dataset.",
-        _ONLINE,
-        default=0.5,
-        minimum=0,
-        excludes_minimum=True,
-        maximum=1,
-        identifies=True,
-    )
-    updates_per_step: float = _option(
-        "Number of gradient updates per environment step after the warm-up.",
-        _ONLINE,
-        default=1.0,
-        minimum=0,
-        excludes_minimum=True,
-        maximum=1000,
-        identifies=True,
-    )
-    update_every: int = _option(
-        "Number of environment steps to collect before the updates for them are made.",
-        _ONLINE,
-        default=50,
-        minimum=1,
-        identifies=True,
-    )
-    warmup_steps: int = _option(
-        "Number of environment steps collected before the first update of the online phase; without updates on a "
-        "dataset, their actions are uniformly random.",
-        _ONLINE,
-        default=1_000,
-        minimum=1,
-        identifies=True,
-    )
-    num_envs: int = _option(
-        "Number of environments to collect in; several are stepped in parallel processes.",
-        _ONLINE,
-        default=1,
-        minimum=1,
-        identifies=True,
-    )
-    online_replay: str = _option(
-        "Where collected data are kept: in memory, or in a table of a Reverb server that other processes can sample.",
-        _ONLINE,
-        default="memory",
-        choices=("memory", "reverb"),
-        identifies=True,
-    )
-    replay_size: int = _option(
-        "Maximum number of collected items to keep; the oldest ones are replaced.",
-        _ONLINE,
-        default=1_000_000,
-        minimum=1,
-        identifies=True,
-    )
-    env: Any = _option(  # noqa: RUF009 - an immutable default
-        "Gymnasium environment to evaluate in, and to collect in if there is an online phase, such as Hopper-v5 or "
-        "my_module:MyEnv-v0; 'none' for no evaluation.",
+    update_every: Annotated[int, Range(1)] = make_option(_ONLINE, default=50, identifies=True)
+    warmup_steps: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000, identifies=True)
+    num_envs: Annotated[int, Range(1)] = make_option(_ONLINE, default=1, identifies=True)
+    online_replay: Literal["memory", "reverb"] = make_option(_ONLINE, default="memory", identifies=True)
+    replay_size: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000_000, identifies=True)
+    env: Any = make_option(  # noqa: RUF009 - an immutable default
         _EVALUATION,
         default=AUTO,
         metavar="ID",
         default_text="the dataset's own, or derived from its name",
+        values_text="id, environment, description, function or None",
     )
-    eval_every: int = _option("Number of updates between evaluations.", _EVALUATION, default=5_000, minimum=1)
-    eval_episodes: int = _option(
-        "Number of episodes per evaluation; their seeds are 0, 1, ...", _EVALUATION, default=10, minimum=1
-    )
-    eval_max_episode_steps: int | None = _option(
-        "Number of steps after which episodes of evaluations end, in place of the environment's own limit.",
+    eval_every: Annotated[int, Range(1)] = make_option(_EVALUATION, default=5_000)
+    eval_episodes: Annotated[int, Range(1)] = make_option(_EVALUATION, default=10)
+    eval_max_episode_steps: Annotated[int, Range(1)] | None = make_option(
         _EVALUATION,
         default=None,
-        minimum=1,
         metavar="STEPS",
         default_text="the environment's own limit, or 10,000 if it has none",
         identifies=True,
     )
-    reference_returns: str | tuple[float, float] | None = _option(
-        "Returns of a random policy and an expert, which define the scores 0 and 100: two numbers, 'd4rl' for D4RL's "
-        'own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.',
-        _EVALUATION,
-        default=None,
-        metavar="FILE|d4rl",
-        default_text="no scores",
+    reference_returns: str | tuple[float, float] | None = make_option(
+        _EVALUATION, default=None, metavar="FILE|d4rl", default_text="no scores", values_text="two numbers or text"
     )
-    checkpoint_every: int = _option(
-        "Number of updates between checkpoints.", "Checkpoints and logs", default=10_000, minimum=1
+    checkpoint_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=10_000)
+    keep_checkpoints: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=3)
+    log_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=500)
+    hooks: tuple[Any, ...] = make_option(
+        "Checkpoints and logs", default=(), metavar="MODULE:HOOK", values_text="hooks, dicts or text"
     )
-    keep_checkpoints: int = _option(
-        "Number of checkpoints to keep; older ones are deleted.", "Checkpoints and logs", default=3, minimum=1
-    )
-    log_every: int = _option(
-        "Number of updates between log entries: progress lines, rows of progress.csv, and what trackers receive.",
-        "Checkpoints and logs",
-        default=500,
-        minimum=1,
-    )
-    hooks: tuple[Any, ...] = _option(
-        "Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.",
-        "Checkpoints and logs",
-        default=(),
-        metavar="MODULE:HOOK",
-    )
-    track: tuple[Any, ...] = _option(
-        "Experiment trackers that receive the logged numbers: tensorboard, wandb or mlflow.",
+    track: tuple[Any, ...] = make_option(
         "Checkpoints and logs",
         default=(TENSORBOARD,),
         metavar="NAME",
         default_text="tensorboard",
+        values_text="names or objects",
     )
-    drop_fields: tuple[str, ...] = _option(
-        "Drop a field, such as observation/mission.", "Preprocessing", default=(), metavar="PATH", identifies=True
+    drop_fields: tuple[str, ...] = make_option(
+        "Preprocessing", default=(), metavar="PATH", values_text="paths", identifies=True
     )
-    cut_at_terminal: bool = _option(
-        "End each episode at its first terminal step.", "Preprocessing", default=False, identifies=True
+    cut_at_terminal: bool = make_option("Preprocessing", default=False, identifies=True)
+    reward: str | None = make_option(
+        "Preprocessing", default=None, metavar="RECIPE", default_text="unchanged", identifies=True
     )
-    reward: str | None = _option(
-        f"Transform rewards: {', '.join(REWARD_RECIPES)}, or scale:SCALE[:SHIFT] for (r - SHIFT) * SCALE.",
-        "Preprocessing",
-        default=None,
-        metavar="RECIPE",
-        default_text="unchanged",
-        identifies=True,
+    normalize_observations: bool | None = make_option(
+        "Preprocessing", default=None, default_text="as published for the algorithm, mostly not", identifies=True
     )
-    normalize_observations: bool | None = _option(
-        "Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset.",
-        "Preprocessing",
-        default=None,
-        default_text="as published for the algorithm, mostly not",
-        identifies=True,
-    )
-    clip_actions: bool = _option(
-        "Clip actions to just inside their bounds (by 1e-5 of half the range).",
-        "Preprocessing",
-        default=False,
-        identifies=True,
-    )
-    action_bounds: tuple[float, float] | None = _option(
-        "Minimum and maximum of the actions.",
+    clip_actions: bool = make_option("Preprocessing", default=False, identifies=True)
+    action_bounds: tuple[float, float] | None = make_option(
         "Preprocessing",
         default=None,
         metavar="LOW HIGH",
         default_text="those of the environment, else those that the data contain",
+        values_text="two numbers",
         identifies=True,
     )
 
     def __post_init__(self) -> None:
-        kinds = option_types()
-        for name, option in declared_options().items():
-            value = getattr(self, name)
-            if value is not None or not kinds[name][1]:
-                option.require_valid(name, value, kinds[name][0])
+        check_options(self)
         if not isinstance(self.hyperparameters, Mapping):
             raise TypeError(f"hyperparameters must be a dict such as {{'alpha': 2.5}}, got {self.hyperparameters!r}")
         if isinstance(self.drop_fields, str):
@@ -407,15 +333,13 @@ class TrainingConfig:
         """
         from rlds2reverb.learners.agents import read_gin
 
-        from .presets import preset_path
-
         for name in options.keys() - declared_options().keys():
             raise TypeError(f"there is no option {name!r}{suggest(name, declared_options())}")
-        paths = [*map(preset_path, presets), *map(Path, gin_files)]
-        if not paths:
+        sources: list[Any] = [*map(get_preset, presets), *map(Path, gin_files)]
+        if not sources:
             return cls(algo, **options)
         names = declared_options().keys() - {"algo", "hyperparameters"}
-        run_options, hyperparameters = read_gin(paths, algo, options=names)
+        run_options, hyperparameters = read_gin(sources, algo, options=names)
         hyperparameters = {**hyperparameters, **options.pop("hyperparameters", {})}
         return cls(algo, hyperparameters=hyperparameters, **{**run_options, **options})
 
@@ -443,7 +367,7 @@ class TrainingConfig:
         values = {option: getattr(self, option) for option in declared_options()}
         if self.env is not None and not isinstance(self.env, str):
             values["env"] = describe_env(self.env)
-        values["hyperparameters"] = _describe_callables(values["hyperparameters"])
+        values["hyperparameters"] = {name: describe_callable(value) for name, value in self.hyperparameters.items()}
         values["hooks"] = [
             hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
         ]
@@ -511,11 +435,9 @@ class TrainingConfig:
         unused = {_ONLINE: "online_steps"} if not self.online_steps else {}
         unused |= {_EVALUATION: "an environment"} if self.env is None else {}
         declared, sentences = declared_options(), []
-        changed = [
-            each.name for each in fields(self) if each.name != "env" and getattr(self, each.name) != each.default
-        ]
+        changed = [name for name, each in declared.items() if name != "env" and getattr(self, name) != each.default]
         for group, missing in unused.items():
-            names = [name for name in changed if name in declared and declared[name].group == group]
+            names = [name for name in changed if declared[name].group == group]
             if names:
                 sentences.append(f"{', '.join(names)}: no effect without {missing}")
         if not get_algorithm(self.algo).learns_from_rewards:
@@ -525,7 +447,7 @@ class TrainingConfig:
         return sentences
 
     def settings(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the part of `identity` that is known before the data are read, as JSON values.
+        """Returns the part of the run's identity that is known before the data are read, as JSON values.
 
         Args:
           environment: name of the evaluation environment; None without evaluation.
@@ -536,8 +458,8 @@ class TrainingConfig:
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {
-            f"hyperparameter {name}": value
-            for name, value in _describe_callables(self.resolved_hyperparameters).items()
+            f"hyperparameter {name}": describe_callable(value)
+            for name, value in self.resolved_hyperparameters.items()
             if name not in derived and (name in self.hyperparameters or not name.startswith("observation_"))
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
@@ -550,91 +472,17 @@ class TrainingConfig:
             values["steps"] = self.steps
         return dict(json.loads(json.dumps(values, default=_describe)))
 
-    def identity(
-        self, data: TrainingData, environment: str | None, spec: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Returns what distinguishes this run from others, as JSON values.
 
-        A checkpoint belongs to a run if the identities are equal, and the runs of one learning curve differ only in
-        `seed`.
-
-        Args:
-          data: the data of the run.
-          environment: name of the evaluation environment; None without evaluation.
-          spec: its description; see `describe_env`.
-        """
-        return {**self.settings(environment, spec), **data.identity()}
-
-
-def declared_options() -> dict[str, Option]:
+def declared_options() -> dict[str, TrainingOption]:
     """Returns the declaration of every option of `TrainingConfig` by name."""
-    return {each.name: each.metadata["option"] for each in fields(TrainingConfig)}
-
-
-def option_types() -> dict[str, tuple[Any, bool]]:
-    """Returns the type of every option of `TrainingConfig` by name, and whether it may be None."""
-    types = {}
-    for name, hint in get_type_hints(TrainingConfig).items():
-        if name not in declared_options():
-            continue
-        alternatives = get_args(hint)
-        is_optional = hint is Any or type(None) in alternatives
-        types[name] = (alternatives[0] if alternatives and is_optional else hint, is_optional)
-    return types
-
-
-def default_value(name: str) -> Any:
-    """Returns the default of an option; `dataclasses.MISSING` if it is required."""
-    return next(each.default for each in fields(TrainingConfig) if each.name == name)
-
-
-def default_text(name: str) -> str:
-    """Returns a description of an option's default."""
-    option = declared_options()[name]
-    if option.default_text is not None:
-        return option.default_text
-    default = default_value(name)
-    if default is MISSING:
-        return "required"
-    if default is False or default == ():
-        return "no" if default is False else "none"
-    return f"{default:,}" if isinstance(default, int) else str(default)
-
-
-#: Values of options that are no numbers or names.
-_OTHER_VALUES = {
-    "algo": "name, class or function",
-    "hooks": "hooks, dicts or text",
-    "track": "names or objects",
-    "hyperparameters": "dict",
-    "drop_fields": "paths",
-    "env": "id, environment, description or function",
-    "reference_returns": "two numbers or text",
-    "action_bounds": "two numbers",
-}
-
-
-def values_text(name: str) -> str:
-    """Returns a description of an option's allowed values."""
-    option, (kind, is_optional) = declared_options()[name], option_types()[name]
-    if option.choices:
-        return " or ".join(option.choices)
-    if kind is bool:
-        text = "True or False"
-    elif kind is int:
-        text = f"integer >= {option.minimum:g}" + (f" and <= {option.maximum:,}" if option.maximum is not None else "")
-    elif kind is float:
-        text = f"number in {'(' if option.excludes_minimum else '['}{option.minimum:g}, {option.maximum:g}]"
-    else:
-        text = _OTHER_VALUES.get(name, "text")
-    return f"{text}, or None" if is_optional and name != "algo" else text
+    return declare_fields(TrainingConfig)
 
 
 def options_table() -> str:
     """Returns the documentation's table of all options, in Markdown."""
     rows = ["| option | values | default | |", "|---|---|---|---|"]
     rows += [
-        f"| `{name}` | {values_text(name)} | {default_text(name)} | {option.text} |"
+        f"| `{name}` | {option.describe_values()} | {option.describe_default()} | {option.text} |"
         for name, option in declared_options().items()
     ]
     return "\n".join(rows) + "\n"
@@ -664,11 +512,6 @@ def _read_hooks(hooks: Any) -> tuple[Any, ...]:
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks
-
-
-def _describe_callables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values with references in place of functions, such as those that create networks."""
-    return {name: describe_reference(value) if callable(value) else value for name, value in values.items()}
 
 
 def _describe(value: Any) -> Any:

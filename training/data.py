@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +136,22 @@ class TrainingData:
             "actions": describe(self.action_spec),
             "action bounds": describe_bounds(self.action_spec),
         }
+
+
+def identify_run(
+    config: TrainingConfig, data: TrainingData, environment: str | None, spec: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns what distinguishes a run from others, as JSON values.
+
+    A checkpoint belongs to a run if the identities are equal, and the runs of one learning curve differ only in `seed`.
+
+    Args:
+      config: the options of the run.
+      data: the data of the run.
+      environment: name of the evaluation environment; None without evaluation.
+      spec: its description; see `describe_env`.
+    """
+    return {**config.settings(environment, spec), **data.identity()}
 
 
 def open_source(source: Any) -> Any:

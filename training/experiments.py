@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
@@ -24,15 +24,15 @@ from rlds2reverb.errors import CheckpointError
 
 from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes
-from .plans import PlannedRun, plan_sweep, require_continuation
-from .progress import raise_if_interrupted
+from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, plan_sweep, require_continuation
+from .progress import Progress, raise_if_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.figure import Figure
 
-PLAN_FILE, STATUS_FILE, SUMMARY_FILE, CURVES_FILE = "plan.json", "status.json", "summary.json", "curves.png"
+STATUS_FILE, SUMMARY_FILE, CURVES_FILE = "status.json", "summary.json", "curves.png"
 _NUM_LAST = 5
 
 
@@ -207,9 +207,91 @@ def list_runs(path: str | Path) -> list[Run]:
     return [load_run(path)]
 
 
-def is_experiment(path: str | Path) -> bool:
-    """Returns whether a path is the directory of an experiment."""
-    return Path(path, PLAN_FILE).is_file()
+@overload
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    seeds: None = None,
+    jobs: int = 1,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run: ...
+
+
+@overload
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    seeds: int | Iterable[int],
+    jobs: int = 1,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Experiment: ...
+
+
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    seeds: int | Iterable[int] | None = None,
+    jobs: int = 1,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run | Experiment:
+    """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
+
+        run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
+        print(run.best_return)
+        run.plot()
+
+    Args:
+      source: the data, or None to learn only from what the agent collects; see `Training`.
+      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
+        itself, see `register_agent`.
+      run_dir: directory of the run, created if missing.
+      seeds: number of runs, or their seeds, to train in directories `seed_0`, `seed_1` and so on of `run_dir`; None for
+        a single run with the option `seed`.
+      jobs: number of processes that train different seeds at the same time; with 1 they are trained in this process.
+      presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
+      gin_files: gin files with further settings.
+      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
+      **options: options of `TrainingConfig`.
+
+    Returns:
+      The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
+      `load_experiment(run_dir)` loads again. If SIGTERM ended the call, or a notebook cell was interrupted, they are
+      incomplete.
+
+    Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
+      ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
+      TrainingDivergedError: If the loss or a weight is not finite.
+      Exception: See `Training`.
+    """
+    from .training import Training
+
+    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
+    place = choose_placement(jobs, quiet=not progress)
+    if seeds is not None:
+        if "seed" in options:
+            raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
+        return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=place)
+    if jobs > 1:
+        raise ValueError("jobs requires seeds, because a single run is trained in one process")
+    config = config.for_source(source)
+    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
+        return training.run()
 
 
 def sweep(

@@ -9,7 +9,7 @@ import numpy as np
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed
-from rlds2reverb.learners.hooks.hook import HookedLearner, LearnerHook, Phase
+from rlds2reverb.learners.hooks.hook import LearnerHook, Phase
 
 from .batches import Batches
 from .collected_pieces import PieceConverter, choose_adder
@@ -143,7 +143,7 @@ class _LogCollectedHook(LearnerHook):
         super().__init__("log_collected", position="after_iter", every=every)
         self._collector = collector
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Adds the numbers to the log buffer."""
         numbers = {"collected_steps": float(self._collector.num_collected)}
         if self._collector.returns:

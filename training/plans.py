@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.gin_files import read_bindings
+from rlds2reverb.learners.references import describe_callable, describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
 
 from rlds2reverb._arguments import require_count
@@ -24,6 +25,8 @@ from rlds2reverb.sources import load
 from .config import TrainingConfig, declared_options
 from .environment_spec import name_env
 
+#: File of the plan in the directory of an experiment.
+PLAN_FILE = "plan.json"
 #: Names in a sweep that are no options of `TrainingConfig`.
 _DATA, _SEEDS, _VARIANTS, _PRESETS = "data", "seeds", "variants", "presets"
 #: Options whose value is a list, which therefore has to be in a list to be one of several values.
@@ -135,6 +138,11 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     )
 
 
+def is_experiment(path: str | Path) -> bool:
+    """Returns whether a path is the directory of an experiment."""
+    return Path(path, PLAN_FILE).is_file()
+
+
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Returns distinct seeds: 0, 1, ... if their number is given.
 
@@ -182,9 +190,8 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
         if name not in planned:
             texts.append(f"{name} is missing")
             continue
-        now = planned[name]
-        known = {option: value for option, value in _find_settings(before).items() if option in now}
-        texts += [f"{name}: {text}" for text in differences(known, now, now.keys()).values()]
+        changes = differences(_find_settings(before), planned[name], only_common=True)
+        texts += [f"{name}: {text}" for text in changes.values()]
     if any(not run.config.allow_config_mismatch for run in plan) and texts:
         more = f" (and {len(texts) - 1} more differences)" if len(texts) > 1 else ""
         require_same(f"{root} contains a different plan", [texts[0] + more])
@@ -296,7 +303,7 @@ def _name_directory(variant: str) -> str:
 def _format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(map(_format_value, value))
-    return describe_reference(value) if callable(value) else str(value)
+    return str(describe_callable(value))
 
 
 def _read_list(value: Any) -> Any:
@@ -340,32 +347,18 @@ def _freeze(value: Any) -> Any:
 
 def _read_sweep(path: Path) -> dict[str, Any]:
     """Returns the content of a JSON file, or of a gin file with bindings such as `sweep.algo = ["bc", "iql"]`."""
+    if path.suffix == ".gin":
+        bindings = read_bindings([path])
+        for binding in bindings:
+            if binding.owner != "sweep":
+                raise binding.error('this must be a binding such as sweep.algo = ["bc", "iql"]')
+        return {binding.name: binding.value for binding in bindings if binding.name}
     try:
-        text = path.read_text(encoding="utf-8")
-        content = _parse_gin(text) if path.suffix == ".gin" else json.loads(text)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the sweep {path}: {error}; check the path") from None
-    except (ValueError, SyntaxError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid {'gin' if path.suffix == '.gin' else 'JSON'} ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain a JSON object with the options of the sweep")
-    return content
-
-
-def _parse_gin(text: str) -> dict[str, Any]:
-    from gin import config_parser
-
-    class Delegate(config_parser.ParserDelegate):
-        def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
-            raise ValueError(f"a value cannot be a reference, got @{scoped_configurable_name}")
-
-        def macro(self, macro_name: str) -> Any:
-            raise ValueError(f"a value cannot be a macro, got %{macro_name}")
-
-    content: dict[str, Any] = {}
-    for statement in config_parser.ConfigParser(text, Delegate()):
-        if not isinstance(statement, config_parser.BindingStatement) or statement.selector != "sweep":
-            line = statement.location.line_num
-            raise ValueError(f'line {line} must be a binding such as sweep.algo = ["bc", "iql"]')
-        content[statement.arg_name] = statement.value
     return content

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rlds2reverb.learners.run_identity import differences
+
 from rlds2reverb._sealed_files import load_json, save_json
 from rlds2reverb._text import last_line, suggest
 from rlds2reverb.errors import CorruptFileError, TrackerError
@@ -201,7 +203,7 @@ class RunTrackers:
         identity = config.get("identity")
         with suppress(CorruptFileError):
             saved = load_json(self._run_dir / _STATE_FILE) or {}
-            if is_continued or saved.get("identity") == identity:
+            if is_continued or not differences(saved.get("identity") or {}, identity or {}):
                 self._state |= saved
         self._state["identity"] = identity
         self._save()

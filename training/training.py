@@ -6,17 +6,17 @@ import dataclasses
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
-from rlds2reverb.learners.references import describe_reference, is_importable
+from rlds2reverb.learners.references import describe_callable, is_importable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 
@@ -28,12 +28,11 @@ from rlds2reverb.scores import d4rl_score
 
 from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
-from .data import TrainingData, open_evaluated_data, open_source
+from .data import TrainingData, identify_run, open_evaluated_data, open_source
 from .environment import Environment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
-from .experiments import Experiment, choose_placement, is_experiment, run_or_raise
 from .online import OnlinePhase
-from .plans import plan_seeds
+from .plans import is_experiment
 from .progress import Progress, raise_if_interrupted
 from .trackers import TENSORBOARD, RunTrackers
 
@@ -125,7 +124,7 @@ class Training:
                         replay=self._online or (None if batches is None else batches.replay),
                         hooks=[*self._make_hooks(), *own_hooks],
                         jit_compile=config.jit_compile,
-                        identity=config.identity(self.data, *self._evaluated_in),
+                        identity=identify_run(config, self.data, *self._evaluated_in),
                         addable=config.online_settings(),
                         keep_checkpoints=config.keep_checkpoints,
                         on_log=self._log,
@@ -331,8 +330,8 @@ def require_same_run(
         if saved.get("environment") is None and is_same_request:
             # Then the data did not match the environment, or a package was missing.
             now = {name: value for name, value in now.items() if not name.startswith("environment")}
-        known = {name: saved[name] for name in now if name in saved}
-        require_same(f"{run_dir} contains a different run", differences(known, now, now.keys()).values())
+        texts = differences(saved, now, only_common=True).values()
+        require_same(f"{run_dir} contains a different run", texts)
     if saved and max(steps) > config.num_updates:
         raise CheckpointError(
             f"steps must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
@@ -349,14 +348,14 @@ def describe_run(
     """Returns the content of `config.json` of a run; see `Run.config`."""
     hyperparameters = {
         # The exported policies contain the statistics.
-        name: describe_reference(value) if callable(value) else value
+        name: describe_callable(value)
         for name, value in config.resolved_hyperparameters.items()
         if not name.startswith("observation_")
     }
     return {
         "configuration": config.as_dict(),
         "hyperparameters": hyperparameters,
-        "identity": config.identity(data, *environment),
+        "identity": identify_run(config, data, *environment),
         "data": {
             "source": data.name,
             "fingerprint": data.fingerprint,
@@ -376,91 +375,6 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
     if config.normalize_observations and moments is not None and not is_set:
         values |= {"observation_mean": moments.mean, "observation_std": moments.std}
     return values
-
-
-@overload
-def train(
-    source: Any,
-    algo: Any,
-    run_dir: str | Path,
-    *,
-    seeds: None = None,
-    jobs: int = 1,
-    presets: Iterable[str] = (),
-    gin_files: Iterable[str | Path] = (),
-    progress: bool = True,
-    **options: Any,
-) -> Run: ...
-
-
-@overload
-def train(
-    source: Any,
-    algo: Any,
-    run_dir: str | Path,
-    *,
-    seeds: int | Iterable[int],
-    jobs: int = 1,
-    presets: Iterable[str] = (),
-    gin_files: Iterable[str | Path] = (),
-    progress: bool = True,
-    **options: Any,
-) -> Experiment: ...
-
-
-def train(
-    source: Any,
-    algo: Any,
-    run_dir: str | Path,
-    *,
-    seeds: int | Iterable[int] | None = None,
-    jobs: int = 1,
-    presets: Iterable[str] = (),
-    gin_files: Iterable[str | Path] = (),
-    progress: bool = True,
-    **options: Any,
-) -> Run | Experiment:
-    """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
-
-        run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
-        print(run.best_return)
-        run.plot()
-
-    Args:
-      source: the data, or None to learn only from what the agent collects; see `Training`.
-      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
-        itself, see `register_agent`.
-      run_dir: directory of the run, created if missing.
-      seeds: number of runs, or their seeds, to train in directories `seed_0`, `seed_1` and so on of `run_dir`; None for
-        a single run with the option `seed`.
-      jobs: number of processes that train different seeds at the same time; with 1 they are trained in this process.
-      presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
-      gin_files: gin files with further settings.
-      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
-      **options: options of `TrainingConfig`.
-
-    Returns:
-      The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
-      `load_experiment(run_dir)` loads again. If SIGTERM ended the call, or a notebook cell was interrupted, they are
-      incomplete.
-
-    Raises:
-      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
-      ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
-      TrainingDivergedError: If the loss or a weight is not finite.
-      Exception: See `Training`.
-    """
-    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
-    place = choose_placement(jobs, quiet=not progress)
-    if seeds is not None:
-        if "seed" in options:
-            raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
-        return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=place)
-    if jobs > 1:
-        raise ValueError("jobs requires seeds, because a single run is trained in one process")
-    config = config.for_source(source)
-    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
-        return training.run()
 
 
 def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:

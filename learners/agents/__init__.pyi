@@ -6,7 +6,7 @@ from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedy
 from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .dqn import DQNAgent as DQNAgent
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
-from .hyperparameters import Hyperparameter as Hyperparameter, Range as Range
+from .hyperparameters import Option as Option, Range as Range
 from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork
 from .iql import IQLAgent as IQLAgent
 from .network_inputs import NetworkInputs as NetworkInputs

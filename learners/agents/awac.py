@@ -4,12 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
 from .hyperparameters import (
     Fraction,
     LayerSizes,
     LogStdBounds,
-    NetworkFactory,
     NonNegative,
     Positive,
     PositiveFraction,

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import LayerSizes, NetworkFactory, NonNegative, Positive, Seed, configurable
+from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
 from .networks import GaussianActor, TanhActor
 from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network

@@ -5,19 +5,9 @@ from typing import Annotated, Any
 import numpy as np
 import tensorflow as tf
 
+from ..options import NetworkFactory, Range
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NetworkFactory,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Range,
-    Seed,
-    configurable,
-)
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
 from .offline_agent import Batch, OfflineAgent

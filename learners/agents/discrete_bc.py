@@ -4,9 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import CategoricalActor
-from .hyperparameters import LayerSizes, NetworkFactory, Positive, Seed, configurable
+from .hyperparameters import LayerSizes, Positive, Seed, configurable
 from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network
 from .spaces import DiscreteActions, Observations

@@ -4,19 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NetworkFactory,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
-    configurable,
-)
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network
 from .spaces import DiscreteActions, Observations

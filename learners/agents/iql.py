@@ -4,17 +4,16 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
+from ..options import NetworkFactory, Range
 from .adam import Adam
 from .hyperparameters import (
     Count,
     Fraction,
     LayerSizes,
     LogStdBounds,
-    NetworkFactory,
     NonNegative,
     Positive,
     PositiveFraction,
-    Range,
     Seed,
     configurable,
 )

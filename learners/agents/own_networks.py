@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from ..references import describe_reference
-from .hyperparameters import NetworkFactory
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs
 from .networks import MLP, Network

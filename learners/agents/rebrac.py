@@ -4,17 +4,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NetworkFactory,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
-    configurable,
-)
+from ..options import NetworkFactory
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
 from .offline_agent import Batch
 from .td3_bc import TD3BCAgent

@@ -6,17 +6,15 @@ from typing import Any
 
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._text import suggest
+from rlds2reverb._text import advise
 
 from ..algorithms import get_algorithm
+from ..options import REQUIRED, Option, parse_literal
 from .hyperparameters import (
-    REQUIRED,
-    Hyperparameter,
     accepts_any_hyperparameter,
     check_hyperparameters,
     get_gin_bindings,
     is_configurable,
-    parse_literal,
     read_declarations,
     with_defaults,
 )
@@ -66,7 +64,7 @@ def get_agent_class(algo: Any) -> Any:
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-def get_hyperparameters(algo: Any) -> dict[str, Hyperparameter]:
+def get_hyperparameters(algo: Any) -> dict[str, Option]:
     """Returns the hyperparameters of an algorithm by name; raises `ValueError` if there is no such algorithm."""
     return with_defaults(read_declarations(get_agent_class(algo)), get_algorithm(algo).defaults)
 
@@ -90,7 +88,7 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
     return values
 
 
-def _require_all(algo: Any, declared: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> None:
+def _require_all(algo: Any, declared: Mapping[str, Option], values: Mapping[str, Any]) -> None:
     missing = [name for name in declared if name not in values]
     if missing:
         raise ValueError(
@@ -117,5 +115,4 @@ def _describe_unknown(algo: Any, name: str, declared: Iterable[str]) -> str:
     owner = get_algorithm(algo).name
     if not declared:
         return f"{owner} has no hyperparameters, got {name!r}"
-    advice = suggest(name, declared) or f"; use one of {', '.join(sorted(declared))}"
-    return f"{owner} has no hyperparameter {name!r}{advice}"
+    return f"{owner} has no hyperparameter {name!r}{advise(name, declared)}"

@@ -5,17 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import (
-    Fraction,
-    LayerSizes,
-    LogStdBounds,
-    NetworkFactory,
-    Positive,
-    PositiveFraction,
-    Seed,
-    configurable,
-)
+from .hyperparameters import Fraction, LayerSizes, LogStdBounds, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
 from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network

@@ -4,18 +4,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NetworkFactory,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
-    configurable,
-)
+from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
 from .own_networks import make_network

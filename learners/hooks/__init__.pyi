@@ -16,7 +16,6 @@ from .configuration import (
 from .hook import (
     POSITIONS as POSITIONS,
     Hook as Hook,
-    HookedLearner as HookedLearner,
     LearnerHook as LearnerHook,
     Phase as Phase,
 )

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from rlds2reverb._arguments import require_count, require_number
 
-from .hook import HookedLearner, LearnerHook, Phase, Position, resolve_ext_args
+from .ext_args import accept_ext_args
+from .hook import LearnerHook, Phase, Position
+
+if TYPE_CHECKING:
+    from ..learner import Learner
 
 
+@accept_ext_args
 class LoadCkptHook(LearnerHook):
     """A hook that loads a checkpoint before the run, named after DI-engine's."""
 
@@ -24,7 +29,6 @@ class LoadCkptHook(LearnerHook):
         position: Position = "before_run",
         load_path: str = "latest",
         allow_config_mismatch: bool = False,
-        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the checkpoint to load.
 
@@ -35,24 +39,23 @@ class LoadCkptHook(LearnerHook):
           load_path: directory of a checkpoint, which must exist; 'latest' for the latest valid one in the learner's
             `run_dir`, if there is one; or '' to load none.
           allow_config_mismatch: see `Learner.load_checkpoint`.
-          ext_args: any of `load_path` and `allow_config_mismatch`, as in DI-engine's configurations.
 
         Raises:
-          ValueError: If the position is not 'before_run', or `ext_args` has an unknown key.
+          ValueError: If the position is not 'before_run'.
         """
         super().__init__(name, priority, position=position)
         if position != "before_run":
             raise ValueError(f"position of hook {name!r} must be 'before_run' because it loads a checkpoint")
-        options = resolve_ext_args(name, ext_args, load_path=load_path, allow_config_mismatch=allow_config_mismatch)
-        self.load_path, self._allow_config_mismatch = options["load_path"], options["allow_config_mismatch"]
+        self.load_path, self._allow_config_mismatch = load_path, allow_config_mismatch
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Loads the checkpoint."""
         if self.load_path != "":
             path = None if self.load_path == "latest" else self.load_path
             learner.load_checkpoint(path, allow_config_mismatch=self._allow_config_mismatch)
 
 
+@accept_ext_args
 class SaveCkptHook(LearnerHook):
     """A hook that saves a checkpoint, on rank 0 only, named after DI-engine's."""
 
@@ -65,7 +68,6 @@ class SaveCkptHook(LearnerHook):
         *,
         position: Position = "after_iter",
         every: int = 10_000,
-        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the interval.
 
@@ -74,16 +76,16 @@ class SaveCkptHook(LearnerHook):
           priority: see `Hook`.
           position: 'after_iter', or 'after_run' for a single checkpoint.
           every: interval in iterations.
-          ext_args: the interval as `freq`, as in DI-engine's configurations.
         """
-        super().__init__(name, priority, position=position, **resolve_ext_args(name, ext_args, every=every))
+        super().__init__(name, priority, position=position, every=every)
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Saves a checkpoint."""
         if learner.rank == 0:
             learner.save_checkpoint()
 
 
+@accept_ext_args
 class LogReduceHook(LearnerHook):
     """A hook that replaces the numbers to be logged by their means over processes, named after DI-engine's."""
 
@@ -97,7 +99,6 @@ class LogReduceHook(LearnerHook):
         position: Position = "after_iter",
         every: int = 100,
         reduce: Callable[[dict[str, float]], dict[str, float]] | None = None,
-        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the reduction, which runs before `LogShowHook`.
 
@@ -108,18 +109,17 @@ class LogReduceHook(LearnerHook):
           every: interval in iterations; must be that of `LogShowHook`.
           reduce: function from the numbers of this process to their means over all processes that train together; None
             for a single process.
-          ext_args: any of `freq` and `reduce`, as in DI-engine's configurations.
         """
-        options = resolve_ext_args(name, ext_args, every=every, reduce=reduce)
-        super().__init__(name, priority, position=position, every=options["every"])
-        self._reduce = options["reduce"]
+        super().__init__(name, priority, position=position, every=every)
+        self._reduce = reduce
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Reduces the log buffer."""
         if self._reduce is not None:
             learner.log_buffer = dict(self._reduce(learner.log_buffer))
 
 
+@accept_ext_args
 class LogShowHook(LearnerHook):
     """A hook that logs the means since its last call, on rank 0 only, named after DI-engine's.
 
@@ -135,7 +135,6 @@ class LogShowHook(LearnerHook):
         *,
         position: Position = "after_iter",
         every: int = 100,
-        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the interval.
 
@@ -144,11 +143,10 @@ class LogShowHook(LearnerHook):
           priority: see `Hook`.
           position: see `LearnerHook`.
           every: interval in iterations.
-          ext_args: the interval as `freq`, as in DI-engine's configurations.
         """
-        super().__init__(name, priority, position=position, **resolve_ext_args(name, ext_args, every=every))
+        super().__init__(name, priority, position=position, every=every)
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Logs the learner's log buffer, on rank 0 only, and empties it."""
         learner.show_log()
 
@@ -180,7 +178,7 @@ class EvaluateHook(LearnerHook):
         super().__init__(name, priority, position=position, every=every)
         self._evaluate = evaluate
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Evaluates the policy; before and after a run only if it was not evaluated at this iteration."""
         if self.position != "after_iter" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
             return
@@ -191,6 +189,7 @@ class EvaluateHook(LearnerHook):
             learner.record_evaluation(evaluation)
 
 
+@accept_ext_args
 class EarlyStopHook(LearnerHook):
     """A hook that stops the run when a metric no longer improves."""
 
@@ -199,45 +198,34 @@ class EarlyStopHook(LearnerHook):
         name: str = "early_stop",
         priority: float = 15,
         *,
-        metric: str = "evaluation/mean_return",
         position: Position = "after_iter",
         every: int = 5_000,
+        metric: str = "evaluation/mean_return",
         patience: int = 10,
         min_delta: float = 0.0,
         higher_is_better: bool = True,
-        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the metric and the stopping criterion.
 
         Args:
           name: see `Hook`.
           priority: see `Hook`.
-          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
           position: see `LearnerHook`.
           every: number of iterations between two checks; a value that was already checked does not count again.
+          metric: key of `Learner.latest`, such as 'loss' or 'evaluation/mean_return'.
           patience: number of consecutive values without improvement before the run is stopped, at least 1.
           min_delta: minimum change that counts as an improvement, at least 0.
           higher_is_better: whether an improvement is an increase.
-          ext_args: any of these options, as in DI-engine's configurations.
         """
-        options = resolve_ext_args(
-            name,
-            ext_args,
-            every=every,
-            metric=metric,
-            patience=patience,
-            min_delta=min_delta,
-            higher_is_better=higher_is_better,
-        )
-        super().__init__(name, priority, position=position, every=options["every"])
-        require_count("patience", options["patience"])
-        require_number("min_delta", options["min_delta"], 0, math.inf)
-        self.metric, self.patience, self._min_delta = options["metric"], options["patience"], options["min_delta"]
-        self._sign = 1 if options["higher_is_better"] else -1
+        super().__init__(name, priority, position=position, every=every)
+        require_count("patience", patience)
+        require_number("min_delta", min_delta, 0, math.inf)
+        self.metric, self.patience, self._min_delta = metric, patience, min_delta
+        self._sign = 1 if higher_is_better else -1
         self._best, self._num_without_gain = -math.inf, 0
         self._checked_at: int | None = None
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Checks the metric, and stops the run when patience runs out."""
         recorded_at = learner.recorded_at.get(self.metric)
         if self.metric not in learner.latest or (recorded_at is not None and recorded_at == self._checked_at):
@@ -276,6 +264,6 @@ class TriggerHook(LearnerHook):
         super().__init__(name, priority, position="after_iter", every=every)
         self._trigger = trigger
 
-    def __call__(self, learner: HookedLearner) -> None:
+    def __call__(self, learner: Learner) -> None:
         """Calls the trigger."""
         self._trigger(learner.step)

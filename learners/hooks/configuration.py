@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any
+
+from rlds2reverb._text import advise
 
 from ..references import describe_reference, resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+from .ext_args import HookT, read_ext_args
 from .hook import LearnerHook
-
-HookT = TypeVar("HookT", bound=type[LearnerHook])
 
 #: Hooks by their `type` in a configuration.
 HOOKS: dict[str, Callable[..., LearnerHook]] = {
@@ -22,19 +22,15 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
     "early_stop": EarlyStopHook,
 }
 
-#: Functions that create a hook from its value in DI-engine's shorthand.
-_SHORTHAND: dict[str, Callable[[Any], LearnerHook]] = {
-    "load_ckpt_before_run": lambda path: LoadCkptHook(load_path="latest" if path is True else path),
-    "save_ckpt_after_iter": lambda every: SaveCkptHook(**_make_interval(every)),
-    "save_ckpt_after_run": lambda _: SaveCkptHook("save_ckpt_after_run", position="after_run"),
-    "log_show_after_iter": lambda every: LogShowHook(**_make_interval(every)),
-    "log_reduce_after_iter": lambda every: LogReduceHook(**_make_interval(every)),
+#: The type of each hook in DI-engine's shorthand, and the option that its value stands for.
+_SHORTHAND = {
+    "load_ckpt_before_run": ("load_ckpt", "load_path"),
+    "save_ckpt_after_iter": ("save_ckpt", "freq"),
+    "save_ckpt_after_run": ("save_ckpt", None),
+    "log_show_after_iter": ("log_show", "freq"),
+    "log_reduce_after_iter": ("log_reduce", "freq"),
 }
 _LONG_FORM_KEYS = ("name", "type", "priority", "position", "ext_args")
-
-
-def _make_interval(value: Any) -> dict[str, Any]:
-    return {} if value is True else {"every": value}
 
 
 def register_learner_hook(name: str, hook: HookT) -> HookT:
@@ -79,11 +75,11 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
         if isinstance(value, Mapping):
             hooks.append(_make_from_long_form(name, value))
         elif name in _SHORTHAND:
-            hooks.append(_SHORTHAND[name](value))
+            hooks.append(_make_from_long_form(name, _expand_shorthand(name, value)))
         elif name in HOOKS:
             raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
         else:
-            raise ValueError(f"unknown hook {name!r}{_suggest(name, _SHORTHAND)}")
+            raise ValueError(f"unknown hook {name!r}{advise(name, _SHORTHAND)}")
     return hooks
 
 
@@ -123,29 +119,29 @@ def _construct(hook: Callable[..., LearnerHook]) -> LearnerHook:
     return hook()
 
 
+def _expand_shorthand(name: str, value: Any) -> dict[str, Any]:
+    """Returns the long form of a hook in the shorthand."""
+    kind, option = _SHORTHAND[name]
+    if option is None:
+        return {"type": kind, "position": "after_run"}
+    return {"name": kind, "type": kind, "ext_args": {} if value is True else {option: value}}
+
+
 def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     kind = value.get("type", key)
     if kind not in HOOKS:
-        raise ValueError(f"hook {key!r} has the unknown type {kind!r}{_suggest(kind, HOOKS)}")
+        raise ValueError(f"hook {key!r} has the unknown type {kind!r}{advise(str(kind), HOOKS)}")
     unknown = [name for name in value if name not in _LONG_FORM_KEYS]
     if unknown:
         raise ValueError(f"hook {key!r} has the unknown key {unknown[0]!r}; use {', '.join(_LONG_FORM_KEYS)}")
-    ext_args = {} if value.get("ext_args") is None else value["ext_args"]
-    if not isinstance(ext_args, Mapping):
-        raise TypeError(f"ext_args of hook {key!r} must be a dict, such as {{'freq': 100}}, got {ext_args!r}")
+    ext_args = value.get("ext_args")
+    options = read_ext_args(key, ext_args)
     arguments = {name: value[name] for name in ("priority", "position") if name in value}
     parameters = inspect.signature(HOOKS[kind]).parameters.values()
-    if any(parameter.name == "ext_args" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        arguments["ext_args"] = ext_args
-    else:
-        arguments |= {"every" if name == "freq" else name: item for name, item in ext_args.items()}
+    accepts_ext_args = any(each.name == "ext_args" or each.kind is each.VAR_KEYWORD for each in parameters)
+    arguments |= {"ext_args": ext_args or {}} if accepts_ext_args else options
     try:
         inspect.signature(HOOKS[kind]).bind(value.get("name", key), **arguments)
     except TypeError as error:
         raise ValueError(f"hook {key!r} of type {kind!r} does not accept its arguments: {error}") from error
     return HOOKS[kind](value.get("name", key), **arguments)
-
-
-def _suggest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(name), list(names), 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; use one of {', '.join(sorted(names))}"

@@ -1,12 +1,10 @@
-"""The base classes of hooks, which decide when a hook is called, and what hooks may use of a learner."""
+"""The base classes of hooks, which decide when a hook is called."""
 
 from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 
@@ -29,77 +27,6 @@ class Phase(enum.IntEnum):
     SAVE = 3
     REDUCE_LOG = 4
     LOG = 5
-
-
-class HookedLearner(Protocol):
-    """The part of a learner that hooks may use; `Learner` documents each name."""
-
-    name: str
-    rank: int
-    run_dir: Path
-    agent: Any
-    learn_info: dict[str, float]
-    priority_info: dict[str, Any]
-    log_buffer: dict[str, float]
-    load_path: str
-    stop_reason: str
-
-    @property
-    def step(self) -> int:
-        """The number of completed iterations."""
-
-    @property
-    def last_iter(self) -> int:
-        """The index of the last iteration in 'after_iter' hooks, else the number of completed iterations."""
-
-    @property
-    def policy(self) -> Any:
-        """The agent's greedy policy."""
-
-    @property
-    def latest(self) -> dict[str, float]:
-        """The latest value of every logged number, by name."""
-
-    @property
-    def recorded_at(self) -> dict[str, int]:
-        """The number of completed iterations at which each value of `latest` was recorded, by name."""
-
-    @property
-    def monitor(self) -> Any:
-        """The training speed over the last calls."""
-
-    @property
-    def best_return(self) -> float:
-        """The highest mean return of an evaluation; -inf before the first."""
-
-    @property
-    def evaluated_at(self) -> int | None:
-        """The number of completed iterations at the last evaluation; None before the first."""
-
-    @property
-    def is_stopped_by_signal(self) -> bool:
-        """Whether SIGTERM or SIGINT ended the run, or is about to."""
-
-    def stop(self, reason: str) -> None:
-        """Ends the run after the hooks of this iteration."""
-
-    def show_log(self) -> None:
-        """Logs the log buffer and the training speed, and empties the buffer."""
-
-    def record_evaluation(self, evaluation: Any) -> None:
-        """Logs an evaluation: an `Evaluation` or a mean return."""
-
-    def save_checkpoint(self) -> Any:
-        """Writes a checkpoint unless there is one with the current state."""
-
-    def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
-        """Resumes from a checkpoint, and returns whether there is one."""
-
-    def flush_priorities(self) -> None:
-        """Waits until all priorities are updated."""
-
-    def export_policy(self, path: str | Path) -> Path:
-        """Writes the greedy policy as a SavedModel."""
 
 
 class Hook(abc.ABC):
@@ -154,8 +81,12 @@ class LearnerHook(Hook):
         self.position, self.every = position, every
 
     @abc.abstractmethod
-    def __call__(self, learner: HookedLearner) -> None:
-        """Runs the hook."""
+    def __call__(self, learner: Any) -> None:
+        """Runs the hook.
+
+        Args:
+          learner: the `Learner`.
+        """
 
     def next_due(self, done: int) -> int:
         """Returns the number of completed iterations, greater than `done`, at which the hook is called next."""
@@ -175,22 +106,3 @@ class LearnerHook(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state that `state_dict` returned."""
-
-
-def resolve_ext_args(hook: str, ext_args: Mapping[str, Any] | None, **options: Any) -> dict[str, Any]:
-    """Returns the options of a hook, replaced by those in `ext_args`, in which DI-engine calls `every` `freq`.
-
-    Raises:
-      TypeError: If `ext_args` is not a dict.
-      ValueError: If it contains an unknown option.
-    """
-    if ext_args is None:
-        return options
-    if not isinstance(ext_args, Mapping):
-        raise TypeError(f"ext_args of hook {hook!r} must be a dict, got {ext_args!r}")
-    given = {"every" if name == "freq" else name: value for name, value in ext_args.items()}
-    unknown = [name for name in given if name not in options]
-    if unknown:
-        allowed = ["freq" if name == "every" else name for name in options]
-        raise ValueError(f"ext_args of hook {hook!r} has the unknown key {unknown[0]!r}; use {', '.join(allowed)}")
-    return {**options, **given}

@@ -1,27 +1,32 @@
-"""The gin files in training/presets: each one can be read and sets published values."""
+"""The presets in training/presets.ini: each one can be read and sets published values."""
+
+from pathlib import Path
 
 import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 from rlds2reverb.learners.agents import make_agent, read_gin
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.training.presets import preset_names, preset_path
+from rlds2reverb.training import presets
+from rlds2reverb.training.presets import get_preset, preset_names
 
 from rlds2reverb.sources.transforms import parse_reward
+
+PRESETS = Path(presets.__file__).with_suffix(".ini")
 
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_sets_an_agent(name):
     algo = name.split("-")[0]
-    options, hyperparameters = read_gin(preset_path(name), algo)
-    text = preset_path(name).read_text()
-    assert text.startswith("# ") and f"{get_algorithm(algo).class_name}." in text
+    options, hyperparameters = read_gin([get_preset(name)], algo)
+    assert f"{get_algorithm(algo).class_name}." in get_preset(name)[1]
+    assert f"[{name}]\n# " in PRESETS.read_text()  # The source of the settings.
     assert options or hyperparameters
     assert "reward" not in options or parse_reward(options["reward"])
 
 
 def test_a_preset_sets_the_agent_and_the_run():
-    options, hyperparameters = read_gin([preset_path("rebrac-antmaze-umaze")], "rebrac")
+    options, hyperparameters = read_gin([get_preset("rebrac-antmaze-umaze")], "rebrac")
     assert options == {"gamma": 0.999, "batch_size": 256, "reward": "scale:100"}
     agent = make_agent("rebrac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), **hyperparameters)
     assert (agent._actor_penalty, agent._critic_penalty) == (0.003, 0.002)
@@ -36,12 +41,12 @@ def test_penalties_of_rebrac_match_the_paper():
         "walker2d-expert": (0.01, 0.5),
         "antmaze-large-diverse": (0.002, 0.002),
     }.items():
-        _, values = read_gin(preset_path(f"rebrac-{name}"), "rebrac")
+        _, values = read_gin([get_preset(f"rebrac-{name}")], "rebrac")
         assert (values["actor_penalty"], values["critic_penalty"]) == penalties, name
 
 
 def test_unknown_preset_raises_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"unknown preset 'iql-antmase'; did you mean 'iql-antmaze'\?"):
-        preset_path("iql-antmase")
+        get_preset("iql-antmase")
     with pytest.raises(ValueError, match=r"unknown preset 'x'; use one of cql-antmaze, "):
-        preset_path("x")
+        get_preset("x")

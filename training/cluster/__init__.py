@@ -1,8 +1,8 @@
-"""Training on a Ray cluster (extra `ray`): collectors, replay servers, learners and an evaluator as processes."""
+"""Training on a Ray cluster (extra `ray`): collectors, replay servers, learners and an evaluator as processes.
 
-from .config import ClusterConfig
-from .coordinator import Coordinator
-from .launch import ClusterTraining
-from .reverb_comm_learner import ReplayTables, ReverbCommLearner
+Names are imported when first used.
+"""
 
-__all__ = ["ClusterConfig", "ClusterTraining", "Coordinator", "ReplayTables", "ReverbCommLearner"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.suite_gym import find_spec
-from rlds2reverb.learners.references import describe_reference
+from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 
 from rlds2reverb import Selector, TableConfig, packed_signature
@@ -19,7 +19,7 @@ from rlds2reverb.sources import Source
 from ..batches import PRIORITY_EXPONENT
 from ..collected_pieces import PieceConverter, choose_adder
 from ..config import TrainingConfig
-from ..data import TrainingData, open_evaluated_data, open_source
+from ..data import TrainingData, identify_run, open_evaluated_data, open_source
 from ..environment import (
     Environment,
     environment_key,
@@ -133,7 +133,7 @@ def _make_task(
     environment: tuple[str | None, dict[str, Any] | None],
     run_dir: str | Path,
 ) -> dict[str, Any]:
-    hyperparameters = {name: _describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
+    hyperparameters = {name: describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(
         _TASK,
         config.algo,
@@ -148,13 +148,9 @@ def _make_task(
         keep_checkpoints=config.keep_checkpoints,
         jit_compile=config.jit_compile,
         hooks=config.as_dict()["hooks"],
-        identity=config.identity(data, *environment),
+        identity=identify_run(config, data, *environment),
         allow_config_mismatch=config.allow_config_mismatch,
     )
-
-
-def _describe_callable(value: Any) -> Any:
-    return describe_reference(value) if callable(value) else value
 
 
 def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:

@@ -35,6 +35,7 @@ def test_get_hyperparameters_returns_the_defaults_of_the_algorithm():
 
 def test_overrides_precede_gin_and_gin_precedes_the_defaults(clear_gin):
     gin.parse_config("rlds2reverb.IQLAgent.expectile = %e\ne = 0.9\nIQLAgent.temperature = 10.0")
+    get_hyperparameters("dqn")  # Registers the class with gin.
     gin.parse_config("DQNAgent.learning_rate = 0.5")
     values = resolve_hyperparameters("iql", temperature=1)
     assert (values["expectile"], values["temperature"], values["max_weight"]) == (0.9, 1.0, 100.0)

@@ -177,7 +177,7 @@ def test_hooks_are_constructed_as_in_di_engine():
         (LogReduceHook, "log_reduce", 10, "after_iter", 30),
     ]
     assert hooks[0].load_path == "some/path"
-    with pytest.raises(TypeError, match="ext_args of hook 'log_show' must be a dict, got 100"):
+    with pytest.raises(TypeError, match="ext_args of hook 'log_show' must be a dict, such as {'freq': 100}, got 100"):
         LogShowHook(ext_args=100)
 
 
