@@ -107,7 +107,7 @@ class Dataset:
     def describe(self, location: str) -> dict[str, Any]:
         """Opens a dataset and returns its description, the number of its episodes and the size of the first one."""
         source = self.open(location)
-        count = source.ranges.count() if source.ranges else source.num_episodes
+        count = source.count() if source.count else source.num_episodes
         return {
             "source": {name: getattr(source, name) for name in _DESCRIPTION},
             "count": sum(1 for _ in source) if count is None else count,
@@ -117,10 +117,8 @@ class Dataset:
     def read(self, part: Slice) -> Iterator[Episode]:
         """Yields the episodes of a slice, numbered among those of all datasets."""
         source = self.open(part.location)
-        if source.ranges is not None:
-            episodes = source.ranges.read(part.first, part.stop)
-        else:
-            episodes = islice(iter(source), part.first, part.stop)
+        bounds = part.first, part.stop
+        episodes = source.read(*bounds) if source.count else islice(source.read(), *bounds)
         for episode in episodes:
             yield replace(episode, index=episode.index + part.offset)
 
@@ -132,7 +130,7 @@ def _open(location: str, load_options: tuple[tuple[str, Any], ...], run_id: str)
         return load(Path(location) if os.path.isabs(location) else location, **dict(load_options))
     copy = copy_to_disk(location)
     source = load(copy, **dict(load_options))
-    weakref.finalize(source.ranges or source, shutil.rmtree, copy.parent, ignore_errors=True)
+    weakref.finalize(source, shutil.rmtree, copy.parent, ignore_errors=True)
     return source
 
 

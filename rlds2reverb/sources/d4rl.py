@@ -113,7 +113,7 @@ def open_d4rl(
     with hdf5.open_hdf5(path) as file:
         described = split_metadata(hdf5.read_scalars(file, "metadata"))
     ranges = _RowRanges(rows_of_file)
-    return Source(path.name, "d4rl", ranges.read_all, num_rows=num_rows, ranges=ranges, **described)
+    return Source(path.name, "d4rl", ranges.read, num_rows=num_rows, count=ranges.count, **described)
 
 
 @contextlib.contextmanager
@@ -136,11 +136,11 @@ def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[s
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
     rows = _check_columns(name, copy_arrays(arrays), extra_fields, ends)
     ranges = _RowRanges(lambda: contextlib.nullcontext(rows))
-    return Source(name, "memory", ranges.read_all, num_rows=rows.num_rows, ranges=ranges)
+    return Source(name, "memory", ranges.read, num_rows=rows.num_rows, count=ranges.count)
 
 
 class _RowRanges:
-    """Random access to the episodes of some rows; implements `EpisodeRanges`."""
+    """Random access to the episodes of some rows."""
 
     def __init__(self, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]]):
         self._open_rows = open_rows
@@ -152,17 +152,16 @@ class _RowRanges:
             return _find_episode_starts(rows)
 
     def count(self) -> int:
+        """Returns the number of episodes."""
         return len(self._starts) - 1
 
-    def read_all(self) -> Iterator[Episode]:
-        """Yields all episodes, without finding their rows first."""
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields the episodes of a range; all episodes, without finding their rows first, if it has no end."""
         with self._open_rows() as rows:
-            yield from _read_episodes(rows)
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        with self._open_rows() as rows:
-            first_row, stop_row = self._starts[[first, stop]].tolist()
-            yield from _read_episodes(replace(rows, first_row=first_row, stop_row=stop_row), first)
+            if stop is not None:
+                first_row, stop_row = self._starts[[first, stop]].tolist()
+                rows = replace(rows, first_row=first_row, stop_row=stop_row)
+            yield from _read_episodes(rows, first)
 
 
 @dataclass(frozen=True)

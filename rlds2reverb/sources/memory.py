@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,13 @@ def borrow_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episo
 
 
 def _list_episodes(name: str, episodes: Iterable[Episode]) -> Source:
-    listed = _ListedEpisodes([replace(episode, steps=map_structure(_lock, episode.steps)) for episode in episodes])
-    num_rows = sum(episode.num_steps for episode in listed.episodes)
-    return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
+    listed = [replace(episode, steps=map_structure(_lock, episode.steps)) for episode in episodes]
+
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        return iter(listed[first:stop])
+
+    num_rows = sum(episode.num_steps for episode in listed)
+    return Source(name, "memory", read, num_episodes=len(listed), num_rows=num_rows, count=lambda: len(listed))
 
 
 def _lock(column: np.ndarray) -> np.ndarray:
@@ -79,23 +83,6 @@ def _lock(column: np.ndarray) -> np.ndarray:
     view = column.view()
     view.flags.writeable = False
     return view
-
-
-@dataclass(frozen=True)
-class _ListedEpisodes:
-    """Read-only episodes in a list; implements `EpisodeRanges`, which yields copies."""
-
-    episodes: Sequence[Episode]
-
-    def count(self) -> int:
-        return len(self.episodes)
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return map(copy_arrays, self.episodes[first:stop])
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes, without copying them."""
-        return iter(self.episodes)
 
 
 def from_function(

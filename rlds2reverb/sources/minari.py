@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +112,14 @@ def open_minari(
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     require_new_names(extra_fields, name)
     total = metadata["total_episodes"]
-    ranges = _StoredEpisodes(directory, storage, range(total) if indices is None else indices, tuple(extra_fields))
+    selected = range(total) if indices is None else indices
     return Source(
         name,
         "minari",
-        ranges.read_all,
-        ranges=ranges,
-        num_episodes=ranges.count(),
-        num_rows=metadata["total_steps"] if ranges.count() == total else None,
+        lambda *bounds: _read_episodes(directory, storage, selected, tuple(extra_fields), *bounds),
+        count=lambda: len(selected),
+        num_episodes=len(selected),
+        num_rows=metadata["total_steps"] if len(selected) == total else None,
         warnings=warnings,
         metadata={key: value for key, value in metadata.items() if key not in RESERVED and _is_plain(value)},
         env_spec=metadata.get("env_spec"),
@@ -178,39 +178,30 @@ def _download_if_missing(name: str) -> Path:
     return _dataset_path(name)
 
 
-@dataclass(frozen=True)
-class _StoredEpisodes:
-    """The episodes of a Minari dataset; implements `EpisodeRanges`."""
-
-    directory: Path
-    storage: Any
-    indices: Sequence[int]
-    extra_fields: tuple[str, ...]
-
-    def count(self) -> int:
-        return len(self.indices)
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return self.read(0, len(self.indices))
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
-        for index in range(first, stop):
-            try:
-                if index == first:
-                    indices = self.indices[first:stop]
-                    stored = self.storage.get_episodes(indices), self.storage.get_episode_metadata(indices)
-                    episodes = zip(*stored, strict=True)
-                episode, metadata = next(episodes)
-            except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
-                reason = f"{type(error).__name__}: {error}"
-                raise SourceError(f"{self.directory} is damaged at episode {index}: {reason}") from error
-            where = f"{self.directory.name}: episode {index}"
-            extras = {name: _select_info(episode["infos"], name, where) for name in self.extra_fields}
-            seed = metadata.get("seed")
-            made = _make_episode(episode, extras, index, where)
-            yield replace(made, seed=None if seed is None else int(seed))
+def _read_episodes(
+    directory: Path,
+    storage: Any,
+    indices: Sequence[int],
+    extra_fields: Sequence[str],
+    first: int = 0,
+    stop: int | None = None,
+) -> Iterator[Episode]:
+    """Yields the episodes `indices[first:stop]`."""
+    episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] | None = None
+    for index in range(len(indices))[first:stop]:
+        try:
+            if episodes is None:
+                stored = storage.get_episodes(indices[first:stop]), storage.get_episode_metadata(indices[first:stop])
+                episodes = zip(*stored, strict=True)
+            episode, metadata = next(episodes)
+        except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{directory} is damaged at episode {index}: {reason}") from error
+        where = f"{directory.name}: episode {index}"
+        extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
+        seed = metadata.get("seed")
+        made = _make_episode(episode, extras, index, where)
+        yield replace(made, seed=None if seed is None else int(seed))
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:

@@ -7,7 +7,6 @@ demonstration. No demonstration is truncated, so that an episode is terminal if 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +48,18 @@ def open_robomimic(path: Path, *, split: str | None = None, limits: hdf5.Limits 
         demos = _list_demos(file) if split is None else _select_demos(file, split)
         num_rows = sum(len(_read_column(file, f"{demo}/rewards", limits)) for demo in demos)
 
-    ranges = _Demos(path, demos, num_rows, limits)
-    return Source(path.name, "robomimic", ranges.read_all, num_episodes=len(demos), num_rows=num_rows, ranges=ranges)
-
-
-@dataclass(frozen=True)
-class _Demos:
-    """The episodes of a robomimic file; implements `EpisodeRanges`."""
-
-    path: Path
-    demos: list[str]
-    num_rows: int
-    limits: hdf5.Limits
-
-    def count(self) -> int:
-        return len(self.demos)
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return self.read(0, len(self.demos))
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        check = ContinuityCheck(self.path.name, self.num_rows, "copy or download the file again")
-        with hdf5.open_hdf5(self.path) as file:
-            for index in range(first, stop):
-                episode = _read_episode(file, self.demos[index], index, self.limits)
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        check = ContinuityCheck(path.name, num_rows, "copy or download the file again")
+        with hdf5.open_hdf5(path) as file:
+            for index in range(len(demos))[first:stop]:
+                episode = _read_episode(file, demos[index], index, limits)
                 check.add(episode, episode.num_transitions)
                 yield episode
+
+    num_episodes = len(demos)
+    return Source(
+        path.name, "robomimic", read, num_episodes=num_episodes, num_rows=num_rows, count=lambda: num_episodes
+    )
 
 
 def _list_demos(file: h5py.File) -> list[str]:

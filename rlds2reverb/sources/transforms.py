@@ -6,7 +6,7 @@ reads it once when it is fitted; episodes are transformed while they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
-from .source import EpisodeRanges, Source
+from .source import Source
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
@@ -134,26 +134,11 @@ def map_episodes(source: Source, function: EpisodeFn) -> Source:
       function: the transform of an episode that has steps; episodes without steps are not changed.
     """
     apply = isolate(function)
-    ranges = source.ranges and _MappedRanges(source.ranges, apply)
-    return replace(source, read=lambda: _map(source, apply), ranges=ranges)
 
+    def read(*bounds: int) -> Iterator[Episode]:
+        return (apply(episode) if episode.num_steps else episode for episode in source.read(*bounds))
 
-@dataclass(frozen=True)
-class _MappedRanges:
-    """The transformed episodes of other `EpisodeRanges`."""
-
-    ranges: EpisodeRanges
-    function: EpisodeFn
-
-    def count(self) -> int:
-        return self.ranges.count()
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return _map(self.ranges.read(first, stop), self.function)
-
-
-def _map(episodes: Iterable[Episode], function: EpisodeFn) -> Iterator[Episode]:
-    return (function(episode) if episode.num_steps else episode for episode in episodes)
+    return replace(source, read=read)
 
 
 def _replace_columns(episode: Episode, /, **columns: Nest) -> Episode:
