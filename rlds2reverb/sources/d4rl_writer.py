@@ -22,7 +22,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, path_name
 
 from . import d4rl
-from .hdf5 import Limits
+from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from .hdf5_output import create_hdf5
 from .written_episodes import require_single_rewards, select_extras
 
@@ -153,10 +153,9 @@ class _Column:
             rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
         raw = np.ascontiguousarray(rows).data.cast("B")
         stored, skipped_filters = bytes(deflate.zlib_compress(raw, _LEVEL)), 0
-        limits = Limits()
         self._num_raw_bytes += len(raw)
         looks_like_bomb = self._num_raw_bytes > _MARGIN * max(
-            limits.expansion_free_bytes, limits.max_expansion * (self._num_stored_bytes + len(stored))
+            EXPANSION_FREE_BYTES, MAX_EXPANSION * (self._num_stored_bytes + len(stored))
         )
         if looks_like_bomb:
             stored, skipped_filters = bytes(raw), 1

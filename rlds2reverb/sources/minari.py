@@ -261,10 +261,8 @@ def _check_file(path: Path) -> int:
     with hdf5.open_hdf5(path) as file:
         datasets = [member for _, member in hdf5.walk(file) if isinstance(member, h5py.Dataset)]
         for dataset in datasets:
-            where = f"{path.name}: '{dataset.name}'"
-            hdf5.require_own_data(dataset, where)
-            hdf5.require_within_limits([dataset], where, hdf5.Limits())
-        hdf5.require_within_limits(datasets, f"{path.name}: all columns together", hdf5.Limits())
+            hdf5.require_safe([dataset], f"{path.name}: '{dataset.name}'")
+        hdf5.require_safe(datasets, f"{path.name}: all columns together")
         return sum(name.startswith("episode_") for name in hdf5.list_names(file))
 
 
