@@ -306,13 +306,14 @@ def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
 def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episode]:
     """Yields the episodes of the rows; `first_index` is the index of the first one."""
     check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
-    for episode, num_rows in _split_episodes(rows, first_index):
-        check.add(episode, num_rows)
+    for episode in _split_episodes(rows, first_index):
+        if episode.discontinuities:
+            check.add(episode)
         yield episode
 
 
-def _split_episodes(rows: TransitionRows, index: int) -> Iterator[tuple[Episode, int]]:
-    """Yields each episode, the first of which has that index, and its number of rows in the source."""
+def _split_episodes(rows: TransitionRows, index: int) -> Iterator[Episode]:
+    """Yields the episodes, the first of which has that index."""
     pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
     num_pending = 0
     discontinuities: list[int] = []
@@ -401,8 +402,8 @@ def _build_episodes(
     first_row: int,
     discontinuities: list[int],
     unterminated: bool = False,
-) -> Iterator[tuple[Episode, int]]:
-    """Yields the episodes made of consecutive rows, each with its number of rows.
+) -> Iterator[Episode]:
+    """Yields the episodes made of consecutive rows.
 
     Args:
       columns: columns of the rows, `[R, ...]`.
@@ -429,7 +430,7 @@ def _build_episodes(
         inside = tuple([at for at in discontinuities if row <= at - first_row < row + length])
         rows = slice(step, step + count)
         episode_steps = map_structure(operator.itemgetter(rows), steps)
-        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside), length
+        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside)
         row, step = row + length, step + count
 
 

@@ -52,7 +52,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         with hdf5.open_hdf5(path) as file:
             for index in range(len(demos))[first:stop]:
                 episode = _read_episode(file, demos[index], index)
-                check.add(episode, episode.num_transitions)
+                check.add(episode)
                 yield episode
 
     num_episodes = len(demos)
