@@ -37,18 +37,8 @@ from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-from .combiners import ReturnRangeFn
-from .datasets import (
-    BeamOptions,
-    Dataset,
-    Slice,
-    combine_on_workers,
-    find_slices,
-    make_dataset,
-    map_on_workers,
-    release_datasets,
-)
-from .fitting import fit_transforms
+from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
+from .fitting import combine_returns, fit_transforms
 from .storage import WorkFolder, is_remote, lock_destination, upload
 
 _PART_BYTES = 32 << 20
@@ -121,29 +111,28 @@ def convert_with_beam(
     with lock_destination(_absolute(destination)), work, release_datasets():
         if not resume:
             work.delete()
-        dataset = make_dataset(source, load_options)
-        slices, opened = find_slices(dataset, beam_options, work)
-        dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)
+        workers = Workers(beam_options, work)
+        dataset, opened = open_dataset(source, load_options, workers)
+        dataset, opened = fit_transforms(dataset, opened, transforms, workers)
         if priority == "return":
-            returns = combine_on_workers(ReturnRangeFn(), list, dataset, slices, beam_options, work)
-            run = replace(run, priority=ByReturn(*returns))
+            run = replace(run, priority=ByReturn(*combine_returns(dataset, workers)))
         shards: list[tuple[int, int] | None] = [None]
         if num_shards is not None:
             shards = [(shard, num_shards) for shard in range(num_shards)]
         targets = tuple(_make_target(run, opened, shard) for shard in shards)
-        job = _Job(dataset, tuple(slices), work, tuple(run.configs), _absolute(destination), targets)
+        job = _Job(dataset, work, tuple(run.configs), _absolute(destination), targets)
         report = replace(run.make_report(opened), left_out_fields=targets[0].items.conversion.left_out_fields)
-        _run(job, report, beam_options, part_bytes)
+        _run(job, report, workers, part_bytes)
     report.emit_note_warnings()
     return report
 
 
-def _run(job: _Job, report: IngestReport, beam_options: BeamOptions, part_bytes: int) -> None:
+def _run(job: _Job, report: IngestReport, workers: Workers, part_bytes: int) -> None:
     """Scans the dataset, writes the parts and joins them; completes the report."""
     complete = job.find_complete()
     with report.stage("check"):
-        scans = [Scan.from_dict(each) for each in map_on_workers("scan", job.scan, job.slices, beam_options, job.work)]
-    _require_continuity(job.slices, scans)
+        scans = [Scan.from_dict(each) for each in workers.map("scan", job.scan, job.dataset.slices)]
+    _require_continuity(job.dataset.slices, scans)
     plans = plan_parts(scans, num_shards=len(job.targets), part_bytes=part_bytes)
     _require_capacity(plans, job.configs)
     for state, plan in zip(complete, plans, strict=True):
@@ -151,8 +140,8 @@ def _run(job: _Job, report: IngestReport, beam_options: BeamOptions, part_bytes:
             raise changed_data_error("its episodes differ")
     parts = [part for state, plan in zip(complete, plans, strict=True) if state is None for part in plan.parts]
     with report.stage("write"):
-        map_on_workers("written", job.write_part, parts, beam_options, job.work)
-        memory = map_on_workers("assembled", job.assemble, list(enumerate(plans)), beam_options, job.work)
+        workers.map("written", job.write_part, parts)
+        memory = workers.map("assembled", job.assemble, list(enumerate(plans)))
     for scan in scans:
         report.merge_counts(scan.report)
     if not parts:
@@ -191,7 +180,6 @@ class _Job:
     """The steps of a conversion that run on workers, and what they need."""
 
     dataset: Dataset
-    slices: tuple[Slice, ...]
     work: WorkFolder
     configs: tuple[TableConfig, ...]
     destination: str
@@ -229,7 +217,7 @@ class _Job:
 
     def _read(self, part: Part) -> Iterator[Episode]:
         """Yields the episodes of a part's shard in its range."""
-        for each in self.slices:
+        for each in self.dataset.slices:
             clipped = each.clip(part.begin, part.end)
             if clipped.first < clipped.stop:
                 yield from filter_shard(self.dataset.read(clipped), part.shard, len(self.targets))

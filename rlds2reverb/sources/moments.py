@@ -58,15 +58,17 @@ class LeafMoments:
         self._is_usable = self._is_usable & other._is_usable
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns mean and standard deviation as plain values, for JSON."""
-        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        """Returns the exact sums as plain values, for JSON."""
+        arrays = {"sum": self._sum, "squares": self._squares, "is_usable": self._is_usable}
+        plain = {name: array.tolist() for name, array in arrays.items()}
+        return {"shape": self._shape, "count": self._count, **plain}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LeafMoments:
-        """Creates moments, to which no rows can be added, from the values of `as_dict`."""
-        mean, std = (np.array(values[name], np.float64) for name in ("mean", "std"))
-        moments = cls(mean.shape)
-        moments.mean, moments.std = mean, std
+        """Creates moments from the values of `as_dict`."""
+        moments = cls(tuple(values["shape"]))
+        moments._count, moments._is_usable = values["count"], np.array(values["is_usable"], bool)
+        moments._sum, moments._squares = (np.array(values[name], object) for name in ("sum", "squares"))
         return moments
 
     @property

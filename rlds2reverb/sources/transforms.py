@@ -263,10 +263,10 @@ class Clipping:
         of an element from its bounds.
     """
 
-    def __init__(self, spec: Nest, eps: float = ACTION_EPS):
-        """Starts without actions; `spec` is a nest of bounded specs, of which those that are not floats are ignored."""
+    def __init__(self, spec: Nest, eps: float = ACTION_EPS, counts: Sequence[Any] = (0, 0, 0.0)):
+        """Starts with `counts`; `spec` is a nest of bounded specs, of which those that are not floats are ignored."""
         self.spec, self._leaves, self._eps = spec, [leaf for _, leaf in leaves(spec)], eps
-        self.counts: tuple[int, int, float] = (0, 0, 0.0)
+        self.counts: tuple[int, int, float] = tuple(counts)
 
     def clip(self, actions: Nest) -> Nest:
         """Returns actions `[T, ...]` within their bounds."""
