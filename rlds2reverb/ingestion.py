@@ -43,7 +43,7 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.memory import borrow_episodes
+from rlds2reverb.sources.memory import from_episodes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
@@ -394,7 +394,7 @@ def _find_directory(destination: Server | str | Path) -> Path | None:
 def _load(source: Any) -> Source:
     """Returns the source of a dataset; listed episodes need no copy, because they are read before `ingest` returns."""
     is_listed = isinstance(source, list) and source and all(isinstance(episode, Mapping) for episode in source)
-    return borrow_episodes(source) if is_listed else load(source)
+    return from_episodes(source, copy=False) if is_listed else load(source)
 
 
 def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:

@@ -177,15 +177,10 @@ class ObservationMoments:
 
     def agent_statistics(self, eps: float = STD_EPS) -> tuple[Nest, Nest]:
         """Returns what agents subtract and divide by: two nests of float32, 0 and 1 for leaves without moments."""
-        specs = tree.flatten(self.spec)
-        means = [
-            np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32)
-            for leaf, spec in zip(self.leaves, specs, strict=True)
-        ]
-        divisors = [
-            np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32)
-            for leaf, spec in zip(self.leaves, specs, strict=True)
-        ]
+        means, divisors = [], []
+        for leaf, spec in zip(self.leaves, tree.flatten(self.spec), strict=True):
+            means.append(np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32))
+            divisors.append(np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32))
         return tree.unflatten_as(self.spec, means), tree.unflatten_as(self.spec, divisors)
 
     def describe_constants(self) -> list[str]:

@@ -82,26 +82,21 @@ def _read_episodes(name: str, dataset: tf.data.Dataset, index: int = 0) -> Itera
     from .rlds_episodes import read_episodes
 
     spec = dataset.element_spec
-    iterator = read_episodes(
-        dataset, [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
-    )
-    while True:
-        try:
-            columns, others = next(iterator)
-        except StopIteration:
-            return
-        except tf.errors.OpError as error:
-            # The message without the names of TensorFlow's graph nodes.
-            reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
-            raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
-        seed = int(others.get(SEED, UNKNOWN_SEED))
-        yield Episode(
-            as_steps(columns, f"{name}: episode {index}: step"),
-            index,
-            unterminated=bool(others.get(UNTERMINATED, False)),
-            seed=None if seed == UNKNOWN_SEED else seed,
-        )
-        index += 1
+    other_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    try:
+        for columns, others in read_episodes(dataset, other_fields):
+            seed = int(others.get(SEED, UNKNOWN_SEED))
+            yield Episode(
+                as_steps(columns, f"{name}: episode {index}: step"),
+                index,
+                unterminated=bool(others.get(UNTERMINATED, False)),
+                seed=None if seed == UNKNOWN_SEED else seed,
+            )
+            index += 1
+    except tf.errors.OpError as error:
+        # The message without the names of TensorFlow's graph nodes.
+        reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
+        raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
 
 
 def _is_scalar(episode_spec: dict[str, Any], name: str, dtype: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -215,12 +216,11 @@ class IndexedEpisodes:
         """Returns an episode, or None after the last one and after one whose reading has raised an error."""
         if self._failed_at is not None and index > self._failed_at:
             return None
-        next_index, iterator = self._pop_iterator(index) or (0, self._read())
+        iterator = self._pop_iterator(index) or itertools.islice(self._read(), index, None)
         try:
-            while (episode := next(iterator, None)) is not None and next_index < index:
-                next_index += 1
+            episode = next(iterator, None)
         except Exception:
-            self._failed_at = next_index
+            self._failed_at = index
             raise
         if episode is not None:
             with self._lock:
@@ -233,10 +233,8 @@ class IndexedEpisodes:
             dropped, self._iterators = self._iterators, []
         del dropped  # Outside of the lock, because closing a generator runs its own code.
 
-    def _pop_iterator(self, index: int) -> tuple[int, Iterator[Episode]] | None:
+    def _pop_iterator(self, index: int) -> Iterator[Episode] | None:
         """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
         with self._lock:
-            for place in reversed(range(len(self._iterators))):
-                if self._iterators[place][0] == index:
-                    return self._iterators.pop(place)
-        return None
+            places = [place for place, (next_index, _) in enumerate(self._iterators) if next_index == index]
+            return self._iterators.pop(places[-1])[1] if places else None

@@ -92,11 +92,8 @@ def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
 def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
     """Combines the statistics of the earlier transforms with those of one more."""
     combined = {**before, **fitted}
-    notes = [*before.get("notes", []), *fitted.get("notes", [])]
-    if "dropped_fields" in before and "dropped_fields" in fitted:
-        combined["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
-    if "clipped_actions" in before and "clipped_actions" in fitted:
-        combined["clipped_actions"] = before["clipped_actions"] + fitted["clipped_actions"]
+    for name in before.keys() & fitted.keys() & {"dropped_fields", "clipped_actions", "notes"}:
+        combined[name] = before[name] + fitted[name]
     if "reward_scale" in before and "reward_scale" in fitted:
         # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
         scale, shift = before["reward_scale"], fitted["reward_shift"]
@@ -104,7 +101,8 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
             combined["reward_scale"] = scale * fitted["reward_scale"]
             combined["reward_shift"] = before["reward_shift"] + shift / scale
         else:
-            notes.append("rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms")
+            note = "rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms"
+            combined["notes"] = [*combined.get("notes", []), note]
     if "observation_std" in before and "observation_std" in fitted:
         # ((o - m) / s - n) / t = (o - (m + n * s)) / (s * t), where s and t are each std + eps
         first, second = before["observation_eps"], fitted["observation_eps"]
@@ -113,7 +111,7 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
         combined["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
         combined["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
         combined["observation_eps"] = 0.0
-    return {**combined, "notes": notes} if notes else combined
+    return combined
 
 
 def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
