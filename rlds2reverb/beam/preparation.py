@@ -13,11 +13,10 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.atomic_output import atomic_output
-from rlds2reverb.sources.rlds_writer import encode_records, finish_rlds, require_rlds_spec
+from rlds2reverb.sources.rlds_writer import SHARD_BYTES, encode_records, finish_rlds, require_rlds_spec
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.sources.writing import (
     FORMAT_LIMITS,
-    SHARD_BYTES,
     OnInvalid,
     WriteReport,
     make_report,
@@ -85,7 +84,7 @@ def prepare_with_beam(
         with atomic_output(path) as partial:
             partial.mkdir()
             files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
-            finish_rlds(partial, files, step_spec, location=path, metadata=opened.full_metadata)
+            finish_rlds(partial, files, step_spec, opened, location=path)
             num_bytes = sum(file.stat().st_size for file in partial.iterdir())
     return make_report(opened, path, "rlds", counts, num_bytes=num_bytes, warnings=left_out.describe_left_out())
 

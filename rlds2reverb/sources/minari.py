@@ -37,9 +37,9 @@ RESERVED = frozenset(
 _NAME = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
 
 
-def is_minari_name(name: str) -> bool:
-    """Returns whether a name has Minari's form, `namespace/name-v0`."""
-    return bool(_NAME.fullmatch(name))
+def is_minari_name(location: Any) -> bool:
+    """Returns whether a location is a name of Minari's form, `namespace/name-v0`."""
+    return isinstance(location, str) and bool(_NAME.fullmatch(location))
 
 
 def dataset_root() -> Path:
@@ -48,14 +48,9 @@ def dataset_root() -> Path:
     return Path(root) if root else Path.home() / ".minari" / "datasets"
 
 
-def _dataset_path(name: str) -> Path:
-    """Returns the directory of a dataset in Minari's own root, whether or not it exists."""
-    return dataset_root() / name
-
-
 def is_installed(name: str) -> bool:
     """Returns whether a dataset of this name is in Minari's own root on this machine."""
-    return (_dataset_path(name) / "data").is_dir()
+    return (dataset_root() / name / "data").is_dir()
 
 
 def open_minari(
@@ -84,7 +79,7 @@ def open_minari(
     """
     if isinstance(location, str) and not download and not is_installed(location):
         raise FileNotFoundError(
-            f"there is no path {location!r}, and Minari has no dataset of that name in {_dataset_path('.')}; pass "
+            f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}; pass "
             "download=True to download it"
         )
     try:
@@ -173,9 +168,9 @@ def _download_if_missing(name: str) -> Path:
         except Exception as error:  # The hub has no common type for network failures and unknown datasets.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise FileNotFoundError(
-                f"Minari cannot download {name!r} to {_dataset_path(name)} ({reason}); check the name and the network"
+                f"Minari cannot download {name!r} to {dataset_root() / name} ({reason}); check the name and the network"
             ) from error
-    return _dataset_path(name)
+    return dataset_root() / name
 
 
 def _read_episodes(
@@ -281,11 +276,5 @@ def _open_dataset(dataset: Any, **options: Any) -> Source:
 
 
 DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields",), "Minari")
-NAME = Format(
-    "a Minari name",
-    lambda name: isinstance(name, str) and is_minari_name(name),
-    open_minari,
-    ("extra_fields", "download"),
-    "Minari names",
-)
+NAME = Format("a Minari name", is_minari_name, open_minari, ("extra_fields", "download"), "Minari names")
 OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields",))

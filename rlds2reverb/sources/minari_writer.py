@@ -58,7 +58,7 @@ def choose_dataset_id(location: Path) -> str:
 
 
 def write_minari(
-    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], *, location: Path, source: Source
+    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], source: Source, *, location: Path
 ) -> None:
     """Writes episodes to a new directory; all have at least one transition.
 
@@ -66,8 +66,8 @@ def write_minari(
       directory: the directory to create.
       batches: the episodes.
       step_spec: spec of a step.
-      location: final path of the directory, from which the id of the dataset is taken.
       source: the source of the episodes, which provides spaces and metadata.
+      location: final path of the directory, from which the id of the dataset is taken.
 
     Raises:
       ImportError: If `minari` is not installed.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
@@ -95,13 +94,9 @@ class Source:
         Raises:
           SourceError: If no episode has steps.
         """
-        episodes = self.read()
-        with contextlib.ExitStack() as stack:
-            if hasattr(episodes, "close"):  # A generator may hold a file open.
-                stack.callback(episodes.close)
-            for episode in episodes:
-                if episode.num_steps:
-                    return episode
+        for episode in self.read():
+            if episode.num_steps:
+                return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
 
     @cached_property

@@ -128,18 +128,18 @@ def require_shards(path: Path, info: Any, split: str) -> None:
     """Raises `SourceError` if the split, or one of its files, is missing."""
     splits = {entry.name: entry for entry in info.splits}
     for name in require_split(str(path), split):
-        _require_split_files(path, info, splits, name)
+        if name not in splits:
+            raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
+        _require_split_files(path, info, splits[name])
 
 
-def _require_split_files(path: Path, info: Any, splits: dict[str, Any], name: str) -> None:
-    if name not in splits:
-        raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
-    num_shards = len(splits[name].shard_lengths)
-    template = splits[name].filepath_template or _DEFAULT_TEMPLATE
+def _require_split_files(path: Path, info: Any, split: Any) -> None:
+    num_shards = len(split.shard_lengths)
+    template = split.filepath_template or _DEFAULT_TEMPLATE
     for shard in range(num_shards):
         values = {
             "DATASET": info.name,
-            "SPLIT": name,
+            "SPLIT": split.name,
             "FILEFORMAT": info.file_format or "tfrecord",
             "SHARD_INDEX": f"{shard:05d}",
             "NUM_SHARDS": f"{num_shards:05d}",

@@ -12,8 +12,11 @@ from rlds2reverb._text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import Episode
 
 from .atomic_output import atomic_output, require_vacant
+from .d4rl_writer import write_d4rl
 from .formats import require_applicable
 from .loading import load
+from .minari_writer import choose_dataset_id, import_minari, write_minari
+from .rlds_writer import SHARD_BYTES, write_rlds
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
 
@@ -21,14 +24,12 @@ Format = Literal["d4rl", "rlds", "minari"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
-    "d4rl": FormatLimits("D4RL", "recompute_discounts", has_discounts=False, has_episodes=False),
-    "rlds": FormatLimits("RLDS", "shard_bytes", has_discounts=True, has_episodes=True),
-    "minari": FormatLimits("Minari", "recompute_discounts", has_discounts=False, has_episodes=True),
+    "d4rl": FormatLimits("D4RL", write_d4rl, "recompute_discounts", has_discounts=False, has_episodes=False),
+    "rlds": FormatLimits("RLDS", write_rlds, "shard_bytes", has_discounts=True, has_episodes=True),
+    "minari": FormatLimits("Minari", write_minari, "recompute_discounts", has_discounts=False, has_episodes=True),
 }
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)
-#: Default size of the files of an RLDS dataset.
-SHARD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ def write_dataset(
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes}
     given = {name: value for name, value in options.items() if value is not None}
-    require_applicable(given, [FORMAT_LIMITS[format].option], f"format={format!r}")
+    limits = FORMAT_LIMITS[format]
+    require_applicable(given, [limits.option], f"format={format!r}")
     shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
@@ -133,12 +135,13 @@ def write_dataset(
         source = load(source)
         episodes = WrittenEpisodes(
             source,
-            FORMAT_LIMITS[format],
+            limits,
             on_invalid=on_invalid,
             recompute_discounts=recompute_discounts,
             progress=progress,
         )
-        _write(format, partial, path, source, episodes, shard_bytes=shard_bytes)
+        sizes = {"shard_bytes": shard_bytes} if limits.option == "shard_bytes" else {}
+        limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **sizes)
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=episodes.make_warnings())
 
@@ -184,25 +187,5 @@ def require_destination(path: str | Path, format: str) -> None:
     path = Path(path).expanduser().absolute()
     require_vacant(path)
     if format == "minari":
-        from .minari_writer import choose_dataset_id, import_minari
-
         import_minari()
         choose_dataset_id(path)
-
-
-def _write(
-    format: str, partial: Path, path: Path, source: Source, episodes: WrittenEpisodes, *, shard_bytes: int
-) -> None:
-    if format == "d4rl":
-        from .d4rl_writer import write_d4rl
-
-        write_d4rl(partial, iter(episodes), episodes.step_spec, source.full_metadata)
-    elif format == "rlds":
-        from .rlds_writer import write_rlds
-
-        options: dict[str, Any] = {"location": path, "shard_bytes": shard_bytes, "metadata": source.full_metadata}
-        write_rlds(partial, iter(episodes), episodes.step_spec, **options)
-    else:
-        from .minari_writer import write_minari
-
-        write_minari(partial, iter(episodes), episodes.step_spec, location=path, source=source)

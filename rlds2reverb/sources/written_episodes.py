@@ -29,6 +29,7 @@ class FormatLimits:
 
     Attributes:
       name: name of the format in messages.
+      write: function that writes batches of episodes to a path.
       option: the option of `write_dataset` that applies to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
@@ -37,6 +38,7 @@ class FormatLimits:
     """
 
     name: str
+    write: Callable[..., None]
     option: str
     has_discounts: bool
     has_episodes: bool
