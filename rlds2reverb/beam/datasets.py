@@ -19,6 +19,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from rlds2reverb import errors
+from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.concatenation import concatenate_sources
@@ -50,8 +51,7 @@ class BeamOptions:
     slice_bytes: int = _SLICE_BYTES
 
     def __post_init__(self) -> None:
-        if self.slice_bytes < 1:
-            raise ValueError(f"slice_bytes must be an integer >= 1, got {self.slice_bytes}")
+        require_count("slice_bytes", self.slice_bytes, 1)
 
     def run(self, build: Callable[[beam.Pipeline], Any]) -> None:
         """Builds a pipeline, runs it, and waits for its end."""

@@ -17,7 +17,7 @@ from rlds2reverb.sources.transforms import (
     NormalizeObservations,
     ScaleRewardsByReturns,
     Transform,
-    apply_transforms,
+    apply_fitted,
 )
 
 from .combiners import MergeFn, MomentsFn, ReturnRange, ReturnRangeFn
@@ -36,9 +36,9 @@ def fit_transforms(
       workers: the workers.
     """
     for transform in transforms:
-        fitted = _fit(transform, dataset, source, workers)
-        source, _ = apply_transforms(source, [_Fitted(*fitted)])
-        dataset = replace(dataset, functions=(*dataset.functions, fitted[0]))
+        function, fitted = _fit(transform, dataset, source, workers)
+        source = apply_fitted(source, function, fitted)
+        dataset = replace(dataset, functions=(*dataset.functions, function))
     return dataset, source
 
 
@@ -62,13 +62,3 @@ def _fit(transform: Transform, dataset: Dataset, source: Source, workers: Worker
         clipping = workers.combine(MergeFn(create), dataset, lambda each: each.counts, create)
         return transform.fit_clipping(clipping, source)
     return transform.fit(source)
-
-
-class _Fitted:
-    """A transform that is fitted already."""
-
-    def __init__(self, function: EpisodeFn, statistics: dict[str, Any]):
-        self._fitted = function, statistics
-
-    def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        return self._fitted

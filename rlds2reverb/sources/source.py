@@ -70,8 +70,9 @@ class Source:
     count: Callable[[], int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if is_user_code(self.read):
-            self.read = _Copies(self.read)
+        read = self.read
+        if is_user_code(read):
+            self.read = lambda *bounds: map(copy_arrays, read(*bounds))
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:
@@ -169,17 +170,6 @@ class Source:
 def _make_writable(episode: Episode) -> Episode:
     is_writable = all(column.flags.writeable for _, column in episode.columns)
     return episode if is_writable else copy_arrays(episode)
-
-
-@dataclass(frozen=True)
-class _Copies:
-    """Copies of the episodes that a custom function reads."""
-
-    function: Callable[..., Iterator[Episode]]
-
-    def __call__(self, *arguments: int) -> Iterator[Episode]:
-        for episode in self.function(*arguments):
-            yield copy_arrays(episode)
 
 
 def split_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

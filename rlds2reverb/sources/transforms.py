@@ -62,17 +62,21 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     - `cut_at_terminal`: True after `CutAtTerminal`
     - `notes`: sentences for the user, from any transform
     """
-    statistics = dict(source.statistics)
     for transform in transforms:
-        function, fitted = transform.fit(source)
-        statistics = _combine_statistics(statistics, fitted)
-        source = replace(map_episodes(source, function), statistics=statistics)
-        if "observation_mean" in fitted:
-            source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
-        if "action_bounds" in fitted:
-            space = make_array_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
-            source = replace(source, action_space=space)
-    return source, statistics
+        source = apply_fitted(source, *transform.fit(source))
+    return source, dict(source.statistics)
+
+
+def apply_fitted(source: Source, function: EpisodeFn, fitted: dict[str, Any]) -> Source:
+    """Applies what `fit` of a transform returned; returns the new source, with its statistics."""
+    statistics = _combine_statistics(dict(source.statistics), fitted)
+    source = replace(map_episodes(source, function), statistics=statistics)
+    if "observation_mean" in fitted:
+        source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
+    if "action_bounds" in fitted:
+        space = make_array_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
+        source = replace(source, action_space=space)
+    return source
 
 
 def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
