@@ -107,6 +107,7 @@ setup(
         "rlds2reverb": ["py.typed"],
         "": ["*.pyi"],
         "rlds2reverb._server_process": ["requirements.txt"],
+        "rlds2reverb.sources": ["d4rl_files.txt"],
         "rlds2reverb.training": ["presets.ini"],
         "rlds2reverb.training.reports": ["assets/*"],
     },

@@ -120,7 +120,7 @@ class GoalRelabel:
             return list(self._make_episodes(episodes, 0, episodes.index))
         if isinstance(episodes, Source):
             self._find_goals(episodes.step_spec[fields.OBSERVATION])
-            return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None, ranges=None)
+            return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None, count=None)
         if isinstance(episodes, tf.data.Dataset):
             return self._convert_dataset(episodes)
         raise TypeError(

@@ -211,21 +211,17 @@ def make_single_transition_episodes(
     got, expected = make_step_spec(next_observations), make_step_spec(observations)
     advice = "convert them to the same dtype and shape"
     require_match(got, expected, holder="observations", advice=advice, root="next_observations")
-    rest = {fields.ACTION: actions, fields.REWARD: rewards, **(extras or {})}
-    columns = {  # [T, 2, ...]
-        fields.OBSERVATION: tree.map_structure(
-            lambda current, following: np.stack([current, following], axis=1), observations, next_observations
-        ),
-        **map_structure(
-            lambda column: np.stack([column, np.full(column.shape, _zero(column), column.dtype)], axis=1), rest
-        ),
-        fields.DISCOUNT: np.where(terminated[:, None], np.zeros(2, np.float32), np.ones(2, np.float32)),
-        fields.IS_FIRST: np.broadcast_to(np.array([True, False]), (len(rewards), 2)),
-        fields.IS_LAST: np.broadcast_to(np.array([False, True]), (len(rewards), 2)),
-        fields.IS_TERMINAL: terminated[:, None] & np.array([False, True]),
-    }
+    steps, _ = join_transitions(
+        observations,
+        actions,
+        rewards=rewards,
+        num_transitions=np.ones(len(rewards), np.int64),
+        terminated=terminated,
+        final_observations=next_observations,
+        extras=extras,
+    )
     for row in range(len(rewards)):
-        yield Episode(map_structure(operator.itemgetter(row), columns), first_index + row)
+        yield Episode(map_structure(operator.itemgetter(slice(2 * row, 2 * row + 2)), steps), first_index + row)
 
 
 def locate_discontinuity(episode: Episode) -> str:

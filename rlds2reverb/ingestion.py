@@ -43,7 +43,7 @@ from rlds2reverb.locations import server_address
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.memory import borrow_episodes
+from rlds2reverb.sources.memory import from_episodes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
@@ -161,10 +161,8 @@ def ingest(
       ValueError: If an argument is out of range, a table does not exist, or a table cannot hold all items (see
         `IngestOptions.allow_eviction`).
     """
-    require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
-    require_one_of("layout", layout, get_args(Layout))
     require_timeout(timeout_secs)
-    run = _Run(
+    run = Run(
         make_table_configs(tables),
         adder or TrajectoryWindows(),
         priority,
@@ -211,7 +209,7 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """The checked arguments of `ingest`, without the source and the destination."""
 
     configs: list[TableConfig]
@@ -219,10 +217,14 @@ class _Run:
     priority: Priority
     layout: Layout
     on_invalid: OnInvalid
-    resume: bool
-    timeout_secs: float
     options: IngestOptions
-    progress: Progress
+    resume: bool = True
+    timeout_secs: float = 30.0
+    progress: Progress = lambda stage, episode: None
+
+    def __post_init__(self) -> None:
+        require_one_of("on_invalid", self.on_invalid, get_args(OnInvalid))
+        require_one_of("layout", self.layout, get_args(Layout))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -247,34 +249,132 @@ class _Run:
             report.warn(warning)
         return report
 
+    def make_conversion(self, source: Source) -> ItemConversion:
+        """Returns the conversion of a dataset, or of one of its shards, to items."""
+        return make_conversion(source, self.adder, self.priority, on_invalid=self.on_invalid, layout=self.layout)
+
+    def describe(
+        self, source: Source, conversion: ItemConversion, shard: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
+        """Returns the values that distinguish this run from another, for JSON.
+
+        Args:
+          source: the dataset.
+          conversion: its conversion.
+          shard: index of the shard and number of shards, or None for a single destination.
+        """
+        description = {
+            "source": [source.name, source.kind, source.num_rows, source.num_episodes],
+            "steps": str(conversion.step_spec),
+            "tables": [config.as_dict() for config in self.configs],
+            "adder": _describe_callable(conversion.adder),
+            "priority": _describe_callable(conversion.priority),
+            "on_invalid": self.on_invalid,
+            "layout": self.layout,
+            "writer": self.options.writer,
+            "chunk_length": self.options.chunk_length,
+            "key_seed": self.options.key_seed,
+            **({} if shard is None else {"shard": shard}),
+        }
+        return dict(json.loads(json.dumps(description)))
+
     def write(self, source: Any, destination: Path | _Server, *, shard: tuple[int, int] | None = None) -> IngestReport:
         """Writes a dataset, or one of its shards, to one destination."""
         source = _load(source)
-        conversion = make_conversion(source, self.adder, self.priority, on_invalid=self.on_invalid, layout=self.layout)
+        conversion = self.make_conversion(source)
         report = replace(self.make_report(source), left_out_fields=conversion.left_out_fields)
         transfer = Transfer(source, conversion, self.on_invalid, self.resume, report, self.progress)
-        description = describe_run(
-            source,
-            conversion,
-            self.configs,
-            on_invalid=self.on_invalid,
-            layout=self.layout,
-            options=self.options,
-            shard=shard,
-        )
+        description = self.describe(source, conversion, shard)
         if isinstance(destination, Path):
-            _write_to_directory(transfer, destination, self.configs, self.options, description)
-            return transfer.report
-        address, infos = destination.address, destination.infos
+            self._write_to_directory(transfer, destination, description)
+        else:
+            self._write_to_server(transfer, destination, description)
+        return transfer.report
+
+    def _write_to_directory(self, transfer: Transfer, path: Path, description: dict[str, Any]) -> None:
+        conversion = transfer.conversion
+        description["example"] = example_hash(conversion)
+        _require_capacity(transfer, [config.capacity for config in self.configs], allow_eviction=False)
+        encoder = self._make_encoder(conversion, number_items=True)
+        signature = conversion.signature
+        with DirectoryDestination(path, self.configs, signature, encoder, description=description) as directory:
+            transfer.run(directory)
+        transfer.report.memory_bytes = CheckpointRoot(path, create=False).data()["memory_bytes"]
+        transfer.report.table_sizes = dict.fromkeys(self.names, transfer.report.items)
+
+    def _write_to_server(self, transfer: Transfer, server: _Server, description: dict[str, Any]) -> None:
+        conversion, address, infos = transfer.conversion, server.address, server.infos
         for config in self.configs:
             require_table(infos, config.name, conversion.signature)
             _require_settings(infos[config.name], config)
-        for warning in require_stored_items_match(
-            address, infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
-        ):
+        for warning in self._require_stored_items_match(conversion, server):
             transfer.report.warn(warning)
-        _write_to_server(transfer, address, infos, self.options, description, timeout_secs=self.timeout_secs)
-        return transfer.report
+        journal = Journal(description, address, example=example_hash(conversion), warn=transfer.report.warn)
+        with journal.lock():
+            if self.on_invalid == "error":
+                transfer.check()
+            saved = journal.load() if self.resume else None
+            if saved is not None:
+                transfer.require_same_data(saved.state)
+            max_sizes = [infos[name].max_size for name in self.names if _evicts(infos[name])]
+            _require_capacity(transfer, max_sizes, allow_eviction=self.options.allow_eviction)
+            transfer.estimate_memory(self._make_encoder(conversion))
+            if not self.options.force and _is_local(address):
+                # Existing items usually come from an earlier run with the same data, which then need no more memory.
+                has_items = any(infos[name].current_size for name in self.names)
+                needed = 0 if has_items else transfer.report.memory_bytes
+                require_memory(needed, f"{', '.join(map(repr, self.names))} at {address}")
+            self._run_until_written(transfer, address, journal)
+        infos = table_infos(address, timeout_secs=self.timeout_secs)
+        transfer.report.table_sizes = {name: infos[name].current_size for name in self.names}
+
+    def _run_until_written(self, transfer: Transfer, address: str, journal: Journal) -> None:
+        """Runs the transfer, and runs it again if the server is restarted in the meantime."""
+        encoder, first = self._make_encoder(transfer.conversion), transfer.conversion.example
+        while True:
+            try:
+                writer = self._open_writer(transfer, address, encoder)
+                with ServerDestination(
+                    address, writer, journal, tables=self.names, first=first, timeout_secs=self.timeout_secs
+                ) as server:
+                    transfer.run(server)
+                    return
+            except ServerRestartedError:
+                if transfer.report.restarts == _MAX_RESTARTS:
+                    raise
+                transfer.report.restarts += 1
+
+    def _open_writer(self, transfer: Transfer, address: str, encoder: Encoder) -> BulkWriter | ReverbWriter:
+        """Opens a writer that the server supports, after checking that its tables accept the items."""
+        conversion, report, timeout_secs = transfer.conversion, transfer.report, self.timeout_secs
+        with Connection(address) as connection:
+            state_id = connection.state_id(timeout_secs=timeout_secs)
+            infos = connection.table_infos(timeout_secs=timeout_secs)
+        for name in self.names:  # A restarted server may have different tables.
+            require_table(infos, name, conversion.signature)
+        self._require_stored_items_match(conversion, _Server(address, infos))
+        if (
+            report.writer == "bulk"
+        ):  # Checked after each restart, since a checkpoint may restore an undeleted trial item.
+            _fall_back_to_reverb_writer_if_unsupported(transfer, address, timeout_secs)
+        writer: BulkWriter | ReverbWriter
+        if report.writer == "bulk":
+            writer = BulkWriter(address, encoder, timeout_secs=timeout_secs)
+        else:
+            writer = ReverbWriter(address, self.names, squeeze=conversion.squeeze, timeout_secs=timeout_secs)
+        if writer.state_id != state_id:
+            writer.close()
+            raise ServerRestartedError(f"the server at {address} was restarted after its tables were checked")
+        return writer
+
+    def _require_stored_items_match(self, conversion: ItemConversion, server: _Server) -> list[str]:
+        return require_stored_items_match(
+            server.address, server.infos, self.names, conversion.signature, timeout_secs=self.timeout_secs
+        )
+
+    def _make_encoder(self, conversion: ItemConversion, *, number_items: bool = False) -> Encoder:
+        options = self.options
+        return conversion.make_encoder(self.names, options.chunk_length, options.key_seed, number_items=number_items)
 
 
 def _split_destination(destination: Any) -> Any:
@@ -294,7 +394,7 @@ def _find_directory(destination: Server | str | Path) -> Path | None:
 def _load(source: Any) -> Source:
     """Returns the source of a dataset; listed episodes need no copy, because they are read before `ingest` returns."""
     is_listed = isinstance(source, list) and source and all(isinstance(episode, Mapping) for episode in source)
-    return borrow_episodes(source) if is_listed else load(source)
+    return from_episodes(source, copy=False) if is_listed else load(source)
 
 
 def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) -> list[TableConfig]:
@@ -342,57 +442,6 @@ def _read_selector(options: Any) -> dict[str, Any]:
     return {"kind": kind, "exponent": options.prioritized.priority_exponent if kind == "prioritized" else None}
 
 
-def make_encoder(
-    conversion: ItemConversion, tables: Sequence[str], options: IngestOptions, *, number_items: bool = False
-) -> Encoder:
-    """Returns an encoder for the items of a conversion; see `Encoder`."""
-    return Encoder(
-        conversion.specs,
-        tables,
-        squeeze=conversion.squeeze,
-        chunk_length=options.chunk_length,
-        key_seed=options.key_seed,
-        number_items=number_items,
-    )
-
-
-def describe_run(
-    source: Source,
-    conversion: ItemConversion,
-    configs: Sequence[TableConfig],
-    *,
-    on_invalid: OnInvalid,
-    layout: Layout,
-    options: IngestOptions,
-    shard: tuple[int, int] | None = None,
-) -> dict[str, Any]:
-    """Returns the values that distinguish one run from another, for JSON.
-
-    Args:
-      source: the dataset.
-      conversion: its conversion.
-      configs: configurations of the tables.
-      on_invalid: treatment of invalid episodes.
-      layout: layout of the items.
-      options: advanced options.
-      shard: index of the shard and number of shards, or None for a single destination.
-    """
-    description = {
-        "source": [source.name, source.kind, source.num_rows, source.num_episodes],
-        "steps": str(conversion.step_spec),
-        "tables": [config.as_dict() for config in configs],
-        "adder": _describe_callable(conversion.adder),
-        "priority": _describe_callable(conversion.priority),
-        "on_invalid": on_invalid,
-        "layout": layout,
-        "writer": options.writer,
-        "chunk_length": options.chunk_length,
-        "key_seed": options.key_seed,
-        **({} if shard is None else {"shard": shard}),
-    }
-    return dict(json.loads(json.dumps(description)))
-
-
 def _describe_callable(value: Any) -> str:
     """Describes an adder or a priority without memory addresses, so that the result is the same in each process."""
     if isinstance(value, (int, float)) or is_dataclass(value):
@@ -403,55 +452,6 @@ def _describe_callable(value: Any) -> str:
 def example_hash(conversion: ItemConversion) -> int:
     """Returns a hash of the items and priorities of the first episode."""
     return keys.make_seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
-
-
-def _write_to_directory(
-    transfer: Transfer,
-    path: Path,
-    configs: Sequence[TableConfig],
-    options: IngestOptions,
-    description: dict[str, Any],
-) -> None:
-    conversion, names = transfer.conversion, transfer.report.tables
-    description["example"] = example_hash(conversion)
-    _require_capacity(transfer, [config.capacity for config in configs], allow_eviction=False)
-    encoder = make_encoder(conversion, names, options, number_items=True)
-    with DirectoryDestination(path, configs, conversion.signature, encoder, description=description) as directory:
-        transfer.run(directory)
-    transfer.report.memory_bytes = CheckpointRoot(path, create=False).data()["memory_bytes"]
-    transfer.report.table_sizes = dict.fromkeys(names, transfer.report.items)
-
-
-def _write_to_server(
-    transfer: Transfer,
-    address: str,
-    infos: dict[str, TableInfo],
-    options: IngestOptions,
-    description: dict[str, Any],
-    *,
-    timeout_secs: float,
-) -> None:
-    conversion, names = transfer.conversion, transfer.report.tables
-    example = example_hash(conversion)
-    journal = Journal(description, address, example=example, warn=transfer.report.warn)
-    with journal.lock():
-        if transfer.on_invalid == "error":
-            transfer.check()
-        saved = journal.load() if transfer.resume else None
-        if saved is not None:
-            transfer.require_same_data(saved.state)
-        max_sizes = [infos[name].max_size for name in names if _evicts(infos[name])]
-        _require_capacity(transfer, max_sizes, allow_eviction=options.allow_eviction)
-        transfer.estimate_memory(make_encoder(conversion, names, options))
-        if not options.force and _is_local(address):
-            # Existing items usually come from an earlier run with the same data, which then need no more memory.
-            has_items = any(infos[name].current_size for name in names)
-            needed = 0 if has_items else transfer.report.memory_bytes
-            require_memory(needed, f"{', '.join(map(repr, names))} at {address}")
-        encoder = make_encoder(conversion, names, options)
-        _run_until_written(transfer, address, encoder, journal, timeout_secs=timeout_secs)
-    infos = table_infos(address, timeout_secs=timeout_secs)
-    transfer.report.table_sizes = {name: infos[name].current_size for name in names}
 
 
 def _evicts(info: TableInfo) -> bool:
@@ -475,49 +475,6 @@ def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_evi
             f"the dataset has {num_items:,} items, but the smallest table holds {smallest:,}: at least "
             f"{num_items - smallest:,} of them will be evicted"
         )
-
-
-def _run_until_written(
-    transfer: Transfer, address: str, encoder: Encoder, journal: Journal, *, timeout_secs: float
-) -> None:
-    """Runs the transfer, and runs it again if the server is restarted in the meantime."""
-    tables, first = transfer.report.tables, transfer.conversion.example
-    while True:
-        try:
-            writer = _open_writer(transfer, address, encoder, timeout_secs=timeout_secs)
-            with ServerDestination(
-                address, writer, journal, tables=tables, first=first, timeout_secs=timeout_secs
-            ) as server:
-                transfer.run(server)
-                return
-        except ServerRestartedError:
-            if transfer.report.restarts == _MAX_RESTARTS:
-                raise
-            transfer.report.restarts += 1
-
-
-def _open_writer(
-    transfer: Transfer, address: str, encoder: Encoder, *, timeout_secs: float
-) -> BulkWriter | ReverbWriter:
-    """Opens a writer that the server supports, after checking that its tables accept the items."""
-    conversion, report = transfer.conversion, transfer.report
-    with Connection(address) as connection:
-        state_id = connection.state_id(timeout_secs=timeout_secs)
-        infos = connection.table_infos(timeout_secs=timeout_secs)
-    for name in report.tables:  # A restarted server may have different tables.
-        require_table(infos, name, conversion.signature)
-    require_stored_items_match(address, infos, report.tables, conversion.signature, timeout_secs=timeout_secs)
-    if report.writer == "bulk":  # Checked after each restart, since a checkpoint may restore an undeleted trial item.
-        _fall_back_to_reverb_writer_if_unsupported(transfer, address, timeout_secs)
-    writer: BulkWriter | ReverbWriter
-    if report.writer == "bulk":
-        writer = BulkWriter(address, encoder, timeout_secs=timeout_secs)
-    else:
-        writer = ReverbWriter(address, report.tables, squeeze=conversion.squeeze, timeout_secs=timeout_secs)
-    if writer.state_id != state_id:
-        writer.close()
-        raise ServerRestartedError(f"the server at {address} was restarted after its tables were checked")
-    return writer
 
 
 def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, address: str, timeout_secs: float) -> None:

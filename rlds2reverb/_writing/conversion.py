@@ -12,6 +12,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb._encoding import keys, messages
+from rlds2reverb._encoding.encoder import Encoder
 from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
 from rlds2reverb.episode_batches import EpisodeBatch
@@ -92,6 +93,19 @@ class ItemConversion:
         for episodes, batch_items in converted:
             self._require_same_columns(episodes[0], batch_items)
         return converted
+
+    def make_encoder(
+        self, tables: Sequence[str], chunk_length: int | None, key_seed: int, *, number_items: bool = False
+    ) -> Encoder:
+        """Returns a new encoder of the items; see `Encoder`."""
+        return Encoder(
+            self.specs,
+            tables,
+            squeeze=self.squeeze,
+            chunk_length=chunk_length,
+            key_seed=key_seed,
+            number_items=number_items,
+        )
 
     @cached_property
     def _has_strings(self) -> bool:

@@ -85,14 +85,7 @@ class ItemParts:
 
     def make_encoder(self) -> Encoder:
         """Returns a new encoder of the items."""
-        return Encoder(
-            self.conversion.specs,
-            self.tables,
-            squeeze=self.conversion.squeeze,
-            chunk_length=self.chunk_length,
-            key_seed=self.key_seed,
-            number_items=True,
-        )
+        return self.conversion.make_encoder(self.tables, self.chunk_length, self.key_seed, number_items=True)
 
     def scan(self, episodes: Iterable[Episode]) -> Scan:
         """Reads and measures consecutive episodes.

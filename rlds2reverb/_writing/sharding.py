@@ -30,13 +30,11 @@ def assign_shards(episodes: np.ndarray, num_shards: int) -> np.ndarray:
 
 def select_shard(source: Source, shard: int, num_shards: int) -> Source:
     """Returns a source with the episodes of one shard, which keep their indices."""
-    return replace(
-        source,
-        read=lambda: filter_shard(source, shard, num_shards),
-        num_episodes=None,
-        num_rows=None,
-        ranges=None,
-    )
+
+    def read() -> Iterator[Episode]:
+        return filter_shard(source, shard, num_shards)
+
+    return replace(source, read=read, num_episodes=None, num_rows=None, count=None)
 
 
 def filter_shard(episodes: Iterable[Episode], shard: int, num_shards: int) -> Iterator[Episode]:

@@ -66,17 +66,19 @@ class SummaryFn(MergeFn):
 
 
 @dataclass
-class _ReturnRange:
+class ReturnRange:
     """The lowest and the highest undiscounted return of some episodes."""
 
     lowest: float = float("inf")
     highest: float = float("-inf")
 
     def add(self, episode: Episode) -> None:
+        """Adds an episode."""
         if episode.num_steps:
-            self.merge(_ReturnRange(episode.total_reward, episode.total_reward))
+            self.merge(ReturnRange(episode.total_reward, episode.total_reward))
 
-    def merge(self, other: _ReturnRange) -> None:
+    def merge(self, other: ReturnRange) -> None:
+        """Adds the episodes of another range."""
         self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
 
 
@@ -84,8 +86,8 @@ class ReturnRangeFn(MergeFn):
     """Combines episodes into the pair of their lowest and highest undiscounted return; `(inf, -inf)` without steps."""
 
     def __init__(self) -> None:
-        super().__init__(_ReturnRange)
+        super().__init__(ReturnRange)
 
-    def extract_output(self, accumulator: _ReturnRange, *args: Any, **kwargs: Any) -> tuple[float, float]:
+    def extract_output(self, accumulator: ReturnRange, *args: Any, **kwargs: Any) -> tuple[float, float]:
         """Implements `CombineFn.extract_output`."""
         return accumulator.lowest, accumulator.highest

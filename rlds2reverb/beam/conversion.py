@@ -8,17 +8,17 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
-from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._arguments import require_count
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.commits import shard_name
-from rlds2reverb._writing.conversion import Layout, OnInvalid, make_conversion
+from rlds2reverb._writing.conversion import Layout, OnInvalid
 from rlds2reverb._writing.directory_destination import DirectoryDestination
 from rlds2reverb._writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts
 from rlds2reverb._writing.report import IngestReport
@@ -27,7 +27,7 @@ from rlds2reverb._writing.transfer import TransferState, capacity_error, changed
 from rlds2reverb._writing.validation import EpisodeFilter
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.ingestion import IngestOptions, describe_run, example_hash, make_table_configs
+from rlds2reverb.ingestion import IngestOptions, Run, example_hash, make_table_configs
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.priorities import ByReturn, Priority
 from rlds2reverb.sources import Source
@@ -37,18 +37,8 @@ from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
-from .combiners import ReturnRangeFn
-from .datasets import (
-    BeamOptions,
-    Dataset,
-    Slice,
-    combine_on_workers,
-    find_slices,
-    make_dataset,
-    map_on_workers,
-    release_datasets,
-)
-from .fitting import fit_transforms
+from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
+from .fitting import combine_returns, fit_transforms
 from .storage import WorkFolder, is_remote, lock_destination, upload
 
 _PART_BYTES = 32 << 20
@@ -106,49 +96,43 @@ def convert_with_beam(
       The errors of `ingest` into a directory.
       TypeError: If `source` is not a location or a list of locations.
     """
-    require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
-    require_one_of("layout", layout, get_args(Layout))
     require_count("num_shards", num_shards or 1, 1)
     require_count("part_bytes", part_bytes, 1)
     options.require_for_directory()
-    configs = make_table_configs(tables)
+    run = Run(
+        make_table_configs(tables),
+        adder or TrajectoryWindows(),
+        1.0 if priority == "return" else priority,
+        layout=layout,
+        on_invalid=on_invalid,
+        options=options,
+    )
     work = WorkFolder(f"{_absolute(destination)}.parts")
     with lock_destination(_absolute(destination)), work, release_datasets():
         if not resume:
             work.delete()
-        dataset = make_dataset(source, load_options)
-        slices, opened = find_slices(dataset, beam_options, work)
-        dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)
+        workers = Workers(beam_options, work)
+        dataset, opened = open_dataset(source, load_options, workers)
+        dataset, opened = fit_transforms(dataset, opened, transforms, workers)
         if priority == "return":
-            priority = ByReturn(*combine_on_workers(ReturnRangeFn(), list, dataset, slices, beam_options, work))
+            run = replace(run, priority=ByReturn(*combine_returns(dataset, workers)))
         shards: list[tuple[int, int] | None] = [None]
         if num_shards is not None:
             shards = [(shard, num_shards) for shard in range(num_shards)]
-        targets = [
-            _make_target(opened, shard, adder or TrajectoryWindows(), priority, configs, layout, on_invalid, options)
-            for shard in shards
-        ]
-        job = _Job(dataset, tuple(slices), work, tuple(configs), _absolute(destination), tuple(targets))
-        items = targets[0].items
-        report = IngestReport(
-            opened.name,
-            items.tables,
-            statistics=opened.statistics,
-            left_out_fields=items.conversion.left_out_fields,
-        )
-        for warning in opened.warnings:
-            report.warn(warning)
-        _run(job, report, beam_options, part_bytes)
+        targets = tuple(_make_target(run, opened, shard) for shard in shards)
+        job = _Job(dataset, work, tuple(run.configs), _absolute(destination), targets)
+        report = replace(run.make_report(opened), left_out_fields=targets[0].items.conversion.left_out_fields)
+        _run(job, report, workers, part_bytes)
     report.emit_note_warnings()
     return report
 
 
-def _run(job: _Job, report: IngestReport, beam_options: BeamOptions, part_bytes: int) -> None:
+def _run(job: _Job, report: IngestReport, workers: Workers, part_bytes: int) -> None:
     """Scans the dataset, writes the parts and joins them; completes the report."""
     complete = job.find_complete()
     with report.stage("check"):
-        scans = [Scan.from_dict(each) for each in map_on_workers("scan", job.scan, job.slices, beam_options, job.work)]
-    _require_continuity(job.slices, scans)
+        scans = [Scan.from_dict(each) for each in workers.map("scan", job.scan, job.dataset.slices)]
+    _require_continuity(job.dataset.slices, scans)
     plans = plan_parts(scans, num_shards=len(job.targets), part_bytes=part_bytes)
     _require_capacity(plans, job.configs)
     for state, plan in zip(complete, plans, strict=True):
@@ -156,8 +140,8 @@ def _run(job: _Job, report: IngestReport, beam_options: BeamOptions, part_bytes:
             raise changed_data_error("its episodes differ")
     parts = [part for state, plan in zip(complete, plans, strict=True) if state is None for part in plan.parts]
     with report.stage("write"):
-        map_on_workers("written", job.write_part, parts, beam_options, job.work)
-        memory = map_on_workers("assembled", job.assemble, list(enumerate(plans)), beam_options, job.work)
+        workers.map("written", job.write_part, parts)
+        memory = workers.map("assembled", job.assemble, list(enumerate(plans)))
     for scan in scans:
         report.merge_counts(scan.report)
     if not parts:
@@ -182,30 +166,13 @@ class _Target:
     description: dict[str, Any]
 
 
-def _make_target(
-    source: Source,
-    shard: tuple[int, int] | None,
-    adder: EpisodeAdder,
-    priority: Priority,
-    configs: Sequence[TableConfig],
-    layout: Layout,
-    on_invalid: OnInvalid,
-    options: IngestOptions,
-) -> _Target:
+def _make_target(run: Run, source: Source, shard: tuple[int, int] | None) -> _Target:
     """Returns what `ingest` derives from the first episode of a dataset or shard."""
     source = source if shard is None else select_shard(source, *shard)
-    conversion = make_conversion(source, adder, priority, on_invalid=on_invalid, layout=layout)
-    description = describe_run(
-        source, conversion, configs, on_invalid=on_invalid, layout=layout, options=options, shard=shard
-    )
-    items = ItemParts(
-        conversion,
-        EpisodeFilter(conversion.step_spec, on_invalid),
-        tuple(config.name for config in configs),
-        options.chunk_length,
-        options.key_seed,
-    )
-    return _Target(shard, items, {**description, "example": example_hash(conversion)})
+    conversion = run.make_conversion(source)
+    episode_filter = EpisodeFilter(conversion.step_spec, run.on_invalid)
+    items = ItemParts(conversion, episode_filter, run.names, run.options.chunk_length, run.options.key_seed)
+    return _Target(shard, items, {**run.describe(source, conversion, shard), "example": example_hash(conversion)})
 
 
 @dataclass(frozen=True)
@@ -213,7 +180,6 @@ class _Job:
     """The steps of a conversion that run on workers, and what they need."""
 
     dataset: Dataset
-    slices: tuple[Slice, ...]
     work: WorkFolder
     configs: tuple[TableConfig, ...]
     destination: str
@@ -251,7 +217,7 @@ class _Job:
 
     def _read(self, part: Part) -> Iterator[Episode]:
         """Yields the episodes of a part's shard in its range."""
-        for each in self.slices:
+        for each in self.dataset.slices:
             clipped = each.clip(part.begin, part.end)
             if clipped.first < clipped.stop:
                 yield from filter_shard(self.dataset.read(clipped), part.shard, len(self.targets))

@@ -19,6 +19,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from rlds2reverb import errors
+from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.concatenation import concatenate_sources
@@ -50,8 +51,7 @@ class BeamOptions:
     slice_bytes: int = _SLICE_BYTES
 
     def __post_init__(self) -> None:
-        if self.slice_bytes < 1:
-            raise ValueError(f"slice_bytes must be an integer >= 1, got {self.slice_bytes}")
+        require_count("slice_bytes", self.slice_bytes, 1)
 
     def run(self, build: Callable[[beam.Pipeline], Any]) -> None:
         """Builds a pipeline, runs it, and waits for its end."""
@@ -89,15 +89,15 @@ class Dataset:
     """Datasets of one kind, read one after the other as a single one.
 
     Attributes:
-      locations: paths, addresses, or names.
       load_options: arguments of `load`, as pairs of a name and a value.
       run_id: identifier of the run, so that a process which makes several runs reads changed files again.
+      slices: slices of about equal size that cover all episodes in order.
       functions: transforms of each episode.
     """
 
-    locations: tuple[str, ...]
     load_options: tuple[tuple[str, Any], ...]
     run_id: str
+    slices: tuple[Slice, ...] = ()
     functions: tuple[EpisodeFn, ...] = ()
 
     def open(self, location: str) -> Source:
@@ -107,7 +107,7 @@ class Dataset:
     def describe(self, location: str) -> dict[str, Any]:
         """Opens a dataset and returns its description, the number of its episodes and the size of the first one."""
         source = self.open(location)
-        count = source.ranges.count() if source.ranges else source.num_episodes
+        count = source.count() if source.count else source.num_episodes
         return {
             "source": {name: getattr(source, name) for name in _DESCRIPTION},
             "count": sum(1 for _ in source) if count is None else count,
@@ -117,10 +117,8 @@ class Dataset:
     def read(self, part: Slice) -> Iterator[Episode]:
         """Yields the episodes of a slice, numbered among those of all datasets."""
         source = self.open(part.location)
-        if source.ranges is not None:
-            episodes = source.ranges.read(part.first, part.stop)
-        else:
-            episodes = islice(iter(source), part.first, part.stop)
+        bounds = part.first, part.stop
+        episodes = source.read(*bounds) if source.count else islice(source.read(), *bounds)
         for episode in episodes:
             yield replace(episode, index=episode.index + part.offset)
 
@@ -132,7 +130,7 @@ def _open(location: str, load_options: tuple[tuple[str, Any], ...], run_id: str)
         return load(Path(location) if os.path.isabs(location) else location, **dict(load_options))
     copy = copy_to_disk(location)
     source = load(copy, **dict(load_options))
-    weakref.finalize(source.ranges or source, shutil.rmtree, copy.parent, ignore_errors=True)
+    weakref.finalize(source, shutil.rmtree, copy.parent, ignore_errors=True)
     return source
 
 
@@ -145,12 +143,13 @@ def release_datasets() -> Iterator[None]:
         _open.cache_clear()
 
 
-def make_dataset(source: Any, load_options: Mapping[str, Any]) -> Dataset:
-    """Returns the dataset for one or more locations.
+def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers) -> tuple[Dataset, Source]:
+    """Opens one or more locations on the workers; returns the dataset, and a source that this process can read.
 
     Raises:
       TypeError: If `source` is not a location or a list of locations.
       FileNotFoundError: If a pattern or an address matches nothing.
+      SourceError: If a dataset cannot be opened.
     """
     sources = [source] if isinstance(source, (str, Path)) else source
     if not isinstance(sources, (list, tuple)) or not all(isinstance(each, (str, Path)) for each in sources):
@@ -158,34 +157,24 @@ def make_dataset(source: Any, load_options: Mapping[str, Any]) -> Dataset:
             f"a conversion on Beam reads paths, addresses or names, which every worker can open, got a "
             f"{type(source).__name__}; use ingest() for data in memory"
         )
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
+    load_options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
     locations = expand_locations([str(each) for each in sources])
-    return Dataset(tuple(locations), tuple(sorted(options.items())), os.urandom(8).hex())
-
-
-def find_slices(dataset: Dataset, options: BeamOptions, work: WorkFolder) -> tuple[list[Slice], Source]:
-    """Opens all datasets on the workers.
-
-    Returns:
-      Slices of about equal size that cover all episodes in order; and the whole dataset, which this process can read.
-
-    Raises:
-      SourceError, FileNotFoundError: If a dataset cannot be opened.
-    """
-    opened = map_on_workers("opened", dataset.describe, dataset.locations, options, work)
+    dataset = Dataset(tuple(sorted(load_options.items())), os.urandom(8).hex())
+    opened = workers.map("opened", dataset.describe, locations)
     offsets = accumulate((each["count"] for each in opened), initial=0)
-    slices = []
-    for location, each, offset in zip(dataset.locations, opened, offsets, strict=False):
+    slices: list[Slice] = []
+    for location, each, offset in zip(locations, opened, offsets, strict=False):
         count = each["count"]
-        num_slices = min(max(1, -(-count * each["episode_bytes"] // options.slice_bytes)), max(count, 1))
+        num_bytes = count * each["episode_bytes"]
+        num_slices = min(max(1, -(-num_bytes // workers.options.slice_bytes)), max(count, 1))
         bounds = np.linspace(0, count, num_slices + 1).astype(int).tolist()
         slices += [Slice(location, *pair, offset, each["source"]["num_rows"]) for pair in pairwise(bounds)]
 
     def read() -> Iterator[Episode]:
         return chain.from_iterable(map(dataset.read, slices))
 
-    sources = [_make_source(each["source"], read) for each in opened]
-    return slices, replace(concatenate_sources(sources), read=read)
+    joined = concatenate_sources([_make_source(each["source"], read) for each in opened])
+    return replace(dataset, slices=tuple(slices)), replace(joined, read=read)
 
 
 def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Episode]]) -> Source:
@@ -194,83 +183,60 @@ def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Epi
     return Source(**values, **described, read=read)
 
 
-def map_on_workers(
-    name: str, function: Callable[[Any], Any], inputs: Sequence[Any], options: BeamOptions, work: WorkFolder
-) -> list[Any]:
-    """Returns the results of a function, called on the workers, in the order of its inputs.
+@dataclass(frozen=True)
+class Workers:
+    """The workers that run pipelines, and the folder through which their results travel as JSON.
 
-    Results travel through the work folder, because not every runner returns them to the process that started it.
-
-    Args:
-      name: name of the results in the folder.
-      function: function that returns plain values for JSON.
-      inputs: its inputs.
-      options: runner and options of the pipeline.
-      work: the folder.
-
-    Raises:
-      Exception: The error of the first input that the function failed for, if it is one of the data.
+    Not every runner returns results to the process that started it.
     """
 
-    def call(numbered: tuple[int, Any]) -> None:
-        number, value = numbered
-        work.write(f"{name}-{number:06d}", json.dumps(_call(function, value), default=str).encode())
+    options: BeamOptions
+    work: WorkFolder
 
-    def build(pipeline: beam.Pipeline) -> None:
-        pipeline | beam.Create(list(enumerate(inputs))) | beam.Reshuffle() | name >> beam.Map(call)
+    def map(self, name: str, function: Callable[[Any], Any], inputs: Sequence[Any]) -> list[Any]:
+        """Returns the results of a function, called on the workers, in the order of its inputs.
 
-    options.run(build)
-    outcomes = (json.loads(work.read(f"{name}-{number:06d}")) for number in range(len(inputs)))
-    return [_get_result(outcome) for outcome in outcomes]
+        Args:
+          name: name of the results in the folder.
+          function: function that returns plain values for JSON.
+          inputs: its inputs.
 
+        Raises:
+          Exception: The error of the first input that the function failed for, if it is one of the data.
+        """
+        work = self.work
 
-def combine_on_workers(
-    combiner: beam.CombineFn,
-    to_json: Callable[[Any], Any],
-    dataset: Dataset,
-    slices: Sequence[Slice],
-    options: BeamOptions,
-    work: WorkFolder,
-) -> Any:
-    """Returns the combination of all episodes, as plain values for JSON.
+        def call(numbered: tuple[int, Any]) -> None:
+            number, value = numbered
+            work.write(f"{name}-{number:06d}", json.dumps(_call(function, value), default=str).encode())
 
-    Args:
-      combiner: combiner of episodes.
-      to_json: function from its output to plain values.
-      dataset: the dataset.
-      slices: its slices.
-      options: runner and options of the pipeline.
-      work: folder through which the result travels.
+        def build(pipeline: beam.Pipeline) -> None:
+            pipeline | beam.Create(list(enumerate(inputs))) | beam.Reshuffle() | name >> beam.Map(call)
 
-    Raises:
-      SourceError: If an episode cannot be read.
-    """
-    result = f"combined-{os.urandom(8).hex()}"
+        self.options.run(build)
+        outcomes = (json.loads(work.read(f"{name}-{number:06d}")) for number in range(len(inputs)))
+        return [_get_result(outcome) for outcome in outcomes]
 
-    def read(part: Slice) -> Iterator[Any]:
-        try:
-            yield from dataset.read(part)
-        except DATA_ERRORS as error:
-            yield _describe_error(error)
+    def combine(
+        self, combiner: beam.CombineFn, dataset: Dataset, to_json: Callable[[Any], Any], from_json: Callable[[Any], Any]
+    ) -> Any:
+        """Returns the output of a combiner for all episodes.
 
-    def store(output: Any) -> None:
-        work.write(result, json.dumps({"result": to_json(output)}).encode())
+        Args:
+          combiner: combiner of episodes.
+          dataset: the dataset.
+          to_json: function from an accumulator of the combiner to plain values.
+          from_json: the reverse of `to_json`.
 
-    def store_error(outcomes: list[Any]) -> None:
-        if outcomes:
-            work.write(f"{result}-error", json.dumps(outcomes[0]).encode())
+        Raises:
+          SourceError: If an episode cannot be read.
+        """
 
-    def build(pipeline: beam.Pipeline) -> None:
-        read_slices = pipeline | beam.Create(list(slices)) | beam.Reshuffle() | beam.FlatMap(read)
-        episodes = read_slices | beam.Filter(lambda each: isinstance(each, Episode))
-        episodes | beam.CombineGlobally(combiner) | beam.Map(store)
-        failures = read_slices | "errors" >> beam.Filter(lambda each: not isinstance(each, Episode))
-        failures | beam.combiners.Sample.FixedSizeGlobally(1) | "store errors" >> beam.Map(store_error)
+        def accumulate_slice(part: Slice) -> Any:
+            return to_json(functools.reduce(combiner.add_input, dataset.read(part), combiner.create_accumulator()))
 
-    options.run(build)
-    if f"{result}-error" in work.names(result):
-        return _get_result(json.loads(work.read(f"{result}-error")))
-    return _get_result(json.loads(work.read(result)))
+        parts = self.map(f"combined-{os.urandom(8).hex()}", accumulate_slice, dataset.slices)
+        return combiner.extract_output(combiner.merge_accumulators(map(from_json, parts)))
 
 
 def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
@@ -278,12 +244,8 @@ def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
     try:
         return {"result": function(value)}
     except DATA_ERRORS as error:
-        return _describe_error(error)
-
-
-def _describe_error(error: BaseException) -> dict[str, Any]:
-    problems = [vars(problem) for problem in getattr(error, "problems", [])]
-    return {"error": type(error).__name__, "message": str(error), "problems": problems}
+        problems = [vars(problem) for problem in getattr(error, "problems", [])]
+        return {"error": type(error).__name__, "message": str(error), "problems": problems}
 
 
 def _get_result(outcome: Mapping[str, Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -12,11 +13,10 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.atomic_output import atomic_output
-from rlds2reverb.sources.rlds_writer import encode_records, finish_rlds, require_rlds_spec
+from rlds2reverb.sources.rlds_writer import SHARD_BYTES, encode_records, finish_rlds, require_rlds_spec
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.sources.writing import (
     FORMAT_LIMITS,
-    SHARD_BYTES,
     OnInvalid,
     WriteReport,
     make_report,
@@ -25,7 +25,7 @@ from rlds2reverb.sources.writing import (
 from rlds2reverb.sources.written_episodes import WrittenEpisodes, no_episode_error
 from rlds2reverb.specs import Nest
 
-from .datasets import BeamOptions, Dataset, Slice, find_slices, make_dataset, map_on_workers, release_datasets
+from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
 from .fitting import fit_transforms
 from .storage import WorkFolder, lock_destination
 
@@ -66,26 +66,26 @@ def prepare_with_beam(
     path = Path(path).expanduser().absolute()
     work = WorkFolder(f"{path}.parts")
     with lock_destination(str(path)), work, release_datasets():
-        dataset = make_dataset(source, load_options)
-        slices, opened = find_slices(dataset, beam_options, work)
-        dataset, opened = fit_transforms(dataset, opened, transforms, slices, beam_options, work)
+        workers = Workers(beam_options, work)
+        dataset, opened = open_dataset(source, load_options, workers)
+        dataset, opened = fit_transforms(dataset, opened, transforms, workers)
         step_spec = opened.step_spec
         require_rlds_spec(step_spec)
-        job = _Job(dataset, tuple(slices), work, step_spec, on_invalid)
-        scans = map_on_workers("scan", job.scan, slices, beam_options, work)
-        counts = _add_counts([scan["counts"] for scan in scans])
+        job = _Job(dataset, work, step_spec, on_invalid)
+        scans = workers.map("scan", job.scan, dataset.slices)
+        counts, left_out = Counter[str](), LeftOut()
+        for scan in scans:
+            counts.update(scan["counts"])
+            left_out.merge_left_out(LeftOut(**scan["left_out"]))
         if not counts["episodes"]:
             raise no_episode_error(opened.name)
-        shards = _plan_shards(slices, [scan["sizes"] for scan in scans], shard_bytes)
-        map_on_workers("written", job.write_shard, shards, beam_options, work)
+        shards = _plan_shards([scan["sizes"] for scan in scans], shard_bytes)
+        workers.map("written", job.write_shard, shards)
         with atomic_output(path) as partial:
             partial.mkdir()
             files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
-            finish_rlds(partial, files, step_spec, location=path, metadata=opened.full_metadata)
+            finish_rlds(partial, files, step_spec, opened, location=path)
             num_bytes = sum(file.stat().st_size for file in partial.iterdir())
-    left_out = LeftOut()
-    for scan in scans:
-        left_out.merge_left_out(LeftOut(**scan["counts"]["left_out"]))
     return make_report(opened, path, "rlds", counts, num_bytes=num_bytes, warnings=left_out.describe_left_out())
 
 
@@ -109,7 +109,6 @@ class _Job:
     """The steps that run on workers, and what they need."""
 
     dataset: Dataset
-    slices: tuple[Slice, ...]
     work: WorkFolder
     step_spec: dict[str, Nest]
     on_invalid: OnInvalid
@@ -118,7 +117,7 @@ class _Job:
         """Returns the counts of a slice's episodes, and the size of each valid episode's record."""
         episodes = self._valid_episodes(part)
         sizes = [len(record) for record in encode_records(episodes, self.step_spec)]
-        return {"counts": episodes.counts(), "sizes": sizes}
+        return {"counts": episodes.counts, "left_out": asdict(episodes.left_out), "sizes": sizes}
 
     def write_shard(self, shard: _Shard) -> None:
         """Writes a file."""
@@ -126,7 +125,7 @@ class _Job:
         self.work.write(shard.name, b"".join(records))
 
     def _records(self, first_slice: int) -> Iterator[bytes]:
-        for part in self.slices[first_slice:]:
+        for part in self.dataset.slices[first_slice:]:
             yield from encode_records(self._valid_episodes(part), self.step_spec)
 
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
@@ -141,16 +140,15 @@ class _Job:
         )
 
 
-def _add_counts(parts: Sequence[dict[str, Any]]) -> dict[str, int]:
-    return {name: sum(part[name] for part in parts) for name in parts[0] if name != "left_out"}
+def _plan_shards(sizes: Sequence[Sequence[int]], shard_bytes: int) -> list[_Shard]:
+    """Returns the files, given the sizes of the records of each slice.
 
-
-def _plan_shards(slices: Sequence[Slice], sizes: Sequence[Sequence[int]], shard_bytes: int) -> list[_Shard]:
-    """Returns the files: each ends with the episode that makes it as large as `shard_bytes`."""
+    Each file ends with the episode that makes it as large as `shard_bytes`.
+    """
     shards: list[_Shard] = []
     current = None
-    for number in range(len(slices)):
-        for place, size in enumerate(sizes[number]):
+    for number, slice_sizes in enumerate(sizes):
+        for place, size in enumerate(slice_sizes):
             if current is None:
                 current = _Shard(len(shards), number, place, 0, 0)
             current = replace(current, num_episodes=current.num_episodes + 1, num_bytes=current.num_bytes + size)

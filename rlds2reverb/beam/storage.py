@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
@@ -22,6 +24,8 @@ from rlds2reverb.sources.loading import expand_pattern
 #: Errors of the data and the arguments, which a repetition would only raise again.
 DATA_ERRORS = (Rlds2ReverbError, ValueError, TypeError, FileNotFoundError)
 _COPY_BYTES = 16 << 20
+_open: Callable[[str], Any] = functools.partial(FileSystems.open, compression_type=CompressionTypes.UNCOMPRESSED)
+_create: Callable[[str], Any] = functools.partial(FileSystems.create, compression_type=CompressionTypes.UNCOMPRESSED)
 
 
 def is_remote(location: str | Path) -> bool:
@@ -75,7 +79,7 @@ def copy_to_disk(location: str) -> Path:
 
 def _copy(location: str, path: Path) -> None:
     with full_disk_as_error(path), path.open("wb") as target:
-        with FileSystems.open(location, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+        with _open(location) as stream:
             shutil.copyfileobj(stream, target, _COPY_BYTES)
 
 
@@ -84,12 +88,8 @@ def upload(directory: Path, location: str) -> None:
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     for path in sorted(files, key=lambda path: path.name == "rlds2reverb.json"):
         target = f"{location.rstrip('/')}/{path.relative_to(directory).as_posix()}"
-        with (
-            path.open("rb") as stream,
-            FileSystems.create(target, compression_type=CompressionTypes.UNCOMPRESSED) as to,
-        ):
-            while content := stream.read(_COPY_BYTES):
-                to.write(content)
+        with path.open("rb") as stream, _create(target) as to:
+            shutil.copyfileobj(stream, to, _COPY_BYTES)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ class WorkFolder:
         """
         path = f"{self.location}/{name}"
         if is_remote(path):  # Object stores create an object only once all of it was written.
-            with FileSystems.create(path, compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+            with _create(path) as stream:
                 stream.write(content)
             return
         folder = Path(self.location)
@@ -156,7 +156,7 @@ class WorkFolder:
 
     def read(self, name: str) -> bytes:
         """Returns the content of a result."""
-        with FileSystems.open(f"{self.location}/{name}", compression_type=CompressionTypes.UNCOMPRESSED) as stream:
+        with _open(f"{self.location}/{name}") as stream:
             return bytes(stream.read())
 
     def names(self, prefix: str) -> set[str]:

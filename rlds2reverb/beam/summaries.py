@@ -8,7 +8,7 @@ from typing import Any
 from rlds2reverb.sources.summary import Summary, SummaryParts
 
 from .combiners import SummaryFn
-from .datasets import BeamOptions, combine_on_workers, find_slices, make_dataset, release_datasets
+from .datasets import BeamOptions, Workers, open_dataset, release_datasets
 from .storage import WorkFolder
 
 _DEFAULT_OPTIONS = BeamOptions()
@@ -36,9 +36,8 @@ def summarize_with_beam(
     Raises:
       SourceError, FileNotFoundError: If a dataset cannot be opened or read.
     """
-    dataset = make_dataset(source, load_options)
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder, release_datasets():
-        work = WorkFolder(work_dir or folder)
-        slices, header = find_slices(dataset, options, work)
-        parts = combine_on_workers(SummaryFn(), SummaryParts.as_dict, dataset, slices, options, work)
-    return SummaryParts.from_dict(parts).finish(header, reference_returns=reference_returns, is_d4rl=is_d4rl)
+        workers = Workers(options, WorkFolder(work_dir or folder))
+        dataset, header = open_dataset(source, load_options, workers)
+        parts = workers.combine(SummaryFn(), dataset, SummaryParts.as_dict, SummaryParts.from_dict)
+    return parts.finish(header, reference_returns=reference_returns, is_d4rl=is_d4rl)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
+from dataclasses import replace
 from typing import Any
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
-from .source import EpisodeRanges, Source
+from .source import Source
 
 
 def concatenate_sources(sources: Sequence[Source]) -> Source:
@@ -31,11 +29,15 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
     kinds = sorted({source.kind for source in sources})
     if len(kinds) > 1:
         raise SourceError(f"{name} mixes datasets of the kinds {' and '.join(kinds)}; convert them separately")
-    ranges = [source.ranges for source in sources if source.ranges is not None]
+    counts = [source.count for source in sources if source.count is not None]
+
+    def count() -> int:
+        return sum(count() for count in counts)
+
     return Source(
         name,
         kinds[0],
-        _Concatenation(sources).read,
+        lambda *bounds: _read(sources, *bounds),
         num_episodes=_sum([source.num_episodes for source in sources]),
         num_rows=_sum([source.num_rows for source in sources]),
         warnings=tuple(dict.fromkeys(warning for source in sources for warning in source.warnings)),
@@ -43,7 +45,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         env_spec=_common([source.env_spec for source in sources]),
         action_space=_common([source.action_space for source in sources]),
         observation_space=_common([source.observation_space for source in sources]),
-        ranges=_ConcatenatedRanges(ranges) if len(ranges) == len(sources) else None,
+        count=count if len(counts) == len(sources) else None,
     )
 
 
@@ -56,33 +58,20 @@ def _common(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-@dataclass(frozen=True)
-class _Concatenation:
-    sources: Sequence[Source]
-
-    def read(self) -> Iterator[Episode]:
-        index = 0
-        for source in self.sources:
-            for episode in source.read():
-                yield replace(episode, index=index)
-                index += 1
+def _read(sources: Sequence[Source], first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+    """Yields all episodes, or those of a range, numbered consecutively."""
+    parts = [(source, ()) for source in sources] if stop is None else _divide(sources, first, stop)
+    index = first
+    for source, bounds in parts:
+        for episode in source.read(*bounds):
+            yield replace(episode, index=index)
+            index += 1
 
 
-@dataclass(frozen=True)
-class _ConcatenatedRanges:
-    """The episodes of several `EpisodeRanges`, numbered consecutively."""
-
-    parts: Sequence[EpisodeRanges]
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        return list(accumulate((part.count() for part in self.parts), initial=0))
-
-    def count(self) -> int:
-        return self._starts[-1]
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        for part, start, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
-            if start < stop and first < end:
-                for episode in part.read(max(first, start) - start, min(stop, end) - start):
-                    yield replace(episode, index=episode.index + start)
+def _divide(sources: Sequence[Source], first: int, stop: int) -> Iterator[tuple[Source, tuple[int, ...]]]:
+    """Yields the sources that contain episodes of a range, and which of their own episodes these are."""
+    end = 0
+    for source in sources:
+        begin, end = end, end + (source.count() if source.count else 0)
+        if begin < stop and first < end:
+            yield source, (max(first, begin) - begin, min(stop, end) - begin)

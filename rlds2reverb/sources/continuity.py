@@ -83,8 +83,12 @@ class ContinuityCheck:
     _count: int = 0
     _first: str = ""
 
-    def add(self, episode: Episode, num_rows: int) -> None:
-        """Counts the discontinuities of an episode that has `num_rows` rows in the source.
+    def add(self, episode: Episode, num_rows: int = 0) -> None:
+        """Counts the discontinuities of an episode.
+
+        Args:
+          episode: the episode.
+          num_rows: its number of rows in the source, unless the total is known.
 
         Raises:
           SourceError: If more than `MAX_SHARE` of the source's rows are discontinuities.

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
-from rlds2reverb.episodes import Episode, join_transitions, make_single_transition_episodes
+from rlds2reverb.episodes import Episode, join_transitions
 from rlds2reverb.errors import SourceError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, concatenate, map_structure
@@ -57,34 +57,28 @@ class EpisodeEnds:
 
     Attributes:
       max_episode_steps: maximum number of rows in an episode; longer ones are truncated there.
-      at_discontinuity: whether an episode ends wherever `next_observations[t]` is not `observations[t + 1]`.
-      at_every_row: whether each row is an episode of one transition; for rows that were shuffled or relabelled.
+      split_at_discontinuity: whether an episode ends wherever `next_observations[t]` is not `observations[t + 1]`.
+      independent_rows: whether each row is an episode of one transition; for rows that were shuffled or relabelled.
     """
 
     max_episode_steps: int | None = None
-    at_discontinuity: bool = False
-    at_every_row: bool = False
+    split_at_discontinuity: bool = False
+    independent_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.max_episode_steps is not None:
             require_count("max_episode_steps", self.max_episode_steps, 1)
-        if self.at_every_row and (self.max_episode_steps is not None or self.at_discontinuity):
+        if self.independent_rows and (self.max_episode_steps is not None or self.split_at_discontinuity):
             raise ValueError(
                 "independent_rows=True already ends an episode after each row; leave out max_episode_steps and "
                 "split_at_discontinuity"
             )
 
     def __bool__(self) -> bool:
-        return self.max_episode_steps is not None or self.at_discontinuity or self.at_every_row
+        return self.max_episode_steps is not None or self.split_at_discontinuity or self.independent_rows
 
 
-def open_d4rl(
-    path: Path,
-    *,
-    extra_fields: Sequence[str] = (),
-    ends: EpisodeEnds = EpisodeEnds(),
-    limits: hdf5.Limits = hdf5.Limits(),  # noqa: B008
-) -> Source:
+def open_d4rl(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
     """Opens a D4RL HDF5 file; neither d4rl nor mujoco is needed.
 
     Flags may also have their Gymnasium or Minari names (`ALIASES`).
@@ -99,48 +93,46 @@ def open_d4rl(
     Args:
       path: the file. Rewards may be `[N]` or `[N, 1]`, and flags bool, integer or float; dtypes are kept.
       extra_fields: names of `infos/*` columns to read as additional step fields; a group becomes a nested dict.
-      ends: rules that end episodes in addition to the flagged rows; required if the file has no `timeouts`.
-      limits: maximum sizes of the columns.
+      **ends: attributes of `EpisodeEnds`; required if the file has no `timeouts`.
 
     Raises:
       SourceError: If the file is refused (see `hdf5`), a column is missing, columns differ in length, there are no
         rows, or flags are not 0 or 1; while iterating, if a compressed block is damaged, or if more than 1 % of the
         rows are discontinuities.
     """
-    rows_of_file = functools.partial(_open_rows, path, extra_fields, ends, limits)
-    with rows_of_file() as rows:
+    rules = EpisodeEnds(**ends)
+
+    @contextlib.contextmanager
+    def open_rows() -> Iterator[TransitionRows]:
+        with hdf5.open_hdf5(path) as file:
+            yield _check_columns(path.name, _open_columns(file, extra_fields), extra_fields, rules)
+
+    with open_rows() as rows:
         num_rows = rows.num_rows
     with hdf5.open_hdf5(path) as file:
         described = split_metadata(hdf5.read_scalars(file, "metadata"))
-    ranges = _RowRanges(rows_of_file)
-    return Source(path.name, "d4rl", ranges.read_all, num_rows=num_rows, ranges=ranges, **described)
+    ranges = _RowRanges(open_rows)
+    return Source(path.name, "d4rl", ranges.read, num_rows=num_rows, count=ranges.count, **described)
 
 
-@contextlib.contextmanager
-def _open_rows(
-    path: Path, extra_fields: Sequence[str], ends: EpisodeEnds, limits: hdf5.Limits
-) -> Iterator[TransitionRows]:
-    with hdf5.open_hdf5(path) as file:
-        yield _check_columns(path.name, _open_columns(file, extra_fields, limits), extra_fields, ends)
-
-
-def from_rows(name: str, columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), ends: EpisodeEnds) -> Source:
+def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
     """Returns a source for arrays in memory under D4RL's names, as returned by `env.get_dataset()`.
 
     Columns under other names, including `metadata/*` and any `infos/*` that are not in `extra_fields`, are ignored.
     """
+    name = "rows in memory"
     keys = _find_keys(columns, extra_fields, name)
     arrays = {field: as_columns(columns[key], f"{name}: '{key}'") for field, key in keys.items() if key in columns}
     nests = [field for field, column in arrays.items() if not isinstance(column, np.ndarray)]
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
-    rows = _check_columns(name, copy_arrays(arrays), extra_fields, ends)
+    rows = _check_columns(name, copy_arrays(arrays), extra_fields, EpisodeEnds(**ends))
     ranges = _RowRanges(lambda: contextlib.nullcontext(rows))
-    return Source(name, "memory", ranges.read_all, num_rows=rows.num_rows, ranges=ranges)
+    return Source(name, "memory", ranges.read, num_rows=rows.num_rows, count=ranges.count)
 
 
 class _RowRanges:
-    """Random access to the episodes of some rows; implements `EpisodeRanges`."""
+    """Random access to the episodes of some rows."""
 
     def __init__(self, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]]):
         self._open_rows = open_rows
@@ -152,17 +144,16 @@ class _RowRanges:
             return _find_episode_starts(rows)
 
     def count(self) -> int:
+        """Returns the number of episodes."""
         return len(self._starts) - 1
 
-    def read_all(self) -> Iterator[Episode]:
-        """Yields all episodes, without finding their rows first."""
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields the episodes of a range; all episodes, without finding their rows first, if it has no end."""
         with self._open_rows() as rows:
-            yield from _read_episodes(rows)
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        with self._open_rows() as rows:
-            first_row, stop_row = self._starts[[first, stop]].tolist()
-            yield from _read_episodes(replace(rows, first_row=first_row, stop_row=stop_row), first)
+            if stop is not None:
+                first_row, stop_row = self._starts[[first, stop]].tolist()
+                rows = replace(rows, first_row=first_row, stop_row=stop_row)
+            yield from _read_episodes(rows, first)
 
 
 @dataclass(frozen=True)
@@ -225,17 +216,17 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
 
 
-def _open_columns(file: h5py.File, extra_fields: Sequence[str], limits: hdf5.Limits) -> dict[str, Any]:
+def _open_columns(file: h5py.File, extra_fields: Sequence[str]) -> dict[str, Any]:
     where = Path(file.filename).name
     keys = _find_keys((key for key in file if isinstance(key, str)), extra_fields, where)  # Other keys are not UTF-8.
     opened: dict[Any, Any] = {}
     for name, key in keys.items():
         members = hdf5.list_columns(file, key) if name in extra_fields else []
-        opened.update({(name, *path): hdf5.open_column(file, "/".join((key, *path)), limits) for path in members})
+        opened.update({(name, *path): hdf5.open_column(file, "/".join((key, *path))) for path in members})
         if not members:
-            opened[name] = hdf5.open_column(file, key, limits)
+            opened[name] = hdf5.open_column(file, key)
     columns = {name: dataset for name, dataset in opened.items() if dataset is not None}
-    hdf5.require_within_limits(list(columns.values()), f"{where}: all columns together", limits)
+    hdf5.require_safe(columns.values(), f"{where}: all columns together")
     return columns
 
 
@@ -286,11 +277,8 @@ def _describe_row(column: Any) -> str:
 
 
 def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> None:
-    for argument, is_set in (
-        ("split_at_discontinuity", ends.at_discontinuity),
-        ("independent_rows", ends.at_every_row),
-    ):
-        if is_set and NEXT_OBSERVATIONS not in columns:
+    for argument in ("split_at_discontinuity", "independent_rows"):
+        if getattr(ends, argument) and NEXT_OBSERVATIONS not in columns:
             raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which {argument}=True requires")
     if TIMEOUTS not in columns and not ends:
         raise SourceError(
@@ -304,9 +292,7 @@ def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
 
     Reads only the flags, if these determine where episodes end.
     """
-    if rows.ends.at_every_row:
-        return np.arange(rows.num_rows + 1)
-    names = (TERMINALS, TIMEOUTS, *((OBSERVATIONS, NEXT_OBSERVATIONS) if rows.ends.at_discontinuity else ()))
+    names = (TERMINALS, TIMEOUTS, *((OBSERVATIONS, NEXT_OBSERVATIONS) if rows.ends.split_at_discontinuity else ()))
     rows = replace(rows, columns={name: column for name, column in rows.columns.items() if name in names})
     starts = [0]
     for stop, block in rows.read_blocks():
@@ -319,26 +305,15 @@ def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
 
 def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episode]:
     """Yields the episodes of the rows; `first_index` is the index of the first one."""
-    if rows.ends.at_every_row:
-        for stop, block in rows.read_blocks():
-            yield from make_single_transition_episodes(
-                block[OBSERVATIONS],
-                block[ACTIONS],
-                rewards=block[REWARDS],
-                terminated=block[TERMINALS],
-                next_observations=block[NEXT_OBSERVATIONS],
-                extras=_select_extras(block),
-                first_index=stop - len(block[REWARDS]),
-            )
-        return
     check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
-    for episode, num_rows in _split_episodes(rows, first_index):
-        check.add(episode, num_rows)
+    for episode in _split_episodes(rows, first_index):
+        if episode.discontinuities:
+            check.add(episode)
         yield episode
 
 
-def _split_episodes(rows: TransitionRows, index: int) -> Iterator[tuple[Episode, int]]:
-    """Yields each episode, the first of which has that index, and its number of rows in the source."""
+def _split_episodes(rows: TransitionRows, index: int) -> Iterator[Episode]:
+    """Yields the episodes, the first of which has that index."""
     pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
     num_pending = 0
     discontinuities: list[int] = []
@@ -396,10 +371,10 @@ def _block_bounds(first_row: int, stop_row: int, block_rows: int) -> Iterator[tu
 
 def _find_ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, num_pending: int) -> Iterator[int]:
     """Yields the rows of a block after which an episode ends; `num_pending` rows of the first episode precede it."""
-    is_end = block[TERMINALS].copy()
+    is_end = block[TERMINALS] | rows.ends.independent_rows
     if TIMEOUTS in block:
         is_end |= block[TIMEOUTS]
-    if rows.ends.at_discontinuity:
+    if rows.ends.split_at_discontinuity:
         following = np.concatenate([block[OBSERVATIONS][1:], rows.columns[OBSERVATIONS][stop : stop + 1]])
         is_end[find_differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
     ends = np.flatnonzero(is_end).tolist()
@@ -427,8 +402,8 @@ def _build_episodes(
     first_row: int,
     discontinuities: list[int],
     unterminated: bool = False,
-) -> Iterator[tuple[Episode, int]]:
-    """Yields the episodes made of consecutive rows, each with its number of rows.
+) -> Iterator[Episode]:
+    """Yields the episodes made of consecutive rows.
 
     Args:
       columns: columns of the rows, `[R, ...]`.
@@ -452,10 +427,10 @@ def _build_episodes(
     del columns, next_observations  # The steps are copies, so that these rows, which are as large, can be freed.
     row = step = 0
     for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
-        inside = tuple(at for at in discontinuities if row <= at - first_row < row + length)
+        inside = tuple([at for at in discontinuities if row <= at - first_row < row + length])
         rows = slice(step, step + count)
         episode_steps = map_structure(operator.itemgetter(rows), steps)
-        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside), length
+        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside)
         row, step = row + length, step + count
 
 
@@ -471,20 +446,6 @@ def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
     return extras
 
 
-def _make_ends(
-    *, max_episode_steps: int | None = None, split_at_discontinuity: bool = False, independent_rows: bool = False
-) -> EpisodeEnds:
-    return EpisodeEnds(max_episode_steps, split_at_discontinuity, independent_rows)
-
-
-def _open_file(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
-    return open_d4rl(path, extra_fields=extra_fields, ends=_make_ends(**ends))
-
-
-def _open_mapping(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
-    return from_rows("rows in memory", columns, extra_fields=extra_fields, ends=_make_ends(**ends))
-
-
 OPTIONS = ("extra_fields", "max_episode_steps", "split_at_discontinuity", "independent_rows")
-FILE = Format("a D4RL file", lambda path: isinstance(path, Path) and not path.is_dir(), _open_file, OPTIONS, "D4RL")
-COLUMNS = Format("a dict of D4RL columns", lambda source: isinstance(source, Mapping), _open_mapping, OPTIONS)
+FILE = Format("a D4RL file", lambda path: isinstance(path, Path) and not path.is_dir(), open_d4rl, OPTIONS, "D4RL")
+COLUMNS = Format("a dict of D4RL columns", lambda source: isinstance(source, Mapping), from_rows, OPTIONS)

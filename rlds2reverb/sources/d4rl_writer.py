@@ -22,8 +22,9 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, path_name
 
 from . import d4rl
-from .hdf5 import Limits
+from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from .hdf5_output import create_hdf5
+from .source import Source
 from .written_episodes import require_single_rewards, select_extras
 
 _CHUNK_BYTES = 256 << 10
@@ -54,14 +55,15 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
     d4rl.require_new_names(select_extras(step_spec), "steps")
 
 
-def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, metadata: Mapping[str, Any]) -> None:
+def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, source: Source, *, location: Path) -> None:
     """Writes episodes with the flags and discounts of `d4rl.py` to a new file; all have at least one transition.
 
     Args:
       path: path of the file.
       batches: the episodes.
       step_spec: spec of a step; numbers, with a single array as observation and as action.
-      metadata: names and plain values for the group `metadata`.
+      source: the source of the episodes, which provides the values for the group `metadata`.
+      location: final path of the file, which it does not contain.
 
     Raises:
       SourceError: If D4RL cannot represent the spec.
@@ -69,7 +71,7 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, met
     """
     _require_d4rl_spec(step_spec)
     with create_hdf5(path) as (file, raise_error):
-        for name, value in metadata.items():
+        for name, value in source.full_metadata.items():
             file[f"metadata/{name.replace('/', '_')}"] = _as_scalar(value)
         columns: dict[str, _Column] = {}
         for batch in batches:
@@ -153,10 +155,9 @@ class _Column:
             rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
         raw = np.ascontiguousarray(rows).data.cast("B")
         stored, skipped_filters = bytes(deflate.zlib_compress(raw, _LEVEL)), 0
-        limits = Limits()
         self._num_raw_bytes += len(raw)
         looks_like_bomb = self._num_raw_bytes > _MARGIN * max(
-            limits.expansion_free_bytes, limits.max_expansion * (self._num_stored_bytes + len(stored))
+            EXPANSION_FREE_BYTES, MAX_EXPANSION * (self._num_stored_bytes + len(stored))
         )
         if looks_like_bomb:
             stored, skipped_filters = bytes(raw), 1

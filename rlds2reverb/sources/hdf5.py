@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,14 @@ _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: search for any other filter in shared libraries.
 _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})
 _MAX_SCALAR_BYTES = 1 << 16
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Maximum sizes of one column of an HDF5 file.
-
-    Attributes:
-      max_bytes: maximum declared size of a column.
-      max_chunk_bytes: maximum unpacked size of a chunk or a row, which has to fit in memory.
-      max_expansion: maximum ratio of declared to stored size. Gzip reaches 1000 only on zeros.
-      expansion_free_bytes: size up to which `max_expansion` does not apply, because flags are mostly zeros.
-    """
-
-    max_bytes: int = 256 << 30
-    max_chunk_bytes: int = 64 << 20
-    max_expansion: float = 200.0
-    expansion_free_bytes: int = 128 << 20
+#: Maximum declared size of a column.
+_MAX_BYTES = 256 << 30
+#: Maximum unpacked size of a chunk or a row, which has to fit in memory.
+_MAX_CHUNK_BYTES = 64 << 20
+#: Maximum ratio of declared to stored size. Gzip reaches 1000 only on zeros.
+MAX_EXPANSION = 200.0
+#: Size up to which `MAX_EXPANSION` does not apply, because flags are mostly zeros.
+EXPANSION_FREE_BYTES = 128 << 20
 
 
 @contextmanager
@@ -77,7 +67,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
 
-def open_column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.Dataset | None:
+def open_column(file: h5py.File, name: str) -> h5py.Dataset | None:
     """Returns the numeric dataset `name` of an open file, or None if there is none.
 
     Raises:
@@ -93,8 +83,7 @@ def open_column(file: h5py.File, name: str, limits: Limits = Limits()) -> h5py.D
         raise SourceError(f"{where} must contain numbers (bool, integer or float), got {_dtype_name(node.dtype)}")
     if node.shape is None:
         raise SourceError(f"{where} is empty (it has a null dataspace)")
-    require_own_data(node, where)
-    require_within_limits([node], where, limits)
+    require_safe([node], where)
     return node
 
 
@@ -196,14 +185,14 @@ def _read_scalar(group: h5py.Group, name: str) -> Any:
         dataset = open_member(group, name)
         if not isinstance(dataset, h5py.Dataset) or dataset.shape != () or dataset.dtype.kind not in "biufS":
             return None
-        require_own_data(dataset, name)
+        _require_own_data(dataset, name)
         value = dataset[()].item() if dataset.dtype.itemsize <= _MAX_SCALAR_BYTES else None
     except (SourceError, OSError):  # Metadata is optional.
         return None
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def require_own_data(dataset: h5py.Dataset, where: str) -> None:
+def _require_own_data(dataset: h5py.Dataset, where: str) -> None:
     """Raises `SourceError` if a dataset is stored in other files, or needs a filter that is not built in."""
     if dataset.is_virtual:
         raise SourceError(f"{where} is a virtual dataset, which reads other files; copy the data into this file")
@@ -222,24 +211,25 @@ def _dtype_name(dtype: np.dtype) -> str:
     return {"O": "Python objects or strings", "S": "byte strings", "V": "records"}.get(dtype.kind, str(dtype))
 
 
-def require_within_limits(datasets: Sequence[h5py.Dataset], where: str, limits: Limits) -> None:
-    """Raises `SourceError` if datasets in total exceed a limit, or one was not written completely."""
+def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
+    """Raises `SourceError` if datasets refer to other files, in total exceed a limit, or are incomplete."""
+    for dataset in datasets:
+        _require_own_data(dataset, where)
     declared = sum(_declared_bytes(dataset) for dataset in datasets)
     stored = sum(dataset.id.get_storage_size() for dataset in datasets)
-    if declared > limits.max_bytes:
-        raise SourceError(f"{where} declares {format_bytes(declared)}; the limit is {format_bytes(limits.max_bytes)}")
-    if declared > limits.expansion_free_bytes and declared > limits.max_expansion * stored:
+    if declared > _MAX_BYTES:
+        raise SourceError(f"{where} declares {format_bytes(declared)}; the limit is {format_bytes(_MAX_BYTES)}")
+    if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * stored:
         raise SourceError(
             f"{where} would expand from {format_bytes(stored)} to {format_bytes(declared)}, more than "
-            f"{limits.max_expansion:.0f} times; it looks like a compression bomb"
+            f"{MAX_EXPANSION:.0f} times; it looks like a compression bomb"
         )
     for dataset in datasets:
         shapes = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
         largest = max(dataset.dtype.itemsize * math.prod(shape) for shape in shapes)
-        if largest > limits.max_chunk_bytes:
+        if largest > _MAX_CHUNK_BYTES:
             raise SourceError(
-                f"{where} has rows or chunks of {format_bytes(largest)}; the limit is "
-                f"{format_bytes(limits.max_chunk_bytes)}"
+                f"{where} has rows or chunks of {format_bytes(largest)}; the limit is {format_bytes(_MAX_CHUNK_BYTES)}"
             )
         missing = _count_missing_chunks(dataset)
         if missing:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import deflate
 import h5py
@@ -44,41 +44,41 @@ def read_blocks(
     """
     readers = {name: _make_reader(column) for name, column in columns.items()}
     with ThreadPoolExecutor(1) as thread:
-        pending: deque[tuple[_Block, Future[None]]] = deque()
+        pending: deque[_Block] = deque()
         for start, stop in bounds:
-            block = _Block(readers, start, stop)
-            pending.append((block, thread.submit(block.run_tasks)))
+            arrays = {name: reader(start, stop) for name, reader in readers.items()}
+            tasks = deque(task for _, column_tasks in arrays.values() for task in column_tasks)
+            rows = {name: array for name, (array, _) in arrays.items()}
+            pending.append(_Block(start, stop, rows, tasks, thread.submit(_run_tasks, tasks)))
             if len(pending) > _BLOCKS_AHEAD:
-                yield _finish(*pending.popleft())
-        while pending:
-            yield _finish(*pending.popleft())
+                yield _finish(pending.popleft())
+        yield from map(_finish, pending)
 
 
-class _Block:
-    """The rows of one block, and the tasks that remain until they are complete."""
+class _Block(NamedTuple):
+    """The rows of one block, the tasks that no thread has started, and the future of the background thread."""
 
-    def __init__(self, readers: Mapping[str, _Reader], start: int, stop: int):
-        self.start, self.stop = start, stop
-        self.rows: dict[str, np.ndarray] = {}
-        self._tasks: deque[_Task] = deque()
-        for name, reader in readers.items():
-            self.rows[name], tasks = reader(start, stop)
-            self._tasks.extend(tasks)
-
-    def run_tasks(self) -> None:
-        """Runs the tasks that no other thread has started."""
-        while True:
-            try:
-                task = self._tasks.popleft()
-            except IndexError:
-                return
-            task()
+    start: int
+    stop: int
+    rows: dict[str, np.ndarray]
+    tasks: deque[_Task]
+    reading: Future[None]
 
 
-def _finish(block: _Block, reading: Future[None]) -> tuple[int, int, dict[str, np.ndarray]]:
-    block.run_tasks()
-    reading.result()
-    return block.start, block.stop, block.rows
+def _finish(block: _Block) -> tuple[int, int, dict[str, np.ndarray]]:
+    _run_tasks(block.tasks)
+    block.reading.result()
+    return block[:3]
+
+
+def _run_tasks(tasks: deque[_Task]) -> None:
+    """Runs the tasks that no other thread has started."""
+    while True:
+        try:
+            task = tasks.popleft()
+        except IndexError:
+            return
+        task()
 
 
 def _make_reader(column: Any) -> _Reader:

@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import h5py
 
@@ -26,8 +26,7 @@ def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
       FileExistsError: If the path exists.
       OSError: If the file cannot be written; with `ENOSPC` if the disk is full.
     """
-    with path.open("x+b", buffering=0) as raw:
-        stream = _Stream(raw)
+    with _Stream(path, "x+") as stream:
         try:
             with h5py.File(stream, "w") as file:
                 yield file, stream.raise_error
@@ -37,12 +36,10 @@ def create_hdf5(path: Path) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
         stream.raise_error()
 
 
-class _Stream:
-    """A stream for h5py, which does not fail."""
+class _Stream(io.FileIO):
+    """A file for h5py, which accepts everything after the first error."""
 
-    def __init__(self, raw: Any):
-        self._raw: BinaryIO = raw
-        self._error: OSError | None = None
+    _error: OSError | None = None
 
     def raise_error(self) -> None:
         """Raises the first error, if there was one."""
@@ -55,38 +52,23 @@ class _Stream:
         size = len(view)
         try:
             while view and self._error is None:
-                view = view[self._raw.write(view) :]
+                view = view[super().write(view) :]
         except OSError as error:
             self._error = error
         return size
-
-    def read(self, size: int = -1) -> bytes:
-        """Returns bytes; h5py recognises a stream by this method."""
-        return self._raw.read(size)
 
     def readinto(self, buffer: Any) -> int:
         """Fills the buffer, with zeros where nothing was written."""
         view = memoryview(buffer).cast("B")
-        content = self._raw.read(len(view))
+        content = self.read(len(view))
         view[:] = content + bytes(len(view) - len(content))
         return len(view)
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves the position."""
-        return self._raw.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Returns the position."""
-        return self._raw.tell()
-
-    def truncate(self, size: int) -> int:
+    def truncate(self, size: int | None = None) -> int:
         """Sets the size of the file, unless an earlier call has failed."""
         try:
             if self._error is None:
-                self._raw.truncate(size)
+                super().truncate(size)
         except OSError as error:
             self._error = error
-        return size
-
-    def flush(self) -> None:
-        """Does nothing, because nothing is buffered."""
+        return size or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,11 @@ _TRUNCATION_NAMES = (*d4rl.ALIASES[d4rl.TIMEOUTS], d4rl.TIMEOUTS)
 
 
 def from_episodes(
-    episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory", independent_rows: bool = False
+    episodes: Sequence[Mapping[str, Any]],
+    *,
+    name: str = "episodes in memory",
+    independent_rows: bool = False,
+    copy: bool = True,
 ) -> Source:
     """Returns a source for a list of episodes, all of which are checked immediately.
 
@@ -44,14 +48,14 @@ def from_episodes(
       the last may be set). It may also be named `terminations`, `terminals` or `terminal`. A `truncated` flag
       (or `truncations`, `timeouts`, `timeout`) is ignored. All other keys are additional step fields.
 
-    A truncated log without a final observation loses its last transition (`Episode.dropped_last_transition`). The
-    arrays are copied.
+    A truncated log without a final observation loses its last transition (`Episode.dropped_last_transition`).
 
     Args:
       episodes: the episodes.
       name: name of the source.
       independent_rows: whether to read each row of a log as an episode of its own, which is terminal if its flag in
         `[T]` is set. Every row then requires a next observation. Logs are checked while they are read.
+      copy: whether to copy RLDS steps; if False, they must not change while the source is used.
 
     Raises:
       SourceError: If an episode is in neither form, or if `next_observations` does not match the observation of the
@@ -60,18 +64,14 @@ def from_episodes(
     if independent_rows:
         logs = copy_arrays(list(episodes))
         return Source(name, "memory", lambda: _read_rows(logs))
-    return _list_episodes(name, _read_episodes(name, episodes))
+    made = _read_episodes(name, episodes, copy=copy)
+    listed = [replace(episode, steps=map_structure(_lock, episode.steps)) for episode in made]
 
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        return iter(listed[first:stop])
 
-def borrow_episodes(episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes in memory") -> Source:
-    """Returns the same as `from_episodes`, but copies no RLDS steps, which must not change while the source is used."""
-    return _list_episodes(name, _read_episodes(name, episodes, copy=False))
-
-
-def _list_episodes(name: str, episodes: Iterable[Episode]) -> Source:
-    listed = _ListedEpisodes([replace(episode, steps=map_structure(_lock, episode.steps)) for episode in episodes])
-    num_rows = sum(episode.num_steps for episode in listed.episodes)
-    return Source(name, "memory", listed.read_all, num_episodes=listed.count(), num_rows=num_rows, ranges=listed)
+    num_rows = sum(episode.num_steps for episode in listed)
+    return Source(name, "memory", read, num_episodes=len(listed), num_rows=num_rows, count=lambda: len(listed))
 
 
 def _lock(column: np.ndarray) -> np.ndarray:
@@ -79,23 +79,6 @@ def _lock(column: np.ndarray) -> np.ndarray:
     view = column.view()
     view.flags.writeable = False
     return view
-
-
-@dataclass(frozen=True)
-class _ListedEpisodes:
-    """Read-only episodes in a list; implements `EpisodeRanges`, which yields copies."""
-
-    episodes: Sequence[Episode]
-
-    def count(self) -> int:
-        return len(self.episodes)
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return map(copy_arrays, self.episodes[first:stop])
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes, without copying them."""
-        return iter(self.episodes)
 
 
 def from_function(

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,9 @@ RESERVED = frozenset(
 _NAME = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
 
 
-def is_minari_name(name: str) -> bool:
-    """Returns whether a name has Minari's form, `namespace/name-v0`."""
-    return bool(_NAME.fullmatch(name))
+def is_minari_name(location: Any) -> bool:
+    """Returns whether a location is a name of Minari's form, `namespace/name-v0`."""
+    return isinstance(location, str) and bool(_NAME.fullmatch(location))
 
 
 def dataset_root() -> Path:
@@ -48,14 +48,9 @@ def dataset_root() -> Path:
     return Path(root) if root else Path.home() / ".minari" / "datasets"
 
 
-def _dataset_path(name: str) -> Path:
-    """Returns the directory of a dataset in Minari's own root, whether or not it exists."""
-    return dataset_root() / name
-
-
 def is_installed(name: str) -> bool:
     """Returns whether a dataset of this name is in Minari's own root on this machine."""
-    return (_dataset_path(name) / "data").is_dir()
+    return (dataset_root() / name / "data").is_dir()
 
 
 def open_minari(
@@ -84,7 +79,7 @@ def open_minari(
     """
     if isinstance(location, str) and not download and not is_installed(location):
         raise FileNotFoundError(
-            f"there is no path {location!r}, and Minari has no dataset of that name in {_dataset_path('.')}; pass "
+            f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}; pass "
             "download=True to download it"
         )
     try:
@@ -112,14 +107,14 @@ def open_minari(
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     require_new_names(extra_fields, name)
     total = metadata["total_episodes"]
-    ranges = _StoredEpisodes(directory, storage, range(total) if indices is None else indices, tuple(extra_fields))
+    selected = range(total) if indices is None else indices
     return Source(
         name,
         "minari",
-        ranges.read_all,
-        ranges=ranges,
-        num_episodes=ranges.count(),
-        num_rows=metadata["total_steps"] if ranges.count() == total else None,
+        lambda *bounds: _read_episodes(directory, storage, selected, tuple(extra_fields), *bounds),
+        count=lambda: len(selected),
+        num_episodes=len(selected),
+        num_rows=metadata["total_steps"] if len(selected) == total else None,
         warnings=warnings,
         metadata={key: value for key, value in metadata.items() if key not in RESERVED and _is_plain(value)},
         env_spec=metadata.get("env_spec"),
@@ -173,44 +168,35 @@ def _download_if_missing(name: str) -> Path:
         except Exception as error:  # The hub has no common type for network failures and unknown datasets.
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise FileNotFoundError(
-                f"Minari cannot download {name!r} to {_dataset_path(name)} ({reason}); check the name and the network"
+                f"Minari cannot download {name!r} to {dataset_root() / name} ({reason}); check the name and the network"
             ) from error
-    return _dataset_path(name)
+    return dataset_root() / name
 
 
-@dataclass(frozen=True)
-class _StoredEpisodes:
-    """The episodes of a Minari dataset; implements `EpisodeRanges`."""
-
-    directory: Path
-    storage: Any
-    indices: Sequence[int]
-    extra_fields: tuple[str, ...]
-
-    def count(self) -> int:
-        return len(self.indices)
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return self.read(0, len(self.indices))
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] = iter(())
-        for index in range(first, stop):
-            try:
-                if index == first:
-                    indices = self.indices[first:stop]
-                    stored = self.storage.get_episodes(indices), self.storage.get_episode_metadata(indices)
-                    episodes = zip(*stored, strict=True)
-                episode, metadata = next(episodes)
-            except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
-                reason = f"{type(error).__name__}: {error}"
-                raise SourceError(f"{self.directory} is damaged at episode {index}: {reason}") from error
-            where = f"{self.directory.name}: episode {index}"
-            extras = {name: _select_info(episode["infos"], name, where) for name in self.extra_fields}
-            seed = metadata.get("seed")
-            made = _make_episode(episode, extras, index, where)
-            yield replace(made, seed=None if seed is None else int(seed))
+def _read_episodes(
+    directory: Path,
+    storage: Any,
+    indices: Sequence[int],
+    extra_fields: Sequence[str],
+    first: int = 0,
+    stop: int | None = None,
+) -> Iterator[Episode]:
+    """Yields the episodes `indices[first:stop]`."""
+    episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] | None = None
+    for index in range(len(indices))[first:stop]:
+        try:
+            if episodes is None:
+                stored = storage.get_episodes(indices[first:stop]), storage.get_episode_metadata(indices[first:stop])
+                episodes = zip(*stored, strict=True)
+            episode, metadata = next(episodes)
+        except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
+            reason = f"{type(error).__name__}: {error}"
+            raise SourceError(f"{directory} is damaged at episode {index}: {reason}") from error
+        where = f"{directory.name}: episode {index}"
+        extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
+        seed = metadata.get("seed")
+        made = _make_episode(episode, extras, index, where)
+        yield replace(made, seed=None if seed is None else int(seed))
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:
@@ -270,10 +256,8 @@ def _check_file(path: Path) -> int:
     with hdf5.open_hdf5(path) as file:
         datasets = [member for _, member in hdf5.walk(file) if isinstance(member, h5py.Dataset)]
         for dataset in datasets:
-            where = f"{path.name}: '{dataset.name}'"
-            hdf5.require_own_data(dataset, where)
-            hdf5.require_within_limits([dataset], where, hdf5.Limits())
-        hdf5.require_within_limits(datasets, f"{path.name}: all columns together", hdf5.Limits())
+            hdf5.require_safe([dataset], f"{path.name}: '{dataset.name}'")
+        hdf5.require_safe(datasets, f"{path.name}: all columns together")
         return sum(name.startswith("episode_") for name in hdf5.list_names(file))
 
 
@@ -292,11 +276,5 @@ def _open_dataset(dataset: Any, **options: Any) -> Source:
 
 
 DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields",), "Minari")
-NAME = Format(
-    "a Minari name",
-    lambda name: isinstance(name, str) and is_minari_name(name),
-    open_minari,
-    ("extra_fields", "download"),
-    "Minari names",
-)
+NAME = Format("a Minari name", is_minari_name, open_minari, ("extra_fields", "download"), "Minari names")
 OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields",))

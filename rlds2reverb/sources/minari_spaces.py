@@ -75,10 +75,9 @@ def is_unbounded(space: Any) -> bool:
     """Returns whether a space tells nothing but dtypes and shapes: all of it are Boxes without bounds, or Texts."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict):
-        return all(is_unbounded(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(is_unbounded(part) for part in space.spaces)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces
+        return all(map(is_unbounded, parts.values() if isinstance(parts, Mapping) else parts))
     if isinstance(space, spaces.Box):
         if space.dtype is None or space.dtype.kind == "f":
             return not np.isfinite([space.low, space.high]).any()

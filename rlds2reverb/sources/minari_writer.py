@@ -58,7 +58,7 @@ def choose_dataset_id(location: Path) -> str:
 
 
 def write_minari(
-    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], *, location: Path, source: Source
+    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], source: Source, *, location: Path
 ) -> None:
     """Writes episodes to a new directory; all have at least one transition.
 
@@ -66,8 +66,8 @@ def write_minari(
       directory: the directory to create.
       batches: the episodes.
       step_spec: spec of a step.
-      location: final path of the directory, from which the id of the dataset is taken.
       source: the source of the episodes, which provides spaces and metadata.
+      location: final path of the directory, from which the id of the dataset is taken.
 
     Raises:
       ImportError: If `minari` is not installed.
@@ -151,7 +151,7 @@ class _ColumnWriter:
         replace_unpackable = functools.partial(_replace_unpackable, is_image_space=is_image_space)
         self._spaces = {name: map_space(replace_unpackable, space, (name,)) for name, space in spaces.items()}
         self._is_image_space = is_image_space
-        self._texts: dict[tuple[Any, ...], _TextLimits] = {}
+        self._texts: dict[tuple[Any, ...], tuple[int, set[str]]] = {}  # The maximum length and the characters.
 
     def write(self, group: h5py.Group, episode: Episode, number: int) -> None:
         """Writes an episode to its group."""
@@ -187,7 +187,9 @@ class _ColumnWriter:
                 self._write(inner, part, None if space is None else space.spaces[key], (*path, key))
         elif nest.dtype == object:
             if space is not None:
-                self._texts.setdefault(path, _TextLimits()).add(nest)
+                texts = [text.decode() if isinstance(text, bytes) else text for text in nest]
+                length, characters = self._texts.get(path, (1, set()))
+                self._texts[path] = max(length, *map(len, texts)), characters.union(*texts)
             group.create_dataset(name, data=nest, dtype=h5py.string_dtype())
         elif space is not None and self._is_image_space(space):
             frames = np.empty(len(nest), object)
@@ -198,32 +200,15 @@ class _ColumnWriter:
 
     def make_spaces(self) -> dict[str, Any]:
         """Returns the spaces of what was written, 'observations' and 'actions'."""
-
-        def add_limits(space: Any, path: tuple[Any, ...]) -> Any:
-            return self._texts[path].make_space() if path in self._texts else space
-
-        return {name: map_space(add_limits, space, (name,)) for name, space in self._spaces.items()}
-
-
-class _TextLimits:
-    """The maximum length and the characters of the strings in a column."""
-
-    def __init__(self) -> None:
-        self._max_length = 1
-        self._characters: set[str] = set()
-
-    def add(self, column: np.ndarray) -> None:
-        """Adds strings `[T]`; raises `UnicodeDecodeError` if one is not UTF-8."""
-        texts = [text.decode() if isinstance(text, bytes) else text for text in column]
-        self._max_length = max(self._max_length, *map(len, texts))
-        self._characters.update(*texts)
-
-    def make_space(self) -> Any:
-        """Returns the `Text` space that contains the strings."""
         from gymnasium import spaces
 
-        charset = "".join(sorted(self._characters)) or " "
-        return spaces.Text(self._max_length, min_length=0, charset=charset)
+        def add_limits(space: Any, path: tuple[Any, ...]) -> Any:
+            if path not in self._texts:
+                return space
+            length, characters = self._texts[path]
+            return spaces.Text(length, min_length=0, charset="".join(sorted(characters)) or " ")
+
+        return {name: map_space(add_limits, space, (name,)) for name, space in self._spaces.items()}
 
 
 def _encode_png(frame: np.ndarray) -> np.ndarray:

@@ -58,15 +58,17 @@ class LeafMoments:
         self._is_usable = self._is_usable & other._is_usable
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns mean and standard deviation as plain values, for JSON."""
-        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        """Returns the exact sums as plain values, for JSON."""
+        arrays = {"sum": self._sum, "squares": self._squares, "is_usable": self._is_usable}
+        plain = {name: array.tolist() for name, array in arrays.items()}
+        return {"shape": self._shape, "count": self._count, **plain}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LeafMoments:
-        """Creates moments, to which no rows can be added, from the values of `as_dict`."""
-        mean, std = (np.array(values[name], np.float64) for name in ("mean", "std"))
-        moments = cls(mean.shape)
-        moments.mean, moments.std = mean, std
+        """Creates moments from the values of `as_dict`."""
+        moments = cls(tuple(values["shape"]))
+        moments._count, moments._is_usable = values["count"], np.array(values["is_usable"], bool)
+        moments._sum, moments._squares = (np.array(values[name], object) for name in ("sum", "squares"))
         return moments
 
     @property
@@ -175,15 +177,10 @@ class ObservationMoments:
 
     def agent_statistics(self, eps: float = STD_EPS) -> tuple[Nest, Nest]:
         """Returns what agents subtract and divide by: two nests of float32, 0 and 1 for leaves without moments."""
-        specs = tree.flatten(self.spec)
-        means = [
-            np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32)
-            for leaf, spec in zip(self.leaves, specs, strict=True)
-        ]
-        divisors = [
-            np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32)
-            for leaf, spec in zip(self.leaves, specs, strict=True)
-        ]
+        means, divisors = [], []
+        for leaf, spec in zip(self.leaves, tree.flatten(self.spec), strict=True):
+            means.append(np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32))
+            divisors.append(np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32))
         return tree.unflatten_as(self.spec, means), tree.unflatten_as(self.spec, divisors)
 
     def describe_constants(self) -> list[str]:

@@ -82,26 +82,21 @@ def _read_episodes(name: str, dataset: tf.data.Dataset, index: int = 0) -> Itera
     from .rlds_episodes import read_episodes
 
     spec = dataset.element_spec
-    iterator = read_episodes(
-        dataset, [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
-    )
-    while True:
-        try:
-            columns, others = next(iterator)
-        except StopIteration:
-            return
-        except tf.errors.OpError as error:
-            # The message without the names of TensorFlow's graph nodes.
-            reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
-            raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
-        seed = int(others.get(SEED, UNKNOWN_SEED))
-        yield Episode(
-            as_steps(columns, f"{name}: episode {index}: step"),
-            index,
-            unterminated=bool(others.get(UNTERMINATED, False)),
-            seed=None if seed == UNKNOWN_SEED else seed,
-        )
-        index += 1
+    other_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    try:
+        for columns, others in read_episodes(dataset, other_fields):
+            seed = int(others.get(SEED, UNKNOWN_SEED))
+            yield Episode(
+                as_steps(columns, f"{name}: episode {index}: step"),
+                index,
+                unterminated=bool(others.get(UNTERMINATED, False)),
+                seed=None if seed == UNKNOWN_SEED else seed,
+            )
+            index += 1
+    except tf.errors.OpError as error:
+        # The message without the names of TensorFlow's graph nodes.
+        reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
+        raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
 
 
 def _is_scalar(episode_spec: dict[str, Any], name: str, dtype: type) -> bool:
@@ -128,9 +123,9 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     source = Source(
         prepared.name,
         "rlds",
-        prepared.read_all,
+        prepared.read,
         num_episodes=prepared.count(),
-        ranges=prepared if prepared.first_example is not None else None,
+        count=prepared.count if len(prepared.ranges) == 1 else None,
     )
     if prepared.builder.info.name.startswith("d4rl_"):
         source.warnings = _describe_shared_ends(prepared.name, prepared.dataset)
@@ -138,7 +133,7 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
 
 
 class _PreparedEpisodes:
-    """The episodes of a split of a dataset that TFDS prepared; implements `EpisodeRanges`.
+    """The episodes of a split of a dataset that TFDS prepared; those of a single range can be read in parts.
 
     Pickling it keeps the directory and the split; the other process opens them again.
     """
@@ -162,12 +157,7 @@ class _PreparedEpisodes:
         return self._make_dataset(self._split)
 
     @cached_property
-    def first_example(self) -> int | None:
-        """The position of the first episode in its complete split, or None if the split joins several ranges."""
-        return self._ranges[0][1] if len(self._ranges) == 1 else None
-
-    @cached_property
-    def _ranges(self) -> list[tuple[str, int, int]]:
+    def ranges(self) -> list[tuple[str, int, int]]:
         """The complete split, the first episode and the one after the last, of each range that the split joins."""
         import tensorflow_datasets as tfds
 
@@ -180,18 +170,18 @@ class _PreparedEpisodes:
         ]
 
     def count(self) -> int:
-        return sum(stop - first for _, first, stop in self._ranges)
+        """Returns the number of episodes."""
+        return sum(stop - first for _, first, stop in self.ranges)
 
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return _read_episodes(self.name, self.dataset)
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Returns an iterator over all episodes, or over those of a range."""
         import tensorflow_datasets as tfds
 
+        if stop is None:
+            return _read_episodes(self.name, self.dataset)
         if stop <= first:
             return iter(())
-        name, begin, _ = self._ranges[0]
+        name, begin, _ = self.ranges[0]
         part = tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
         return _read_episodes(self.name, self._make_dataset(part), first)
 

@@ -42,9 +42,8 @@ def rlds_trajectory_spec(
 
 def _make_step_spec(rlds_data: tf.data.Dataset, cast_floats: bool) -> dict[str, Nest]:
     episode_spec = rlds_data.element_spec
-    if not isinstance(episode_spec, dict) or fields.STEPS not in episode_spec:
-        raise ValueError(fields.NO_STEPS)
-    step_spec = getattr(episode_spec[fields.STEPS], "element_spec", None)
+    steps_spec = episode_spec.get(fields.STEPS) if isinstance(episode_spec, dict) else None
+    step_spec = getattr(steps_spec, "element_spec", None)
     if not isinstance(step_spec, dict):
         raise ValueError(fields.NO_STEPS)
     if not all(name in step_spec for name in fields.STEP_FIELDS):

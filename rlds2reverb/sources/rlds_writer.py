@@ -16,9 +16,12 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest, describe, leaves, path_name
 
+from .source import Source
 from .tf_examples import encode_episode, make_features
 from .written_episodes import has_tuple
 
+#: Default size of the files of a dataset.
+SHARD_BYTES = 256 << 20
 _SPLIT = "train"
 _VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
 _FIRST_VERSION = "1.0.0"
@@ -29,10 +32,10 @@ def write_rlds(
     directory: Path,
     batches: Iterator[EpisodeBatch],
     step_spec: Mapping[str, Nest],
+    source: Source,
     *,
     location: Path,
     shard_bytes: int,
-    metadata: Mapping[str, Any],
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.
 
@@ -40,9 +43,9 @@ def write_rlds(
       directory: the directory to create.
       batches: the episodes.
       step_spec: spec of a step, without tuples.
+      source: the source of the episodes, which provides the values for `metadata.json`.
       location: final path of the directory, from which the name and version of the dataset are taken.
       shard_bytes: size from which a new file is started.
-      metadata: names and plain values for `metadata.json`.
 
     Raises:
       SourceError: If TFDS cannot represent the spec.
@@ -51,16 +54,16 @@ def write_rlds(
     require_rlds_spec(step_spec)
     directory.mkdir()
     shards = _write_shards(directory, batches, step_spec, shard_bytes)
-    finish_rlds(directory, shards, step_spec, location=location, metadata=metadata)
+    finish_rlds(directory, shards, step_spec, source, location=location)
 
 
 def finish_rlds(
     directory: Path,
     shards: Sequence[tuple[Path, int, int]],
     step_spec: Mapping[str, Nest],
+    source: Source,
     *,
     location: Path,
-    metadata: Mapping[str, Any],
 ) -> None:
     """Moves files of episodes into a directory, and writes the files that describe them.
 
@@ -68,8 +71,8 @@ def finish_rlds(
       directory: the directory.
       shards: path, number of episodes and size of each file.
       step_spec: see `write_rlds`.
+      source: see `write_rlds`.
       location: see `write_rlds`.
-      metadata: see `write_rlds`.
     """
     name, version = _choose_name(location)
     info = {
@@ -89,7 +92,7 @@ def finish_rlds(
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
     make_features(step_spec).save_config(directory)
-    if metadata:
+    if metadata := source.full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
 

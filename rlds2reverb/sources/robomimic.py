@@ -7,7 +7,6 @@ demonstration. No demonstration is truncated, so that an episode is terminal if 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def is_robomimic(location: Any) -> bool:
         return bool(_list_demos(file))
 
 
-def open_robomimic(path: Path, *, split: str | None = None, limits: hdf5.Limits = hdf5.Limits()) -> Source:  # noqa: B008
+def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     """Opens a robomimic file of low-dimensional observations, which become dicts.
 
     The final observation of each episode is the last row of `next_obs`.
@@ -40,42 +39,26 @@ def open_robomimic(path: Path, *, split: str | None = None, limits: hdf5.Limits 
     Args:
       path: the file.
       split: filter key: only the demonstrations that `mask/<split>` lists are read; None for all.
-      limits: maximum sizes of the columns.
 
     Raises:
       SourceError: If the file is refused (see `hdf5`), a demonstration is missing a column, or there is no such split.
     """
     with hdf5.open_hdf5(path) as file:
         demos = _list_demos(file) if split is None else _select_demos(file, split)
-        num_rows = sum(len(_read_column(file, f"{demo}/rewards", limits)) for demo in demos)
+        num_rows = sum(len(_read_column(file, f"{demo}/rewards")) for demo in demos)
 
-    ranges = _Demos(path, demos, num_rows, limits)
-    return Source(path.name, "robomimic", ranges.read_all, num_episodes=len(demos), num_rows=num_rows, ranges=ranges)
-
-
-@dataclass(frozen=True)
-class _Demos:
-    """The episodes of a robomimic file; implements `EpisodeRanges`."""
-
-    path: Path
-    demos: list[str]
-    num_rows: int
-    limits: hdf5.Limits
-
-    def count(self) -> int:
-        return len(self.demos)
-
-    def read_all(self) -> Iterator[Episode]:
-        """Returns an iterator over all episodes."""
-        return self.read(0, len(self.demos))
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        check = ContinuityCheck(self.path.name, self.num_rows, "copy or download the file again")
-        with hdf5.open_hdf5(self.path) as file:
-            for index in range(first, stop):
-                episode = _read_episode(file, self.demos[index], index, self.limits)
-                check.add(episode, episode.num_transitions)
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        check = ContinuityCheck(path.name, num_rows, "copy or download the file again")
+        with hdf5.open_hdf5(path) as file:
+            for index in range(len(demos))[first:stop]:
+                episode = _read_episode(file, demos[index], index)
+                check.add(episode)
                 yield episode
+
+    num_episodes = len(demos)
+    return Source(
+        path.name, "robomimic", read, num_episodes=num_episodes, num_rows=num_rows, count=lambda: num_episodes
+    )
 
 
 def _list_demos(file: h5py.File) -> list[str]:
@@ -97,8 +80,7 @@ def _select_demos(file: h5py.File, split: str) -> list[str]:
     mask = hdf5.open_member(masks, split)
     if not isinstance(mask, h5py.Dataset) or mask.dtype.kind not in "SO" or len(mask.shape or ()) != 1:
         raise SourceError(f"{where} must be a list of names of demonstrations")
-    hdf5.require_own_data(mask, where)
-    hdf5.require_within_limits([mask], where, hdf5.Limits())
+    hdf5.require_safe([mask], where)
     names = {name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in mask[()]}
     demos = [demo for demo in _list_demos(file) if demo.removeprefix("data/") in names]
     if not demos or len(demos) < len(names):
@@ -106,25 +88,25 @@ def _select_demos(file: h5py.File, split: str) -> list[str]:
     return demos
 
 
-def _read_column(file: h5py.File, name: str, limits: hdf5.Limits) -> np.ndarray:
+def _read_column(file: h5py.File, name: str) -> np.ndarray:
     where = f"{Path(file.filename).name}: '{name}'"
-    dataset = hdf5.open_column(file, name, limits)
+    dataset = hdf5.open_column(file, name)
     if dataset is None:
         raise SourceError(f"{where} is missing")
     return as_columns(dataset[()], where)
 
 
-def _read_nest(file: h5py.File, demo: str, name: str, limits: hdf5.Limits) -> dict[str, np.ndarray]:
+def _read_nest(file: h5py.File, demo: str, name: str) -> dict[str, np.ndarray]:
     group = hdf5.open_member(file[demo], name)
     if not isinstance(group, h5py.Group):
         raise SourceError(f"{Path(file.filename).name}: '{demo}/{name}' is missing, or is not a group of columns")
-    return {key: _read_column(file, f"{demo}/{name}/{key}", limits) for key in sorted(hdf5.list_names(group))}
+    return {key: _read_column(file, f"{demo}/{name}/{key}") for key in sorted(hdf5.list_names(group))}
 
 
-def _read_episode(file: h5py.File, demo: str, index: int, limits: hdf5.Limits) -> Episode:
+def _read_episode(file: h5py.File, demo: str, index: int) -> Episode:
     where = f"{Path(file.filename).name}: '{demo}'"
-    actions, rewards, dones = (_read_column(file, f"{demo}/{name}", limits) for name in ("actions", "rewards", "dones"))
-    observations, next_observations = (_read_nest(file, demo, name, limits) for name in ("obs", "next_obs"))
+    actions, rewards, dones = (_read_column(file, f"{demo}/{name}") for name in ("actions", "rewards", "dones"))
+    observations, next_observations = (_read_nest(file, demo, name) for name in ("obs", "next_obs"))
     columns = (actions, rewards, dones, *observations.values(), *next_observations.values())
     lengths = {len(column) for column in columns}
     if len(lengths) != 1 or not len(rewards):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,16 +28,6 @@ ENV_SPEC, ACTION_SPACE, OBSERVATION_SPACE = "env_spec", "action_space", "observa
 _MAX_ITERATORS = 8
 
 
-class EpisodeRanges(Protocol):
-    """Random access to the episodes of a dataset, which lets several processes read different parts of it."""
-
-    def count(self) -> int:
-        """Returns the number of episodes; may read a small part of the dataset."""
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        """Opens the dataset and returns an iterator over the episodes `first` to `stop` (exclusive)."""
-
-
 @dataclass
 class Source:
     """A dataset that can be iterated over for its episodes, any number of times.
@@ -45,12 +35,14 @@ class Source:
     Each iteration opens the dataset, reads it gradually, and closes it at the end. A source that was opened from files
     can be pickled with `cloudpickle`; the other process opens the same files.
 
-    If `read` or `ranges` is user code, the episodes are copied, so that it may reuse its arrays.
+    If `read` is user code, the episodes are copied, so that it may reuse its arrays.
 
     Attributes:
       name: short name, for reports.
       kind: 'd4rl', 'rlds', 'minari', 'robomimic' or 'memory'.
-      read: function that opens the dataset and returns an iterator over its episodes, whose arrays may be read-only.
+      read: function that opens the dataset and returns an iterator over its episodes, whose arrays may be read-only. If
+        there is a `count`, `read(first, stop)` reads only these episodes (without `stop`), so that several processes
+        can read different parts of the dataset.
       num_episodes: number of episodes, or None if it is not known before they are read.
       num_rows: number of stored rows, or None if it is not known; used to show progress.
       warnings: sentences that the user should see.
@@ -60,12 +52,13 @@ class Source:
         and may name any module to import.
       action_space: the dataset's own action space, a `gymnasium.Space`, or None.
       observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
-      ranges: random access to the episodes, or None if they can only be read from the first one.
+      count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
+        the episodes can only be read from the first one.
     """
 
     name: str
     kind: str
-    read: Callable[[], Iterator[Episode]] = field(repr=False)
+    read: Callable[..., Iterator[Episode]] = field(repr=False)
     num_episodes: int | None = None
     num_rows: int | None = None
     warnings: tuple[str, ...] = ()
@@ -74,13 +67,12 @@ class Source:
     env_spec: str | None = field(default=None, repr=False)
     action_space: Any = field(default=None, repr=False)
     observation_space: Any = field(default=None, repr=False)
-    ranges: EpisodeRanges | None = field(default=None, repr=False)
+    count: Callable[[], int] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if is_user_code(self.read):
-            self.read = _Copies(self.read)
-        if self.ranges is not None and is_user_code(self.ranges):
-            self.ranges = _CopiedRanges(self.ranges)
+        read = self.read
+        if is_user_code(read):
+            self.read = lambda *bounds: map(copy_arrays, read(*bounds))
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:
@@ -103,13 +95,9 @@ class Source:
         Raises:
           SourceError: If no episode has steps.
         """
-        episodes = self.read()
-        with contextlib.ExitStack() as stack:
-            if hasattr(episodes, "close"):  # A generator may hold a file open.
-                stack.callback(episodes.close)
-            for episode in episodes:
-                if episode.num_steps:
-                    return episode
+        for episode in self.read():
+            if episode.num_steps:
+                return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
 
     @cached_property
@@ -184,30 +172,6 @@ def _make_writable(episode: Episode) -> Episode:
     return episode if is_writable else copy_arrays(episode)
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Copies of the episodes that a custom function reads."""
-
-    function: Callable[..., Iterator[Episode]]
-
-    def __call__(self, *arguments: int) -> Iterator[Episode]:
-        for episode in self.function(*arguments):
-            yield copy_arrays(episode)
-
-
-@dataclass(frozen=True)
-class _CopiedRanges:
-    """Copies of the episodes of custom `EpisodeRanges`."""
-
-    ranges: EpisodeRanges
-
-    def count(self) -> int:
-        return self.ranges.count()
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return _Copies(self.ranges.read)(first, stop)
-
-
 def split_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the attributes of a `Source` that `full_metadata` combines."""
     env_spec = metadata.get(ENV_SPEC)
@@ -237,12 +201,11 @@ class IndexedEpisodes:
         """Returns an episode, or None after the last one and after one whose reading has raised an error."""
         if self._failed_at is not None and index > self._failed_at:
             return None
-        next_index, iterator = self._pop_iterator(index) or (0, self._read())
+        iterator = self._pop_iterator(index) or itertools.islice(self._read(), index, None)
         try:
-            while (episode := next(iterator, None)) is not None and next_index < index:
-                next_index += 1
+            episode = next(iterator, None)
         except Exception:
-            self._failed_at = next_index
+            self._failed_at = index
             raise
         if episode is not None:
             with self._lock:
@@ -255,10 +218,8 @@ class IndexedEpisodes:
             dropped, self._iterators = self._iterators, []
         del dropped  # Outside of the lock, because closing a generator runs its own code.
 
-    def _pop_iterator(self, index: int) -> tuple[int, Iterator[Episode]] | None:
+    def _pop_iterator(self, index: int) -> Iterator[Episode] | None:
         """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
         with self._lock:
-            for place in reversed(range(len(self._iterators))):
-                if self._iterators[place][0] == index:
-                    return self._iterators.pop(place)
-        return None
+            places = [place for place, (next_index, _) in enumerate(self._iterators) if next_index == index]
+            return self._iterators.pop(places[-1])[1] if places else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,15 +20,7 @@ from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
 from .source import Source
 
-_COUNTS = (
-    "episodes",
-    "steps",
-    "transitions",
-    "terminals",
-    "timeouts",
-    "unterminated",
-    "empty",
-)
+_COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
 _QUANTILES = (0.25, 0.5, 0.75)
 
 
@@ -47,8 +40,8 @@ class Distribution:
         """Computes the distribution of a list of numbers."""
         if not values:
             return cls(*[float("nan")] * 6)
-        q25, median, q75 = np.quantile(values, _QUANTILES)
-        return cls(min(values), float(q25), float(median), float(q75), max(values), float(np.mean(values)))
+        q25, median, q75 = np.quantile(values, _QUANTILES).tolist()
+        return cls(min(values), q25, median, q75, max(values), float(np.mean(values)))
 
     def __str__(self) -> str:
         mean, low, high = (format_number(value) for value in (self.mean, self.min, self.max))
@@ -209,9 +202,9 @@ class SummaryParts:
       first: index of the episode that `specs` comes from; None without one.
     """
 
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
     num_bytes: int = 0
-    non_finite: dict[str, int] = field(default_factory=dict)
+    non_finite: Counter[str] = field(default_factory=Counter)
     specs: dict[str, str] = field(default_factory=dict)
     episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
     first: int | None = None
@@ -225,12 +218,13 @@ class SummaryParts:
         """Adds some episodes, valid or not."""
         self.left_out.count_left_out(batch)
         for episode, digest in zip(batch.episodes, episode_digests(batch), strict=True):
-            _count(self.counts, episode)
+            sizes = {"steps": episode.num_steps, "transitions": episode.num_transitions}
+            self.counts.update({"episodes": 1, **sizes, _name_end(episode): 1})
             self.num_bytes += episode.num_bytes
             for path, column in leaves(episode.steps):
                 name = path_name(path, root="")
                 count = int(np.size(column) - np.isfinite(column).sum()) if column.dtype.kind in "fc" else 0
-                self.non_finite[name] = self.non_finite.get(name, 0) + count
+                self.non_finite[name] += count
             if episode.num_steps and self._is_first(episode.index):
                 self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
             total = episode.total_reward if episode.num_steps else None
@@ -245,11 +239,9 @@ class SummaryParts:
 
     def merge(self, other: SummaryParts) -> None:
         """Adds the episodes that were added to other parts of the same dataset."""
-        for name, count in other.counts.items():
-            self.counts[name] += count
+        self.counts.update(other.counts)
         self.num_bytes += other.num_bytes
-        for name, count in other.non_finite.items():
-            self.non_finite[name] = self.non_finite.get(name, 0) + count
+        self.non_finite.update(other.non_finite)
         if self._is_first(other.first):
             self.specs = other.specs
         self.left_out.merge_left_out(other.left_out)
@@ -264,7 +256,8 @@ class SummaryParts:
     def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
         """Creates parts from the values of `as_dict`."""
         episodes = [(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
-        return cls(**{**values, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
+        counters = {name: Counter(values[name]) for name in ("counts", "non_finite")}
+        return cls(**{**values, **counters, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
 
     def finish(
         self, source: Source, *, reference_returns: tuple[float, float] | None = None, is_d4rl: bool = False
@@ -350,14 +343,10 @@ def find_reference_returns(
     return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment
 
 
-def _count(counts: dict[str, int], episode: Episode) -> None:
-    counts["episodes"] += 1
-    counts["steps"] += episode.num_steps
-    counts["transitions"] += episode.num_transitions
+def _name_end(episode: Episode) -> str:
+    """Returns the name of the count of episodes that end like this one."""
     if not episode.num_steps:
-        end = "empty"
-    elif episode.unterminated:
-        end = "unterminated"
-    else:
-        end = "terminals" if episode.is_terminal else "timeouts"
-    counts[end] += 1
+        return "empty"
+    if episode.unterminated:
+        return "unterminated"
+    return "terminals" if episode.is_terminal else "timeouts"

@@ -31,16 +31,15 @@ def require_harmless(path: Path) -> Any:
     """
     from tensorflow_datasets.core.proto import dataset_info_pb2, feature_pb2
 
-    info = _read_json(path / "dataset_info.json")
-    info = _to_message(path / "dataset_info.json", info, dataset_info_pb2.DatasetInfo())
+    info_path, features_path = path / "dataset_info.json", path / "features.json"
+    info = _to_message(info_path, _read_json(info_path), dataset_info_pb2.DatasetInfo())
     _require_plain_names(path, info)
-    features = _read_json(path / "features.json")
+    features = _read_json(features_path)
     if isinstance(features, dict) and "type" in features:  # The format that TFDS wrote before 2022.
-        _require_known_types(path / "features.json", features)
+        _require_known_types(features_path, features)
     else:
-        features = _to_message(path / "features.json", features, feature_pb2.Feature())
-        _require_known_classes(path / "features.json", features)
-    _require_known_classes(path / "dataset_info.json", info)
+        _require_known_classes(features_path, _to_message(features_path, features, feature_pb2.Feature()))
+    _require_known_classes(info_path, info)
     return info
 
 
@@ -112,39 +111,35 @@ def _require_plain_names(path: Path, info: Any) -> None:
 
 
 def _require_known_classes(path: Path, message: Any) -> None:
+    """Checks every class name in a message, which may also have messages in lists and maps."""
     for field, value in message.ListFields():
         if field.name == "python_class_name":
             _require_feature_class(path, value)
         elif field.name == "json_feature":
             raise SourceError(f"{path} describes a feature in free-form JSON, which may name any class; refused")
         elif field.message_type is not None:
-            for inner in _submessages(value):
-                _require_known_classes(path, inner)
-
-
-def _submessages(value: Any) -> list[Any]:
-    if hasattr(value, "ListFields"):
-        return [value]
-    inner = value.values() if hasattr(value, "values") else value
-    return [item for item in inner if hasattr(item, "ListFields")]
+            parts = [value] if hasattr(value, "ListFields") else value.values() if hasattr(value, "values") else value
+            for part in parts:
+                if hasattr(part, "ListFields"):
+                    _require_known_classes(path, part)
 
 
 def require_shards(path: Path, info: Any, split: str) -> None:
     """Raises `SourceError` if the split, or one of its files, is missing."""
     splits = {entry.name: entry for entry in info.splits}
     for name in require_split(str(path), split):
-        _require_split_files(path, info, splits, name)
+        if name not in splits:
+            raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
+        _require_split_files(path, info, splits[name])
 
 
-def _require_split_files(path: Path, info: Any, splits: dict[str, Any], name: str) -> None:
-    if name not in splits:
-        raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
-    num_shards = len(splits[name].shard_lengths)
-    template = splits[name].filepath_template or _DEFAULT_TEMPLATE
+def _require_split_files(path: Path, info: Any, split: Any) -> None:
+    num_shards = len(split.shard_lengths)
+    template = split.filepath_template or _DEFAULT_TEMPLATE
     for shard in range(num_shards):
         values = {
             "DATASET": info.name,
-            "SPLIT": name,
+            "SPLIT": split.name,
             "FILEFORMAT": info.file_format or "tfrecord",
             "SHARD_INDEX": f"{shard:05d}",
             "NUM_SHARDS": f"{num_shards:05d}",

@@ -6,7 +6,7 @@ reads it once when it is fitted; episodes are transformed while they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
-from .source import EpisodeRanges, Source
+from .source import Source
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
@@ -62,17 +62,21 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     - `cut_at_terminal`: True after `CutAtTerminal`
     - `notes`: sentences for the user, from any transform
     """
-    statistics = dict(source.statistics)
     for transform in transforms:
-        function, fitted = transform.fit(source)
-        statistics = _combine_statistics(statistics, fitted)
-        source = replace(map_episodes(source, function), statistics=statistics)
-        if "observation_mean" in fitted:
-            source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
-        if "action_bounds" in fitted:
-            space = make_array_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
-            source = replace(source, action_space=space)
-    return source, statistics
+        source = apply_fitted(source, *transform.fit(source))
+    return source, dict(source.statistics)
+
+
+def apply_fitted(source: Source, function: EpisodeFn, fitted: dict[str, Any]) -> Source:
+    """Applies what `fit` of a transform returned; returns the new source, with its statistics."""
+    statistics = _combine_statistics(dict(source.statistics), fitted)
+    source = replace(map_episodes(source, function), statistics=statistics)
+    if "observation_mean" in fitted:
+        source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
+    if "action_bounds" in fitted:
+        space = make_array_space(source.step_spec[fields.ACTION], *fitted["action_bounds"])
+        source = replace(source, action_space=space)
+    return source
 
 
 def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
@@ -92,11 +96,8 @@ def describe_changes(statistics: Mapping[str, Any]) -> list[str]:
 def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[str, Any]:
     """Combines the statistics of the earlier transforms with those of one more."""
     combined = {**before, **fitted}
-    notes = [*before.get("notes", []), *fitted.get("notes", [])]
-    if "dropped_fields" in before and "dropped_fields" in fitted:
-        combined["dropped_fields"] = before["dropped_fields"] + fitted["dropped_fields"]
-    if "clipped_actions" in before and "clipped_actions" in fitted:
-        combined["clipped_actions"] = before["clipped_actions"] + fitted["clipped_actions"]
+    for name in before.keys() & fitted.keys() & {"dropped_fields", "clipped_actions", "notes"}:
+        combined[name] = before[name] + fitted[name]
     if "reward_scale" in before and "reward_scale" in fitted:
         # ((r - b) * a - d) * c = (r - (b + d / a)) * (a * c)
         scale, shift = before["reward_scale"], fitted["reward_shift"]
@@ -104,7 +105,8 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
             combined["reward_scale"] = scale * fitted["reward_scale"]
             combined["reward_shift"] = before["reward_shift"] + shift / scale
         else:
-            notes.append("rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms")
+            note = "rewards were scaled by 0; reward_scale and reward_shift describe only the later transforms"
+            combined["notes"] = [*combined.get("notes", []), note]
     if "observation_std" in before and "observation_std" in fitted:
         # ((o - m) / s - n) / t = (o - (m + n * s)) / (s * t), where s and t are each std + eps
         first, second = before["observation_eps"], fitted["observation_eps"]
@@ -113,7 +115,7 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
         combined["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
         combined["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
         combined["observation_eps"] = 0.0
-    return {**combined, "notes": notes} if notes else combined
+    return combined
 
 
 def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
@@ -134,26 +136,11 @@ def map_episodes(source: Source, function: EpisodeFn) -> Source:
       function: the transform of an episode that has steps; episodes without steps are not changed.
     """
     apply = isolate(function)
-    ranges = source.ranges and _MappedRanges(source.ranges, apply)
-    return replace(source, read=lambda: _map(source, apply), ranges=ranges)
 
+    def read(*bounds: int) -> Iterator[Episode]:
+        return (apply(episode) if episode.num_steps else episode for episode in source.read(*bounds))
 
-@dataclass(frozen=True)
-class _MappedRanges:
-    """The transformed episodes of other `EpisodeRanges`."""
-
-    ranges: EpisodeRanges
-    function: EpisodeFn
-
-    def count(self) -> int:
-        return self.ranges.count()
-
-    def read(self, first: int, stop: int) -> Iterator[Episode]:
-        return _map(self.ranges.read(first, stop), self.function)
-
-
-def _map(episodes: Iterable[Episode], function: EpisodeFn) -> Iterator[Episode]:
-    return (function(episode) if episode.num_steps else episode for episode in episodes)
+    return replace(source, read=read)
 
 
 def _replace_columns(episode: Episode, /, **columns: Nest) -> Episode:
@@ -278,10 +265,10 @@ class Clipping:
         of an element from its bounds.
     """
 
-    def __init__(self, spec: Nest, eps: float = ACTION_EPS):
-        """Starts without actions; `spec` is a nest of bounded specs, of which those that are not floats are ignored."""
+    def __init__(self, spec: Nest, eps: float = ACTION_EPS, counts: Sequence[Any] = (0, 0, 0.0)):
+        """Starts with `counts`; `spec` is a nest of bounded specs, of which those that are not floats are ignored."""
         self.spec, self._leaves, self._eps = spec, [leaf for _, leaf in leaves(spec)], eps
-        self.counts: tuple[int, int, float] = (0, 0, 0.0)
+        self.counts: tuple[int, int, float] = tuple(counts)
 
     def clip(self, actions: Nest) -> Nest:
         """Returns actions `[T, ...]` within their bounds."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from rlds2reverb._arguments import require_count
+from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import Episode
 
 from .atomic_output import atomic_output, require_vacant
+from .d4rl_writer import write_d4rl
 from .formats import require_applicable
 from .loading import load
+from .minari_writer import choose_dataset_id, import_minari, write_minari
+from .rlds_writer import SHARD_BYTES, write_rlds
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
 
@@ -21,17 +24,12 @@ Format = Literal["d4rl", "rlds", "minari"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
-    "d4rl": FormatLimits("D4RL", has_discounts=False, has_final_extras=False, has_unterminated=False),
-    "rlds": FormatLimits("RLDS", has_discounts=True, has_final_extras=True, has_unterminated=True),
-    "minari": FormatLimits("Minari", has_discounts=False, has_final_extras=True, has_unterminated=True),
+    "d4rl": FormatLimits("D4RL", write_d4rl, "recompute_discounts", has_discounts=False, has_episodes=False),
+    "rlds": FormatLimits("RLDS", write_rlds, "shard_bytes", has_discounts=True, has_episodes=True),
+    "minari": FormatLimits("Minari", write_minari, "recompute_discounts", has_discounts=False, has_episodes=True),
 }
-#: The options of `write_dataset` that apply to each format.
-FORMAT_OPTIONS = {"d4rl": ("recompute_discounts",), "rlds": ("shard_bytes",), "minari": ("recompute_discounts",)}
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)
-_ON_INVALID = ("error", "skip_episode", "keep")
-#: Default size of the files of an RLDS dataset.
-SHARD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,11 @@ def write_dataset(
         not a Minari name.
     """
     require_destination(path, format)
-    if on_invalid not in _ON_INVALID:
-        raise ValueError(f"on_invalid must be one of {', '.join(_ON_INVALID)}, got {on_invalid!r}")
+    require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes}
     given = {name: value for name, value in options.items() if value is not None}
-    require_applicable(given, FORMAT_OPTIONS[format], f"format={format!r}")
+    limits = FORMAT_LIMITS[format]
+    require_applicable(given, [limits.option], f"format={format!r}")
     shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
@@ -137,18 +135,19 @@ def write_dataset(
         source = load(source)
         episodes = WrittenEpisodes(
             source,
-            FORMAT_LIMITS[format],
+            limits,
             on_invalid=on_invalid,
             recompute_discounts=recompute_discounts,
             progress=progress,
         )
-        _write(format, partial, path, source, episodes, shard_bytes=shard_bytes)
+        sizes = {"shard_bytes": shard_bytes} if limits.option == "shard_bytes" else {}
+        limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **sizes)
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-    return make_report(source, path, format, episodes.counts(), num_bytes=num_bytes, warnings=episodes.make_warnings())
+    return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=episodes.make_warnings())
 
 
 def make_report(
-    source: Source, path: Path, format: str, counts: Mapping[str, Any], *, num_bytes: int, warnings: Sequence[str]
+    source: Source, path: Path, format: str, counts: Mapping[str, int], *, num_bytes: int, warnings: Sequence[str]
 ) -> WriteReport:
     """Returns the report of a written dataset.
 
@@ -164,7 +163,7 @@ def make_report(
         source=source.name,
         path=str(path),
         format=format,
-        **{name: counts[name] for name in ("episodes", "transitions", "skipped_episodes")},
+        **counts,
         bytes=num_bytes,
         warnings=(*source.warnings, *warnings),
         notes=tuple(source.statistics.get("notes", ())),
@@ -188,25 +187,5 @@ def require_destination(path: str | Path, format: str) -> None:
     path = Path(path).expanduser().absolute()
     require_vacant(path)
     if format == "minari":
-        from .minari_writer import choose_dataset_id, import_minari
-
         import_minari()
         choose_dataset_id(path)
-
-
-def _write(
-    format: str, partial: Path, path: Path, source: Source, episodes: WrittenEpisodes, *, shard_bytes: int
-) -> None:
-    if format == "d4rl":
-        from .d4rl_writer import write_d4rl
-
-        write_d4rl(partial, iter(episodes), episodes.step_spec, source.full_metadata)
-    elif format == "rlds":
-        from .rlds_writer import write_rlds
-
-        options: dict[str, Any] = {"location": path, "shard_bytes": shard_bytes, "metadata": source.full_metadata}
-        write_rlds(partial, iter(episodes), episodes.step_spec, **options)
-    else:
-        from .minari_writer import write_minari
-
-        write_minari(partial, iter(episodes), episodes.step_spec, location=path, source=source)

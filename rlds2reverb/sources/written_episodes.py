@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,19 @@ class FormatLimits:
 
     Attributes:
       name: name of the format in messages.
+      write: function that writes batches of episodes to a path.
+      option: the option of `write_dataset` that applies to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
-      has_final_extras: whether it stores the extra fields of the last step.
-      has_unterminated: whether every episode, rather than the last one only, can be unterminated.
+      has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
+        can be unterminated, rather than the last one only.
     """
 
     name: str
+    write: Callable[..., None]
+    option: str
     has_discounts: bool
-    has_final_extras: bool
-    has_unterminated: bool
+    has_episodes: bool
 
 
 class WrittenEpisodes:
@@ -45,9 +49,8 @@ class WrittenEpisodes:
 
     Attributes:
       step_spec: the spec of a step.
-      num_episodes: number of episodes yielded.
-      num_transitions: number of transitions yielded.
-      num_skipped: number of episodes left out.
+      counts: numbers of `episodes` and `transitions` yielded, and of `skipped_episodes`.
+      left_out: counts of the values that no transition has.
     """
 
     def __init__(
@@ -74,10 +77,9 @@ class WrittenEpisodes:
         """
         self.step_spec = source.step_spec if step_spec is None else step_spec
         self._may_be_empty = may_be_empty
-        self.num_episodes = self.num_transitions = self.num_skipped = 0
+        self.counts, self.left_out = Counter(episodes=0, transitions=0, skipped_episodes=0), LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
-        self._left_out = LeftOut()
         self._num_unterminated = 0
         self._ends_unterminated = False
 
@@ -85,30 +87,21 @@ class WrittenEpisodes:
         if self._checks_discounts:
             _require_discount_spec(self.step_spec[fields.DISCOUNT])
         for batch in batch_episodes(self._read()):
-            self._left_out.count_left_out(batch)
+            self.left_out.count_left_out(batch)
             valid = self._drop_invalid(batch)
             if valid is not None:
                 self._require_representable(valid)
                 self._count(valid)
                 yield valid
-        if not self.num_episodes and not self._may_be_empty:
+        if not self.counts["episodes"] and not self._may_be_empty:
             raise no_episode_error(self._source.name)
-
-    def counts(self) -> dict[str, Any]:
-        """Returns the counts of the episodes, and those of `LeftOut`."""
-        return {
-            "episodes": self.num_episodes,
-            "transitions": self.num_transitions,
-            "skipped_episodes": self.num_skipped,
-            "left_out": asdict(self._left_out),
-        }
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns sentences about what the source has, but its episodes or the written dataset do not."""
-        warnings = list(self._left_out.describe_left_out())
+        warnings = list(self.left_out.describe_left_out())
         name = self._limits.name
         num_closed = self._num_unterminated - self._ends_unterminated
-        if num_closed and not self._limits.has_unterminated:
+        if num_closed and not self._limits.has_episodes:
             warnings.append(
                 f"{num_closed:,} unterminated episodes are marked as truncated, because in {name} only the last "
                 "episode can end without a flag"
@@ -129,7 +122,7 @@ class WrittenEpisodes:
             problems = self._find_problems(episode)
             if problems and self._on_invalid != "skip_episode":
                 raise InvalidEpisodeError(problems)
-            self.num_skipped += bool(problems)
+            self.counts["skipped_episodes"] += bool(problems)
             if not problems:
                 valid.append(episode)
         return EpisodeBatch(valid) if valid else None
@@ -137,7 +130,8 @@ class WrittenEpisodes:
     def _find_problems(self, episode: Episode) -> list[Problem]:
         if self._on_invalid == "keep":
             require_same_spec(episode, self.step_spec)
-            problems = _find_flag_problems(episode) if not self._limits.has_discounts else []
+            names = () if self._limits.has_discounts else (*fields.FLAG_FIELDS, fields.STEPS)
+            problems = [problem for problem in find_problems(episode) if problem.field in names]
         else:
             problems = find_problems(episode, self.step_spec)
         if not problems and episode.num_steps < 2 and not self._limits.has_discounts:
@@ -151,7 +145,7 @@ class WrittenEpisodes:
     def _require_representable(self, batch: EpisodeBatch) -> None:
         if self._checks_discounts:
             _require_standard_discounts(batch, self._limits.name)
-        if self._limits.has_final_extras:
+        if self._limits.has_episodes:
             return
         for path, column in leaves(select_extras(batch.steps)):
             if (nonzero := find_nonzero_final_rows(batch, column)).any():
@@ -163,8 +157,8 @@ class WrittenEpisodes:
                 )
 
     def _count(self, batch: EpisodeBatch) -> None:
-        self.num_episodes += len(batch.episodes)
-        self.num_transitions += int((batch.num_steps - 1).clip(0).sum())
+        self.counts["episodes"] += len(batch.episodes)
+        self.counts["transitions"] += int((batch.num_steps - 1).clip(0).sum())
         self._num_unterminated += sum(episode.unterminated for episode in batch.episodes)
         self._ends_unterminated = batch.episodes[-1].unterminated
 
@@ -195,15 +189,6 @@ def require_single_rewards(step_spec: Mapping[str, Nest], format_name: str) -> N
         raise SourceError(
             f"step['reward'] must be one number for {format_name}, got {describe(reward)}; use format='rlds'"
         )
-
-
-def _find_flag_problems(episode: Episode) -> list[Problem]:
-    """Returns the problems of an episode, without those of its numbers."""
-    names = fields.FLAG_FIELDS
-    zeros = np.zeros(episode.num_steps, np.float32)
-    steps = {name: episode.steps[name] for name in names}
-    numbers = {name: zeros for name in fields.STEP_FIELDS if name not in names}
-    return find_problems(Episode({**steps, **numbers}, episode.index))
 
 
 def _require_discount_spec(spec: ArraySpec) -> None:

@@ -15,7 +15,6 @@ from rlds2reverb import Source, apply_transforms, ingest, load, summarize, write
 from rlds2reverb.episodes import Episode
 from rlds2reverb.items import Items
 from rlds2reverb.replay import BufferConfig, make_buffer
-from rlds2reverb.sources.source import EpisodeRanges
 
 VALUES = [1.0, 2.0, 3.0]
 FLAGS = {"is_first": np.arange(4) == 0, "is_last": np.arange(4) == 3, "is_terminal": np.zeros(4, bool)}
@@ -57,12 +56,8 @@ def refilled_episodes():
     return (Episode(steps, index) for index, steps in enumerate(refilled_steps()))
 
 
-class Ranges(EpisodeRanges):
-    def count(self):
-        return len(VALUES)
-
-    def read(self, first, stop):
-        return itertools.islice(refilled_episodes(), first, stop)
+def refilled_range(first=0, stop=None):
+    return itertools.islice(refilled_episodes(), first, stop)
 
 
 class SameArrays:
@@ -165,7 +160,7 @@ ENTRY_POINTS = {
         load(type("Data", (), {"__iter__": lambda self: refilled_steps()})())
     ),
     "Source": lambda path: values_of(Source("x", "memory", refilled_episodes)),
-    "Source.ranges": lambda path: values_of(Source("x", "", refilled_episodes, ranges=Ranges()).ranges.read(0, 3)),
+    "range of a Source": lambda path: values_of(Source("x", "", refilled_range, count=lambda: 3).read(0, 3)),
     "to_rlds": lambda path: [float(next(iter(each["steps"]))["reward"]) for each in load(refilled_steps).to_rlds()],
     "apply_transforms": lambda path: values_of(apply_transforms(load(refilled_steps), [Reusing()])[0]),
     "ingest": lambda path: ingest_matches(path, refilled_steps),
@@ -214,8 +209,6 @@ def sample_twice():
 
 def iterate_twice(source):
     for episode in source:
-        zero(episode.steps)
-    for episode in source.ranges.read(0, 3) if source.ranges else ():
         zero(episode.steps)
     return values_of(source)
 

@@ -10,7 +10,7 @@ from compression_bombs import write_zeros
 
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import hdf5, load
-from rlds2reverb.sources.d4rl import EpisodeEnds, open_d4rl
+from rlds2reverb.sources.d4rl import open_d4rl
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def test_compression_bomb_in_an_extra_field_raises(data):
 
 
 @pytest.mark.drill("F21")
-def test_huge_chunk_raises(d4rl_file):
+def test_huge_chunk_raises(d4rl_file, monkeypatch):
     def write(file):
         file.create_dataset("rewards", data=np.zeros((10, 1), np.float32), chunks=(10, 1))
 
-    limits = hdf5.Limits(max_chunk_bytes=16)
+    monkeypatch.setattr(hdf5, "_MAX_CHUNK_BYTES", 16)
     with pytest.raises(SourceError, match=r"has rows or chunks of .* bytes; the limit is 16 bytes"):
-        open_d4rl(d4rl_file(write), limits=limits)
+        open_d4rl(d4rl_file(write))
 
 
 def test_damaged_chunk_raises_an_error_that_names_the_file(d4rl_file):
@@ -127,7 +127,7 @@ def test_flipped_bits_raise_a_source_error_or_are_harmless(tmp_path):
         damaged[position + random.integers(64)] ^= 1 << random.integers(8)
         path.write_bytes(damaged)
         try:
-            list(open_d4rl(path, ends=EpisodeEnds(5)))
+            list(open_d4rl(path, max_episode_steps=5))
         except SourceError:
             num_errors += 1
     assert num_errors > 10

@@ -36,22 +36,22 @@ def source(request, data):
 
 def test_every_range_has_the_episodes_of_an_iteration(source):
     episodes = list(source)
-    count = source.ranges.count()
+    count = source.count()
     assert count == len(episodes)
     for first, stop in ((0, count), (1, 2), (count - 1, count), (1, 1), (count // 2, count)):
-        assert_equal_episodes(source.ranges.read(first, stop), episodes[first:stop])
+        assert_equal_episodes(source.read(first, stop), episodes[first:stop])
 
 
 def test_pickled_source_reads_the_same_episodes(source):
     restored = cloudpickle.loads(cloudpickle.dumps(source))
     assert_equal_episodes(restored, source)
-    assert_equal_episodes(restored.ranges.read(1, 2), list(source)[1:2])
+    assert_equal_episodes(restored.read(1, 2), list(source)[1:2])
 
 
 def test_transforms_apply_to_ranges(data):
     source, _ = apply_transforms(load(data / SOURCES[0]), [ScaleRewards(scale=3.0), CutAtTerminal()])
-    assert source.ranges.count() == 32
-    assert_equal_episodes(source.ranges.read(3, 9), list(source)[3:9])
+    assert source.count() == 32
+    assert_equal_episodes(source.read(3, 9), list(source)[3:9])
 
 
 def make_rows(num_rows, terminals=(), timeouts=(), jumps=()):
@@ -86,29 +86,29 @@ def test_rows_are_divided_by_every_rule(options):
     rows = make_rows(9000, terminals=[10, 2047, 5000], timeouts=[2048, 7000], jumps=[3000, 6143])
     source = load(rows, **options)
     episodes = list(source)
-    count = source.ranges.count()
+    count = source.count()
     assert count == len(episodes)
     for first, stop in ((0, count), (1, 3), (count - 2, count)):
-        assert_equal_episodes(source.ranges.read(first, stop), episodes[first:stop])
+        assert_equal_episodes(source.read(first, stop), episodes[first:stop])
 
 
 def test_listed_episodes_have_ranges():
     logs = [{"observations": np.full((3, 1), n, np.float32), "actions": np.zeros((2, 1)), "rewards": np.zeros(2),
              "terminated": True} for n in range(4)]  # fmt: skip
     source = load(logs)
-    assert source.ranges.count() == 4
-    assert_equal_episodes(source.ranges.read(1, 3), list(source)[1:3])
+    assert source.count() == 4
+    assert_equal_episodes(source.read(1, 3), list(source)[1:3])
 
 
 def test_split_of_a_prepared_dataset_has_ranges(data):
     source = load(data / SOURCES[2], split="train[3:9]")
-    assert source.ranges.count() == 6
-    assert_equal_episodes(source.ranges.read(2, 5), list(source)[2:5])
+    assert source.count() == 6
+    assert_equal_episodes(source.read(2, 5), list(source)[2:5])
 
 
 def test_joined_splits_have_no_ranges(data):
     source = load(data / SOURCES[2], split="train[:2]+train[4:5]")
-    assert source.ranges is None and source.num_episodes == 3
+    assert source.count is None and source.num_episodes == 3
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ def test_several_datasets_are_read_as_one(two_files, as_list):
     assert source.name == "part-0.hdf5 and 1 more"
     assert source.num_rows == 2 * load(paths[0]).num_rows
     assert_equal_nests(episodes[35].steps, first[3].steps)
-    assert source.ranges.count() == 64
-    assert_equal_episodes(source.ranges.read(30, 36), episodes[30:36])
+    assert source.count() == 64
+    assert_equal_episodes(source.read(30, 36), episodes[30:36])
 
 
 def test_pattern_without_matches_raises(tmp_path):
@@ -150,4 +150,4 @@ def test_damage_is_reported_from_a_range(tmp_path, data):
         file["terminals"][0] = 1
         del file["rewards"]
     with pytest.raises(SourceError, match="has no 'rewards'"):
-        next(iter(source.ranges.read(1, 2)))
+        next(iter(source.read(1, 2)))
