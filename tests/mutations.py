@@ -589,7 +589,7 @@ MUTATIONS = [
         "file locks are not acquired",
         "learner",
         "rlds2reverb/_file_lock.py",
-        "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "lock_file(self._descriptor)",
         "pass",
         "tests/core/test_file_lock.py",
     ),

@@ -156,7 +156,7 @@ def wait_for(is_true, secs=200):
 
 def read_newest_commit(path):
     """Returns the names of the checkpoints in the newest commit."""
-    return json.loads(path.read_text())["content"]["commits"][0]
+    return json.loads(path.read_text())["commits"][0]
 
 
 @pytest.mark.timeout(900)
