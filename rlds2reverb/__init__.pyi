@@ -70,7 +70,7 @@ from .training.experiments import (
     Experiment as Experiment,
     load_experiment as load_experiment,
     sweep as sweep,
-    train as train,
+    train_seeds as train_seeds,
 )
 from .training.reports import (
     Report as Report,
@@ -78,7 +78,7 @@ from .training.reports import (
     report_source as report_source,
     report_tables as report_tables,
 )
-from .training.training import Training as Training
+from .training.training import Training as Training, train as train
 from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec
 from .trajectory_items import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
 

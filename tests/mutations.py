@@ -207,7 +207,7 @@ MUTATIONS = [
     Mutation(
         "weights of prioritized batches do not correct the probabilities",
         "sampling",
-        "training/batches.py",
+        "training/data.py",
         "samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)",
         "samples = SamplePlan(server, table, size, beta=0.0, prefetch=PREFETCH)",
         "tests/training/test_batches.py",
@@ -729,8 +729,8 @@ MUTATIONS = [
         "rewards of collected items are not transformed",
         "runs",
         "training/online.py",
-        "PieceConverter(choose_adder(data), data.reward_transform)",
-        "PieceConverter(choose_adder(data), None)",
+        "PieceConverter(data.collected_adder, data.reward_transform)",
+        "PieceConverter(data.collected_adder, None)",
         ONLINE,
     ),
     Mutation(

@@ -1,5 +1,5 @@
 from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
-from .data import TrainingData as TrainingData, open_data as open_data
+from .data import TrainingData as TrainingData
 from .environment import (
     Environment as Environment,
     resolve_environment as resolve_environment,
@@ -10,7 +10,7 @@ from .experiments import (
     load_experiment as load_experiment,
     run_plan as run_plan,
     sweep as sweep,
-    train as train,
+    train_seeds as train_seeds,
 )
 from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds, plan_sweep as plan_sweep
 from .presets import preset_names as preset_names
@@ -21,4 +21,5 @@ from .reports import (
     report_source as report_source,
     report_tables as report_tables,
 )
-from .training import Training as Training
+from .sources import open_data as open_data
+from .training import Training as Training, train as train

@@ -19,17 +19,8 @@ from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb.client import Server
 from rlds2reverb.items import Items
 from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .collector import Piece
-from .data import TrainingData
-
-
-def choose_adder(data: TrainingData) -> Any:
-    """Returns the adder of the collected items: that of the dataset, or for a table one of the same kind of items."""
-    if data.table is not None and data.table.has_trajectories:
-        return TrajectoryWindows(2)
-    return data.adder
 
 
 class PieceConverter:

@@ -1,18 +1,24 @@
-"""A dataset read into memory in one validated pass, and its conversion to items."""
+"""Datasets: read into memory in one validated pass, and converted to items in memory or in a table."""
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.feeds import collect_items
+from rlds2reverb.learners.feeds import InMemoryDataset, collect_items
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
 
-from rlds2reverb import fields
+from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
+from rlds2reverb._encoding.packing import Packing
+from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError, SpecMismatchError
@@ -33,13 +39,143 @@ from rlds2reverb.sources.transforms import (
     clip_actions,
     parse_reward,
 )
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name
+from rlds2reverb.specs import (
+    ArraySpec,
+    Nest,
+    describe,
+    leaves,
+    make_step_spec,
+    map_structure,
+    path_name,
+    to_tensor_spec,
+)
 
-from .actions import ActionStatistics, require_trainable_actions
+from .actions import ActionStatistics, describe_bounds, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
+from .data import Batches, Moments, TrainingData, make_adder, sample_table
+
+#: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
+PRIORITY_EXPONENT = 0.6
+_TABLE = "replay"
 
 #: Called with a stage ('read') and each episode.
 Progress = Callable[[str, Episode], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemData(TrainingData):
+    """A dataset whose items are in memory, where they are sampled uniformly.
+
+    Attributes:
+      items: the items.
+    """
+
+    items: Items
+
+    @contextmanager
+    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+        """See `TrainingData.open_batches`."""
+        feed = InMemoryDataset(self.items, config.batch_size or 1, seed=config.seed)
+        yield Batches(feed, feed.resize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeData(TrainingData):
+    """A dataset whose items are sampled from a table with proportional priorities, on a server of the run's own.
+
+    Attributes:
+      episodes: the episodes to train on, in memory.
+    """
+
+    episodes: Source
+
+    @contextmanager
+    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+        """See `TrainingData.open_batches`."""
+        with ExitStack() as stack:
+            server = stack.enter_context(self._start_server())
+            yield replace(sample_table(server, _TABLE, config, stack, is_own=True), fill=partial(self._fill, server))
+
+    def _start_server(self) -> ReplayServer:
+        """Starts a server with an empty table; for this machine only if that is possible."""
+        signature = packed_signature(
+            Packing(self.adder.item_spec(self.episodes.step_spec), getattr(self.adder, "squeeze", False))
+        )
+        tables = [TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))]
+        try:
+            return ReplayServer(tables, signature, isolate=True)
+        except OSError:
+            return ReplayServer(tables, signature)
+
+    def _fill(self, server: ReplayServer) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IngestWarning)
+            ingest(self.episodes, server, _TABLE, adder=self.adder, layout="packed", resume=False)
+
+
+def open_dataset(
+    source: Source,
+    config: TrainingConfig,
+    *,
+    action_space: Any = None,
+    as_episodes: bool = False,
+    progress: Progress = lambda stage, episode: None,
+) -> ItemData | EpisodeData:
+    """Reads a dataset, and converts it unless its episodes are requested; see `sources.open_data`."""
+    contents = read_contents(source, config, action_space=action_space, progress=progress)
+    action_spec, about_bounds = make_action_spec(contents.actions, config, action_space, source.action_space)
+    notes, warnings = [*contents.notes], list(source.warnings)
+    if about_bounds is not None:
+        notes.append(about_bounds)
+    clipping = contents.find_clipping(action_spec)
+    if clipping.counts[1] and config.clip_actions:
+        notes.append(clipping.describe())
+    elif clipping.counts[1]:
+        kept = f"are not clipped to {describe_bounds(action_spec)}; pass clip_actions=True to clip them"
+        warnings.append(clipping.describe(kept))
+    is_kept = np.ones(len(contents.returns), bool)
+    if config.top_percent is not None:
+        is_kept = find_best(contents.returns, config.top_percent)
+        notes.append(_describe_kept(contents.returns, is_kept, config.top_percent))
+    if config.normalize_observations:
+        notes += contents.moments.describe_constants()
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(contents.step_spec[fields.OBSERVATION]))
+    num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
+    transform = fit_reward(config, contents.returns, contents.name)
+    common: dict[str, Any] = {
+        "name": contents.name,
+        "time_step_spec": time_step_spec,
+        "action_spec": action_spec,
+        "fingerprint": contents.fingerprint,
+        "adder": make_adder(config, time_step_spec, action_spec),
+        "num_transitions": int((num_steps[is_kept] - 1).sum()),
+        "returns": contents.returns,
+        "num_episodes": int(is_kept.sum()),
+        "moments": Moments(*contents.moments.agent_statistics()),
+        "reward_transform": transform,
+        "notes": tuple(notes),
+        "warnings": tuple(warnings),
+    }
+    batches = prepare_batches(contents, config, action_spec, is_kept, transform)
+    if as_episodes or config.sampler == "prioritized":
+        return EpisodeData(**common, episodes=_make_source(contents.name, list(batches)))
+    return ItemData(**common, items=convert_batches(batches, common["adder"]))
+
+
+def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
+    kept = returns[is_kept]
+    return (
+        f"training on the best {percent:g} % of episodes: {len(kept):,} of {len(returns):,}, with returns from "
+        f"{kept.min():,.1f} to {kept.max():,.1f}"
+    )
+
+
+def _make_source(name: str, batches: list[EpisodeBatch]) -> Source:
+    def read() -> Iterator[Episode]:
+        return (episode for batch in batches for episode in batch.episodes)
+
+    num_rows = sum(int(batch.num_steps.sum()) for batch in batches)
+    return Source(name, "memory", read, sum(len(batch.num_steps) for batch in batches), num_rows)
 
 
 @dataclass

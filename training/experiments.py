@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rlds2reverb.learners.csv_log import STEP
@@ -25,7 +25,7 @@ from rlds2reverb.errors import CheckpointError
 from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes
 from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, plan_sweep, require_continuation
-from .progress import Progress, raise_if_interrupted
+from .progress import raise_if_interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,23 +207,7 @@ def list_runs(path: str | Path) -> list[Run]:
     return [load_run(path)]
 
 
-@overload
-def train(
-    source: Any,
-    algo: Any,
-    run_dir: str | Path,
-    *,
-    seeds: None = None,
-    jobs: int = 1,
-    presets: Iterable[str] = (),
-    gin_files: Iterable[str | Path] = (),
-    progress: bool = True,
-    **options: Any,
-) -> Run: ...
-
-
-@overload
-def train(
+def train_seeds(
     source: Any,
     algo: Any,
     run_dir: str | Path,
@@ -234,64 +218,36 @@ def train(
     gin_files: Iterable[str | Path] = (),
     progress: bool = True,
     **options: Any,
-) -> Experiment: ...
+) -> Experiment:
+    """Trains an agent once per seed; the same call continues what is incomplete.
 
-
-def train(
-    source: Any,
-    algo: Any,
-    run_dir: str | Path,
-    *,
-    seeds: int | Iterable[int] | None = None,
-    jobs: int = 1,
-    presets: Iterable[str] = (),
-    gin_files: Iterable[str | Path] = (),
-    progress: bool = True,
-    **options: Any,
-) -> Run | Experiment:
-    """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
-
-        run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
-        print(run.best_return)
-        run.plot()
+        experiment = train_seeds("hopper_medium-v2.hdf5", "iql", "runs/iql", seeds=5, jobs=2, steps=20_000)
+        print(experiment)
 
     Args:
       source: the data, or None to learn only from what the agent collects; see `Training`.
-      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
-        itself, see `register_agent`.
-      run_dir: directory of the run, created if missing.
-      seeds: number of runs, or their seeds, to train in directories `seed_0`, `seed_1` and so on of `run_dir`; None for
-        a single run with the option `seed`.
-      jobs: number of processes that train different seeds at the same time; with 1 they are trained in this process.
+      algo: name of the algorithm, or an agent of your own; see `train`.
+      run_dir: directory of all runs, which are in its directories `seed_0`, `seed_1` and so on; created if missing.
+      seeds: number of runs, or their seeds.
+      jobs: number of processes that train at the same time; with 1 the runs are trained in this process.
       presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
       gin_files: gin files with further settings.
-      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
-      **options: options of `TrainingConfig`.
+      progress: whether to show progress on stderr; notes and warnings are always shown.
+      **options: options of `TrainingConfig` other than `seed`.
 
     Returns:
-      The run, which `load_run(run_dir)` loads again at any time; with `seeds` the `Experiment`, which
-      `load_experiment(run_dir)` loads again. If SIGTERM ended the call, or a notebook cell was interrupted, they are
-      incomplete.
+      The runs and their results, which `load_experiment(run_dir)` loads again at any time. They are incomplete if
+      SIGTERM ended the call, or a notebook cell was interrupted.
 
     Raises:
       KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
-      ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `jobs` or `seed` do not match `seeds`.
-      TrainingDivergedError: If the loss or a weight is not finite.
-      Exception: See `Training`.
+      ValueError, TypeError: If an option is invalid, see `TrainingConfig`; or if `seed` is set.
+      Exception: See `run_plan`.
     """
-    from .training import Training
-
+    if "seed" in options:
+        raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
     config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
-    place = choose_placement(jobs, quiet=not progress)
-    if seeds is not None:
-        if "seed" in options:
-            raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
-        return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=place)
-    if jobs > 1:
-        raise ValueError("jobs requires seeds, because a single run is trained in one process")
-    config = config.for_source(source)
-    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
-        return training.run()
+    return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=choose_placement(jobs, quiet=not progress))
 
 
 def sweep(
@@ -399,7 +355,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
     """Raises the error of a run that could not be trained, as far as that is known before its data are read."""
     from rlds2reverb.learners.hooks import make_hooks
 
-    from .data import open_source
+    from .sources import open_source
 
     for run in runs:
         try:
@@ -417,8 +373,8 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     Data in memory, and files whose path has not changed, may have another content, and so may an environment of the
     same name: each dataset is read once.
     """
-    from .data import find_fingerprint, open_source
     from .environment import environment_key, resolve_environment
+    from .sources import find_fingerprint, open_source
     from .training import require_same_run
 
     fingerprints: dict[Any, str | None] = {}

@@ -11,12 +11,11 @@ from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed
 from rlds2reverb.learners.hooks.hook import LearnerHook, Phase
 
-from .batches import Batches
-from .collected_pieces import PieceConverter, choose_adder
+from .collected_pieces import PieceConverter
 from .collected_table import CollectedTable
 from .collector import Collector
 from .config import TrainingConfig
-from .data import TrainingData
+from .data import Batches, TrainingData
 
 
 class OnlinePhase:
@@ -45,7 +44,7 @@ class OnlinePhase:
           policy: the policy that collects.
         """
         self._config, self._data = config, data
-        self._convert = PieceConverter(choose_adder(data), data.reward_transform)
+        self._convert = PieceConverter(data.collected_adder, data.reward_transform)
         self._collector = Collector(
             make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=self._convert.num_kept
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import tree
 import xxhash
 from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
 
-from rlds2reverb import TrajectoryWindows, sample_dataset
+from rlds2reverb import ReplayServer, TrajectoryWindows, sample_dataset
 from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
@@ -25,6 +27,7 @@ from rlds2reverb.specs import ArraySpec, Nest, path_name
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
+from .data import Batches, TrainingData, make_adder, sample_table
 
 #: Number of items that are sampled from a table to check them before training.
 _NUM_CHECKED = 32
@@ -55,6 +58,77 @@ class ServedTable:
     action_bounds: tuple[Any, Any] | None
     has_trajectories: bool
     size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableData(TrainingData):
+    """A table that already contains the items.
+
+    Attributes:
+      table: the table.
+      owns_server: whether `open_table` started its server.
+    """
+
+    table: ServedTable
+    owns_server: bool = False
+    _resources: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+
+    def close(self) -> None:
+        """See `TrainingData.close`."""
+        self._resources.close()
+
+    @contextmanager
+    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+        """See `TrainingData.open_batches`."""
+        with ExitStack() as stack:
+            yield sample_table(self.table.server, self.table.table, config, stack, is_own=self.owns_server)
+
+    @property
+    def collected_adder(self) -> Any:
+        """The adder of collected items of the same kind as those of the table."""
+        return TrajectoryWindows(2) if self.table.has_trajectories else self.adder
+
+
+def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableData:
+    """Opens a table, and starts its server if it is a directory; see `sources.open_data`."""
+    require_table_options(config)
+    location, table_name = split_source(source)
+    with ExitStack() as stack:
+        is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
+        server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
+        table = describe_table(server, table_name)
+        sample = sample_items(table)
+        action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
+        time_step_spec = time_step.time_step_spec(table.row_spec["observation"])
+        adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
+        has_one_priority = require_matching_items(table, config, adder, sample)
+        name = str(location)
+        if not isinstance(location, (str, Path)):
+            name = ",".join(find_addresses(server))
+        notes, warnings = [], []
+        if about_bounds is not None:
+            notes.append(about_bounds)
+        if not has_one_priority and config.sampler == "uniform":
+            warnings.append("the table samples items by priority; pass sampler='prioritized' for importance weights")
+        if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:
+            notes.append(
+                f"observations are not normalised, because {name} has no statistics; set the hyperparameters "
+                "observation_mean and observation_std to normalise them"
+            )
+        resources = stack.pop_all()
+    return TableData(
+        name=name,
+        time_step_spec=time_step_spec,
+        action_spec=action_spec,
+        fingerprint=identify_table(location, table.table),
+        adder=adder,
+        num_transitions=table.size,
+        table=table,
+        owns_server=is_directory,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+        _resources=resources,
+    )
 
 
 def is_table(source: Any) -> bool:

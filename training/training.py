@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,61 @@ from rlds2reverb.errors import CheckpointError
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.scores import d4rl_score
 
-from .batches import Batches, open_batches
 from .config import AUTO, TrainingConfig
-from .data import TrainingData, identify_run, open_evaluated_data, open_source
+from .data import Batches, TrainingData, identify_run
 from .environment import Environment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .plans import is_experiment
 from .progress import Progress, raise_if_interrupted
+from .sources import open_evaluated_data, open_source
 from .trackers import TENSORBOARD, RunTrackers
+
+
+def train(
+    source: Any,
+    algo: Any,
+    run_dir: str | Path,
+    *,
+    presets: Iterable[str] = (),
+    gin_files: Iterable[str | Path] = (),
+    progress: bool = True,
+    **options: Any,
+) -> Run:
+    """Trains an agent from a dataset and evaluates it; the same call continues a run that was interrupted or killed.
+
+        run = train("hopper_medium-v2.hdf5", "iql", "runs/iql", steps=20_000, hyperparameters={"expectile": 0.8})
+        print(run.best_return)
+        run.plot()
+
+    `train_seeds` trains several runs that differ only in their seeds.
+
+    Args:
+      source: the data, or None to learn only from what the agent collects; see `Training`.
+      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
+        itself, see `register_agent`.
+      run_dir: directory of the run, created if missing.
+      presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
+      gin_files: gin files with further settings.
+      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
+      **options: options of `TrainingConfig`.
+
+    Returns:
+      The run, which `load_run(run_dir)` loads again at any time. If SIGTERM ended the call, or a notebook cell was
+      interrupted, it is incomplete.
+
+    Raises:
+      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
+      ValueError, TypeError: If an option is invalid, see `TrainingConfig`.
+      TrainingDivergedError: If the loss or a weight is not finite.
+      Exception: See `Training`.
+    """
+    for name in ("seeds", "jobs"):
+        if name in options:
+            raise TypeError(f"train makes a single run and has no {name}; call train_seeds")
+    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options).for_source(source)
+    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
+        return training.run()
 
 
 class Training:
@@ -112,7 +158,7 @@ class Training:
                 self.data.action_spec,
                 **agent_hyperparameters(config, self.data),
             )
-            batches = None if source is None else stack.enter_context(open_batches(self.data, config))
+            batches = stack.enter_context(self.data.open_batches(config))
             self._online = self._make_online(batches, stack)
             with full_disk_as_error(self.run_dir):
                 self.learner = stack.enter_context(

@@ -9,7 +9,7 @@ import pytest
 import tree
 from rlds2reverb.adders import GoalRelabel
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.data import open_data
+from rlds2reverb.training.sources import open_data
 
 from rlds2reverb import Source, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.episodes import Episode

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from rlds2reverb.adders import NStep
 from rlds2reverb.envs.specs import BoundedArraySpec, require_within
 from rlds2reverb.training import TrainingConfig
-from rlds2reverb.training.data import open_data
+from rlds2reverb.training.sources import open_data
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, write_dataset
 from rlds2reverb.errors import SpecMismatchError

@@ -12,7 +12,7 @@ from reference_impls import episode, rlds_dataset
 from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
 from rlds2reverb.cli import run
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.data import open_data
+from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
 
 from rlds2reverb import (

@@ -11,8 +11,8 @@ from reference_impls import rlds_dataset
 from rlds2reverb.adders import InitialPriorities, NStep, ReturnToGo, StepEpisodes, compose
 from rlds2reverb.cli import run
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.data import open_data
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
+from rlds2reverb.training.sources import open_data
 
 from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns

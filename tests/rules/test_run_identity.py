@@ -23,12 +23,12 @@ from rlds2reverb.learners.hooks.hook_list import HookList
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.training import restore_environment
 from rlds2reverb.training.config import declared_options
-from rlds2reverb.training.data import find_fingerprint, open_data
 from rlds2reverb.training.environment import environment_key, resolve_environment
 from rlds2reverb.training.environment_spec import describe_env, restore_env
 from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds
+from rlds2reverb.training.sources import find_fingerprint, open_data
 from rlds2reverb.training.training import require_same_run
 from small_agents import MeanAgent, batches
 

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners import InMemoryDataset, collect_items
-from rlds2reverb.training.batches import open_batches
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.data import open_data
+from rlds2reverb.training.sources import open_data
 
 from rlds2reverb import ServerUnavailableError, TableConfig, ingest
 from rlds2reverb.client import table_infos
@@ -36,7 +35,7 @@ def prioritized():
     Tests may change priorities, to 0.5 at least.
     """
     config = TrainingConfig("iql", sampler="prioritized", steps=10, batch_size=64, reward="scale:2")
-    with open_data(make_episodes(), config) as data, open_batches(data, config) as batches:
+    with open_data(make_episodes(), config) as data, data.open_batches(config) as batches:
         batches.fill()
         yield batches
 
@@ -46,7 +45,7 @@ def test_uniform_batches_are_those_of_the_items_in_memory(data):
     config = TrainingConfig("iql", seed=3, batch_size=16)
     items = collect_items(NStep(1, 0.99)(each) for each in load(hopper))
     expected = InMemoryDataset(items, 16, seed=3, to_experience=NStep(1, 0.99).as_transition)
-    with open_data(hopper, config) as opened, open_batches(opened, config) as batches:
+    with open_data(hopper, config) as opened, opened.open_batches(config) as batches:
         assert batches.priorities is None and batches.replay is None
         batches.fill()
         for step in (0, 5):
@@ -83,7 +82,7 @@ def test_weights_of_prioritized_batches_follow_the_step(prioritized):
 def test_server_of_the_run_stops_with_the_batches():
     config = TrainingConfig("iql", sampler="prioritized", batch_size=4)
     with open_data(make_episodes(), config) as data:
-        with open_batches(data, config) as batches:
+        with data.open_batches(config) as batches:
             address = batches.replay.address
             assert table_infos(batches.replay.client)["replay"].current_size == 0  # A checkpoint may be loaded.
             batches.fill()
@@ -97,7 +96,7 @@ def test_batches_of_a_directory_come_from_its_server(tmp_path, sampler):
     ingest(make_episodes(), tmp_path / "out", TableConfig("replay"), adder=NStep(1, 0.99))
     config = TrainingConfig("iql", sampler=sampler, batch_size=4)
     with open_data(tmp_path / "out", config) as data:
-        with open_batches(data, config) as batches:
+        with data.open_batches(config) as batches:
             batches.fill()
             experience, _ = read(batches.feed)
             assert experience.action_step.action.shape == (4, 1)
@@ -107,6 +106,6 @@ def test_batches_of_a_directory_come_from_its_server(tmp_path, sampler):
 
 def test_server_of_the_user_is_not_saved_with_the_run(prioritized):
     config = TrainingConfig("iql", sampler="prioritized", batch_size=4)
-    with open_data(prioritized.replay, config) as data, open_batches(data, config) as batches:
+    with open_data(prioritized.replay, config) as data, data.open_batches(config) as batches:
         assert batches.replay is None and batches.priorities is not None
         read(batches.feed)

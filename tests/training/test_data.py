@@ -11,7 +11,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.learners.agents.spaces import Observations
 from rlds2reverb.learners.feeds import collect_items
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.data import open_data, open_source
+from rlds2reverb.training.sources import open_data, open_source
 
 from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
 from rlds2reverb.sources import Source, load
@@ -232,7 +232,7 @@ def test_prioritized_sampling_keeps_the_episodes_instead_of_items():
     logs = [make_continuous(5, 6, rewards=[1, 1]), make_continuous(7, 8, rewards=[2, 2])]
     got = open_data(logs, IQL.replace(sampler="prioritized", top_percent=50, reward="scale:3"))
     (kept,) = got.episodes
-    assert got.items is None and kept.steps["action"][:2, 0].tolist() == [7, 8]
+    assert not hasattr(got, "items") and kept.steps["action"][:2, 0].tolist() == [7, 8]
     assert kept.steps["reward"][:2].tolist() == [6, 6] and kept.steps["is_terminal"].tolist() == [False, False, True]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 from rlds2reverb.envs import Evaluator
-from rlds2reverb.training.data import open_source
 from rlds2reverb.training.environment import resolve_environment, resolve_reference_returns
+from rlds2reverb.training.sources import open_source
 
 from rlds2reverb.sources import Source
 

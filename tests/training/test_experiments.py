@@ -18,7 +18,7 @@ from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds, plan_sweep
 
-from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train
+from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
 from rlds2reverb.evaluations import Evaluation
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
@@ -297,14 +297,14 @@ def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     episodes, others = ([{"observations": random.normal(size=(9, 3)), "actions": random.uniform(-1, 1, (8, 1)),
                           "rewards": np.ones(8), "terminated": False}] for _ in range(2))  # fmt: skip
     options = {**SMALL, "env": None, "progress": False}
-    first = train(episodes, "bc", tmp_path / "runs", seeds=2, hooks=[Count(2)], **options)
+    first = train_seeds(episodes, "bc", tmp_path / "runs", seeds=2, hooks=[Count(2)], **options)
     assert first.failures == {}
     assert [run.progress["step"].tolist() for run in first.runs.values()] == [[2], [2]]
     with pytest.raises(CheckpointError, match="seed_0 contains a different run: data was"):
-        train(others, "bc", tmp_path / "runs", seeds=3, hooks=[Count(2)], **options)
+        train_seeds(others, "bc", tmp_path / "runs", seeds=3, hooks=[Count(2)], **options)
     with pytest.raises(CheckpointError, match="contains several runs; repeat the call that started them"):
         train(episodes, "bc", tmp_path / "runs", **options)
-    failed = train(episodes, make_agent, tmp_path / "own", seeds=1, **{**options, "hyperparameters": {}})
+    failed = train_seeds(episodes, make_agent, tmp_path / "own", seeds=1, **{**options, "hyperparameters": {}})
     report = tmp_path / "own" / "seed_0" / "exception.txt"
     assert failed.failures == {"seed_0": f"KeyError: 'missing'; see {report}"}
     assert "in make_agent" in report.read_text()
@@ -326,13 +326,13 @@ def test_seeds_return_a_table_and_a_failed_run_is_trained_again(pendulum, tmp_pa
     root = tmp_path / "runs"
     root.mkdir()
     (root / "seed_1").write_text("")  # A file where the directory of a run should be.
-    result = train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
+    result = train_seeds(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
     assert list(result.failures) == ["seed_1"] and not result.is_complete and "seed_1 failed: " in str(result)
     assert "1 of 2" in str(result)
 
     (root / "seed_1").unlink()
     before = (root / "seed_0" / "config.json").stat().st_mtime_ns
-    result = train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
+    result = train_seeds(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
     assert result.is_complete and (root / "seed_0" / "config.json").stat().st_mtime_ns == before
     (row,) = result.rows
     returns = [result.runs[name].evaluations["mean"][-1] for name in ("seed_0", "seed_1")]
@@ -340,16 +340,18 @@ def test_seeds_return_a_table_and_a_failed_run_is_trained_again(pendulum, tmp_pa
     assert (root / "curves.png").is_file() and json.loads((root / "summary.json").read_text())["complete"]
     assert str(load_experiment(root)) == str(result)
     with pytest.raises(CheckpointError, match="different plan: seed_0: gamma was 0.99, is now 0.5"):
-        train(pendulum, "bc", root, seeds=2, env="Pendulum-v1", gamma=0.5, **SMALL)
+        train_seeds(pendulum, "bc", root, seeds=2, env="Pendulum-v1", gamma=0.5, **SMALL)
     with pytest.raises(CheckpointError, match="seed_1 is missing"):
-        train(pendulum, "bc", root, seeds=1, env="Pendulum-v1", **SMALL)
+        train_seeds(pendulum, "bc", root, seeds=1, env="Pendulum-v1", **SMALL)
     with pytest.raises(CheckpointError, match="contains a single run"):
-        train(pendulum, "bc", root / "seed_0", seeds=1, env="Pendulum-v1", **SMALL)
+        train_seeds(pendulum, "bc", root / "seed_0", seeds=1, env="Pendulum-v1", **SMALL)
 
 
 def test_arguments_that_contradict_seeds_raise(tmp_path):
-    for options, message in (({"seeds": 2, "seed": 1}, "seed cannot be set"), ({"jobs": 2}, "jobs requires seeds")):
-        with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="seed cannot be set"):
+        train_seeds("a", "bc", tmp_path, seeds=2, seed=1)
+    for options in ({"seeds": 2}, {"jobs": 2}):
+        with pytest.raises(TypeError, match="train makes a single run and has no .*; call train_seeds"):
             train("a", "bc", tmp_path, **options)
     with pytest.raises(ValueError, match=r"contains no plan.json"):
         load_experiment(tmp_path)

@@ -33,6 +33,7 @@ from rlds2reverb import (
     load_run,
     packed_signature,
     train,
+    train_seeds,
 )
 from rlds2reverb._encoding.packing import Packing
 from rlds2reverb._internals.tensorflow import op_determinism
@@ -185,7 +186,7 @@ def test_an_interrupted_notebook_cell_and_a_terminated_process_get_the_incomplet
 
 def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="is saved; the same call continues it"):
-        train(source, "bc", tmp_path, steps=60, seeds=2, hooks=[Signal()], **SMALL)
+        train_seeds(source, "bc", tmp_path, steps=60, seeds=2, hooks=[Signal()], **SMALL)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["runs"] == {"seed_0": {"state": "stopped", "step": 30, "reason": "SIGINT"}}
 

@@ -16,10 +16,10 @@ from rlds2reverb.client import find_addresses
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
 
-from ..batches import PRIORITY_EXPONENT
-from ..collected_pieces import PieceConverter, choose_adder
+from ..collected_pieces import PieceConverter
 from ..config import TrainingConfig
-from ..data import TrainingData, identify_run, open_evaluated_data, open_source
+from ..data import TrainingData, identify_run
+from ..dataset import PRIORITY_EXPONENT, EpisodeData
 from ..environment import (
     Environment,
     environment_key,
@@ -27,6 +27,8 @@ from ..environment import (
     make_evaluator,
     resolve_environment,
 )
+from ..sources import EnvironmentData, open_evaluated_data, open_source
+from ..tables import TableData
 from ..trackers import TENSORBOARD
 from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
@@ -97,7 +99,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
             # The other processes may not have registered it.
             environment = replace(environment, make_env=find_spec(environment.make_env))
         arguments = None if evaluator is None or environment is None else evaluator_arguments(config, environment)
-        convert = PieceConverter(choose_adder(data), data.reward_transform)
+        convert = PieceConverter(data.collected_adder, data.reward_transform)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
         return Preparation(
             task=_make_task(config, data, key, run_dir),
@@ -108,7 +110,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
             tables=_make_tables(config, data, num_shards),
             signature=packed_signature(Packing(item_spec, convert.squeeze)),
             replay=_describe_replay(config, data),
-            episodes=data.episodes,
+            episodes=data.episodes if isinstance(data, EpisodeData) else None,
             adder=data.adder,
             notes=(*notes, *data.notes),
             warnings=(*warnings, *data.warnings),
@@ -155,7 +157,7 @@ def _make_task(
 
 def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:
     tables = []
-    if data.episodes is not None:
+    if isinstance(data, EpisodeData):
         is_uniform = config.sampler == "uniform"
         sampler = Selector("uniform") if is_uniform else Selector("prioritized", PRIORITY_EXPONENT)
         tables.append(TableConfig(OFFLINE_TABLE, sampler))
@@ -166,10 +168,10 @@ def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) ->
 
 
 def _describe_replay(config: TrainingConfig, data: TrainingData) -> ReplayTables:
-    table = data.table
+    table = data.table if isinstance(data, TableData) else None
     servers = () if table is None else tuple(find_addresses(table.server))
     return ReplayTables(
-        has_offline=data.episodes is not None or table is not None,
+        has_offline=not isinstance(data, EnvironmentData),
         offline_servers=servers,
         offline_table=OFFLINE_TABLE if table is None else table.table,
         num_offline_updates=config.steps,

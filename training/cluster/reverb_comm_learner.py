@@ -18,8 +18,8 @@ from rlds2reverb import PriorityWriter
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 
-from ..batches import FIRST_BETA, LAST_BETA, PREFETCH
 from ..collected_table import TABLE
+from ..data import FIRST_BETA, LAST_BETA, PREFETCH
 from .caller import Caller
 from .channels import LearnInfoClient, VariableClient
 from .coordinator import LearnOrder

@@ -158,10 +158,10 @@ def test_runs_without_policies_are_not_filmed(tmp_path):
 
 @pytest.mark.slow
 def test_report_on_an_experiment_contains_films_of_its_policies(data, tmp_path, figures):
-    from rlds2reverb import load_experiment, train
+    from rlds2reverb import load_experiment, train_seeds
 
     options = {"steps": 40, "eval_every": 20, "eval_episodes": 1, "hyperparameters": {"hidden_sizes": (8,)}}
-    train(data / "d4rl/pendulum_mixed-v2.hdf5", "td3_bc", tmp_path, seeds=2, progress=False, **options)
+    train_seeds(data / "d4rl/pendulum_mixed-v2.hdf5", "td3_bc", tmp_path, seeds=2, progress=False, **options)
     page = report_runs(load_experiment(tmp_path), tmp_path / "a.html", has_films=True).html
     assert page.count("data:video/mp4;base64,") == 1  # The two seeds share a curve.
     assert read_legend(figures["td3_bc"].axes[0])[-1] == "achieved discounted return"

@@ -1,0 +1,188 @@
+"""Opens what a training run learns from: a dataset, a table, or an environment in which it collects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rlds2reverb.envs.evaluation import Evaluator
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
+from rlds2reverb import fields
+from rlds2reverb._server.replay_server import read_tables
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.sources import load
+from rlds2reverb.spaces import action_bounds
+from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec
+
+from .config import AUTO, TrainingConfig
+from .data import TrainingData, make_adder
+from .dataset import Progress, cast_spec, compute_fingerprint, fit_reward, open_dataset, require_trainable
+from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
+
+#: Fingerprint of a run without data.
+_NO_DATA = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentData(TrainingData):
+    """The specs of an environment, for an agent that learns only from what it collects there."""
+
+    @contextmanager
+    def open_batches(self, config: TrainingConfig) -> Iterator[None]:
+        """See `TrainingData.open_batches`."""
+        yield None
+
+
+def open_source(source: Any) -> Any:
+    """Opens a source of training data without reading it.
+
+    Args:
+      source: see `open_data`.
+
+    Returns:
+      A `Source`; tables are returned unchanged.
+
+    Raises:
+      FileNotFoundError, SourceError, TypeError: As `rlds2reverb.load`.
+    """
+    return source if is_table(source) else load(source)
+
+
+def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
+    """Returns the `TrainingData.fingerprint` of a source; None for the tables of servers, whose content may change."""
+    if source is None:
+        return _NO_DATA
+    if not is_table(source):
+        return compute_fingerprint(load(source), config)
+    location, table = split_source(source)
+    if not isinstance(location, (str, Path)) or not is_table_directory(location):
+        return None
+    names = [config.name for config in read_tables(Path(location).expanduser())]
+    return identify_table(location, table or choose_table(names))
+
+
+def open_data(
+    source: Any,
+    config: TrainingConfig,
+    *,
+    action_space: Any = None,
+    as_episodes: bool = False,
+    progress: Progress = lambda stage, episode: None,
+) -> TrainingData:
+    """Opens the data of a training run, and checks that the algorithm can learn from them.
+
+    A dataset is read once and validated as by `ingest`; its episodes stay in memory until they are converted to items.
+    Fields besides those of RLDS are not used. Episodes without transitions are left out.
+
+    Args:
+      source: a dataset (any argument of `rlds2reverb.load`, such as a path, a name, a `Source`, a list or a generator
+        function of episodes), or tables: the address of a server, a `ReplayServer` or client, a directory that `ingest`
+        wrote, or a pair of one of these and the name of a table. Without a name, there must be one table, or one named
+        'replay'.
+      config: the options of the run.
+      action_space: Gymnasium action space of the environment that the agent will act in; None if unknown.
+      as_episodes: whether to return the episodes of a dataset for uniform sampling as well, in place of its items.
+      progress: callback for each episode that was read, called with 'read' and the episode.
+
+    Returns:
+      The data.
+
+    Raises:
+      InvalidEpisodeError: If an episode is invalid.
+      SpecMismatchError: If the algorithm cannot learn from the data, or they do not match the environment.
+      SourceError: If the source cannot be opened or read, or has no rewards or no transitions.
+      FileNotFoundError: If the source does not exist.
+      ServerUnavailableError: If a server does not answer.
+      ValueError: If an option does not apply to the data.
+    """
+    if is_table(source):
+        return open_table(source, config, action_space)
+    return open_dataset(load(source), config, action_space=action_space, as_episodes=as_episodes, progress=progress)
+
+
+def open_evaluated_data(
+    source: Any,
+    config: TrainingConfig,
+    evaluator: Evaluator | None,
+    warn: Callable[[str], None],
+    *,
+    as_episodes: bool = False,
+) -> tuple[TrainingData, Evaluator | None]:
+    """Opens the data of a run, and checks that they match the environment of the evaluations.
+
+    If that environment was derived from the name of the dataset and does not match, `warn` is called, and there is no
+    evaluation.
+
+    Args:
+      source: see `open_data`; None for a run that only collects in the environment.
+      config: the options of the run.
+      evaluator: the evaluator; None without evaluation.
+      warn: function called with a sentence.
+      as_episodes: see `open_data`.
+
+    Returns:
+      The data, and the evaluator or None.
+
+    Raises:
+      Exception: See `open_data`.
+    """
+    if source is None and evaluator is not None:
+        name, spec, space = evaluator.name, evaluator.observation_spec, evaluator.action_space
+        return describe_environment(name, spec, space, config), evaluator
+    action_space = None if evaluator is None else evaluator.action_space
+    try:
+        data = open_data(source, config, action_space=action_space, as_episodes=as_episodes)
+        if evaluator is not None:
+            evaluator.require_observations(data.time_step_spec.observation)
+        return data, evaluator
+    except SpecMismatchError as error:
+        if evaluator is None or config.env != AUTO or config.online_steps:
+            raise
+        # Raises an error if the algorithm cannot learn from the data in any environment.
+        data = open_data(source, config, as_episodes=as_episodes)
+        warn(f"no evaluation, pass env= to choose an environment: {error}")
+        return data, None
+
+
+def describe_environment(
+    name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig
+) -> EnvironmentData:
+    """Returns the specs of an environment as data without items, for an agent that learns only from what it collects.
+
+    Args:
+      name: name of the environment.
+      observation_spec: nest of specs of its observations; floats become float32.
+      action_space: its Gymnasium action space.
+      config: the options of the run.
+
+    Raises:
+      SpecMismatchError: If the algorithm cannot learn from such observations or actions.
+      ValueError: If the actions have no bounds, or `reward` depends on the returns of a dataset.
+    """
+    observations = map_structure(cast_spec, observation_spec)
+    action = cast_spec(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
+    step_spec = {
+        fields.OBSERVATION: observations, fields.ACTION: action, fields.REWARD: ArraySpec((), np.dtype(np.float32))
+    }  # fmt: skip
+    require_trainable(step_spec, config, action_space)
+    low, high = action_bounds(action_space)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ValueError(
+            f"the actions of {name} must have finite bounds, got {action_space}; give its action space a low and a high"
+        )
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
+    action_spec = tensor_spec.BoundedTensorSpec(action.shape, action.dtype, low, high, name="action")
+    return EnvironmentData(
+        name=name,
+        time_step_spec=time_step_spec,
+        action_spec=action_spec,
+        fingerprint=_NO_DATA,
+        adder=make_adder(config, time_step_spec, action_spec),
+        reward_transform=fit_reward(config, np.zeros(0), name),
+    )
