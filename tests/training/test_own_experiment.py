@@ -50,7 +50,7 @@ register_agent("cautious_iql", CautiousIQL, batch_size=32)
 SCRIPT = """
 import json
 import sys
-from rlds2reverb import train
+from rlds2reverb import train_seeds
 
 
 class FileTracker:
@@ -64,7 +64,7 @@ class FileTracker:
         self.file.write(json.dumps([status, []]) + "\\n")
 
 
-experiment = train(
+experiment = train_seeds(
     sys.argv[1], "cautious_iql", sys.argv[2], seeds=3, jobs=2, steps=300, log_every=100, eval_every=100, eval_episodes=2,
     checkpoint_every=100, deterministic=True, hooks=[Count(every=100)], hyperparameters={"actor_network": make_network},
     track=["tensorboard", FileTracker()], progress=False,
