@@ -19,7 +19,7 @@ from ..config import TrainingConfig
 from .caller import own_host
 from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport
 
-_SAVE_SECS, _READ_SECS, _RATE_SECS = 1.0, 0.2, 30.0
+_SAVE_SECS, _RATE_SECS = 1.0, 30.0
 #: Maximum time for which the replay servers wait, after a stop, for learners and collectors to end.
 _END_SECS = 60.0
 #: States of a task in which no learner has to train it any more.
@@ -104,7 +104,8 @@ class Coordinator:
         self._learn_info: dict[str, Any] = {}
         self._rates = {"learner": _Rate(), "collectors": _Rate()}
         self._stop_reason, self._stop_time = "", 0.0
-        self._channel: Any = None
+        #: The server of the policy, and the shapes and dtypes of its variables.
+        self._variables: Any = None
         self._signature: Any = None
         self._policy_time = self._saved_time = time.monotonic()
         self._lock = threading.RLock()
@@ -182,34 +183,29 @@ class Coordinator:
 
     # --- The learner
 
-    def open_channel(self, variables: Sequence[tuple[Sequence[int], str]]) -> tuple[str, str]:
-        """Returns the addresses of the tables for the policy and for learn info, which are started at the first call.
+    def open_channel(self, variables: Sequence[tuple[Sequence[int], str]]) -> str:
+        """Returns the address of the table for the policy, whose server is started at the first call.
 
         Args:
-          variables: shape and dtype of each variable of the policy. If they differ from those of the policy before, new
-            tables are started.
+          variables: shape and dtype of each variable of the policy. If they differ from those of the policy before, a
+            new server is started.
         """
-        from .channels import ChannelServer
+        from .channels import start_variable_server
 
         with self._lock:
-            if self._channel is None or self._signature != variables:
-                if self._channel is not None:
-                    self._channel.stop()
-                self._channel, self._signature = ChannelServer(variables), variables
-                threading.Thread(target=self._read_learn_infos, args=(self._channel,), daemon=True).start()
-            policy, infos = (f"{self._host}:{port}" for port in self._channel.ports)
-            return policy, infos
+            if self._variables is None or self._signature != variables:
+                if self._variables is not None:
+                    self._variables.stop()
+                self._variables, self._signature = start_variable_server(variables), variables
+            return self._variables_address()
 
-    def _read_learn_infos(self, channel: Any) -> None:
-        """Reads the queue until the channel is replaced. Runs in a thread."""
-        while self._channel is channel and not self._stop_reason:
-            try:
-                infos = channel.read_learn_infos()
-            except ConnectionError:  # The server is busy; it is in this process.
-                infos = []
-            with self._lock:
-                self._learn_info = infos[-1] if infos else self._learn_info
-            time.sleep(_READ_SECS)
+    def _variables_address(self) -> str:
+        return f"{self._host}:{self._variables.port}"
+
+    def report_learn_info(self, info: Mapping[str, Any]) -> None:
+        """Records the progress of the learner; see `comm_learner.make_learn_info`."""
+        with self._lock:
+            self._learn_info = dict(info)
 
     def report_policy(self, step: int) -> None:
         """Records that the policy of `step` updates is in the table."""
@@ -258,7 +254,7 @@ class Coordinator:
             config, total = self._config, self._num_collected
             num_steps = min(config.update_every, max(self._max_collected() - total, 0))
             is_random = not config.steps and total < config.warmup_steps
-            variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
+            variables = None if self._variables is None else self._variables_address()
             step = self._policy_step if variables else -1
             return CollectOrder(
                 num_steps, is_random, self._replay.addresses(), variables, step, bool(self._stop_reason)
@@ -289,7 +285,7 @@ class Coordinator:
             is_due = step > 0 and (
                 step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
             )
-            variables = None if self._channel is None else f"{self._host}:{self._channel.ports[0]}"
+            variables = None if self._variables is None else self._variables_address()
             return EvaluateOrder(is_due and variables is not None, variables, bool(self._stop_reason))
 
     def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:

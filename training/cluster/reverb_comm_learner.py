@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from ..collected_table import TABLE
 from ..data import FIRST_BETA, LAST_BETA, PREFETCH
 from .caller import Caller
-from .channels import LearnInfoClient, VariableClient
+from .channels import VariableClient
 from .coordinator import LearnOrder
 
 _LOG = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class ReplayTables:
 class ReverbCommLearner(BaseCommLearner):
     """A learner on the items of replay servers, at the pace that the coordinator sets.
 
-    The policy goes to a one-item table, learn info to a queue; both are on the coordinator's machine. If they are lost,
-    the learner continues, and sends the next ones to the new tables. If a replay server is lost, it continues with the
+    The policy goes to a one-item table on the coordinator's machine. If that is lost, the learner continues, and sends
+    the next policy to a new table. If a replay server is lost, it continues with the
     others, and with the new one once Ray has restarted it.
     """
 
@@ -97,7 +97,6 @@ class ReverbCommLearner(BaseCommLearner):
         self._step = self._batch_size = 0
         self._writer: PriorityWriter | None = None
         self._policy: VariableClient | None = None
-        self._infos: LearnInfoClient | None = None
 
     # --- Data
 
@@ -178,7 +177,7 @@ class ReverbCommLearner(BaseCommLearner):
         learner.run.writes_evaluations = False  # The evaluator does.
         variables = tf.nest.flatten(learner.agent.collect_policy.variables())
         self._variables = [(tuple(map(int, each.shape)), each.dtype.name) for each in variables]
-        self._policy = self._infos = None
+        self._policy = None
         return learner
 
     def _train(self, learner: Learner, num_iterations: int) -> None:
@@ -217,36 +216,21 @@ class ReverbCommLearner(BaseCommLearner):
 
     def send_policy(self, state: dict[str, Any]) -> None:
         """Replaces the policy in the table; logs a warning if that fails."""
-
-        def send() -> None:
-            self._open_channel()
-            assert self._policy is not None
+        try:
+            if self._policy is None:
+                self._policy = VariableClient(self._call("open_channel", self._variables))
             self._policy.push(state["variables"], state["step"])
             self._call("report_policy", state["step"])
-
-        self._try_to_send(send, "the policy")
+        except (ServerUnavailableError, tf.errors.OpError, RuntimeError) as error:
+            _LOG.warning("the policy was not sent, and the next one will be sent to a new table: %s", error)
+            self._policy = None
 
     def send_learn_info(self, info: dict[str, Any]) -> None:
-        """Appends learn info to the queue; logs a warning if that fails."""
-
-        def send() -> None:
-            self._open_channel()
-            assert self._infos is not None
-            self._infos.send(info)
-
-        self._try_to_send(send, "learn info")
-
-    def _open_channel(self) -> None:
-        if self._policy is None or self._infos is None:
-            policy, infos = self._call("open_channel", self._variables)
-            self._policy, self._infos = VariableClient(policy), LearnInfoClient(infos)
-
-    def _try_to_send(self, send: Callable[[], None], what: str) -> None:
+        """Reports the progress to the coordinator; logs a warning if that fails."""
         try:
-            send()
-        except (ServerUnavailableError, tf.errors.OpError, RuntimeError) as error:
-            _LOG.warning("%s was not sent, and the next one will be sent to new tables: %s", what, error)
-            self._policy = self._infos = None
+            self._call("report_learn_info", info)
+        except (ServerUnavailableError, RuntimeError) as error:
+            _LOG.warning("learn info was not sent: %s", error)
 
     def close(self) -> None:
         """Closes the learner, and its connections."""

@@ -208,18 +208,14 @@ def test_replay_servers_do_not_wait_long_for_a_lost_learner(coordinator, monkeyp
 
 
 def test_learn_info_and_policy_reach_the_status(coordinator):
-    from rlds2reverb.training.cluster.channels import LearnInfoClient, VariableClient
+    from rlds2reverb.training.cluster.channels import VariableClient
 
-    policy, infos = coordinator.open_channel([((2,), "float32")])
+    policy = coordinator.open_channel([((2,), "float32")])
     VariableClient(policy).push([[1.0, 2.0]], 7)
     values, step = VariableClient(policy).pull()
     assert values[0].numpy().tolist() == [1, 2] and step == 7
-    info = {"step": 7, "loss": 0.25, "is_finished": False, "num_priorities": 0, "mean_priority": 0, "max_priority": 0}
-    LearnInfoClient(infos).send(info)
-    until = time.monotonic() + 20
-    while coordinator.status()["loss"] != 0.25 and time.monotonic() < until:
-        time.sleep(0.05)
+    coordinator.report_learn_info({"step": 7, "loss": 0.25, "is_finished": False})
     assert coordinator.status()["loss"] == 0.25
-    assert coordinator.open_channel([((2,), "float32")]) == (policy, infos)
-    assert coordinator.open_channel([((3,), "float32")]) != (policy, infos)  # Another task may have another network.
+    assert coordinator.open_channel([((2,), "float32")]) == policy
+    assert coordinator.open_channel([((3,), "float32")]) != policy  # Another task may have another network.
     coordinator.stop("complete")
