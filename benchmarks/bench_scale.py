@@ -3,7 +3,7 @@
     python benchmarks/bench_scale.py [conversion] [sampling] [cluster] [--runs 5] [--episodes 500]
 
 The data have HalfCheetah's shape, 1,000 transitions per episode, in a D4RL file. The time of a conversion on Beam
-includes the start of its processes, which is most of it here. Each sampled server runs in a process of its own.
+includes the start of its processes, which is most of it here. Each sampled server runs in its own process.
 
 `cluster` starts Ray clusters on this machine, which requires an environment without pydantic 1. It measures updates per
 second with one and two learners on half a batch each, environment steps per second with one and two collectors, and for

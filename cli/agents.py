@@ -14,8 +14,8 @@ from rlds2reverb.learners.references import describe_callable
 from rlds2reverb._text import WIDTH, format_columns
 
 from . import output
+from .custom_modules import allow_custom_modules
 from .output import json_option
-from .own_modules import allow_own_modules
 from .quiet import import_quietly
 
 _ALSO_SET_BY = {
@@ -26,7 +26,7 @@ _ALSO_SET_BY = {
 
 
 @click.command()
-@click.argument("name", required=False, callback=allow_own_modules)
+@click.argument("name", required=False, callback=allow_custom_modules)
 @json_option
 def agents(as_json: bool, name: str | None) -> None:
     """List the algorithms, or the hyperparameters of the algorithm NAME.
@@ -83,18 +83,18 @@ def _describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
-    is_own = algorithm.factory is not None
+    is_custom = algorithm.factory is not None
     td_errors = {True: "supported", False: "not supported", None: "if the agent returns TD errors"}
     facts = [
         ("source", algorithm.source),
-        ("agent", algorithm.agent if is_own else f"rlds2reverb.learners.agents.{algorithm.class_name}"),
+        ("agent", algorithm.agent if is_custom else f"rlds2reverb.learners.agents.{algorithm.class_name}"),
         ("actions", algorithm.actions or "those that the agent accepts"),
         ("items", algorithm.items or "as the agent's train_sequence_length requires"),
         ("batch size", f"{algorithm.batch_size:,}"),
         ("observations", "normalised" if algorithm.normalizes_observations else "not normalised"),
         ("prioritized sampling", td_errors[algorithm.has_td_errors]),
     ]
-    return facts[1:] if is_own else facts
+    return facts[1:] if is_custom else facts
 
 
 def _as_json(hyperparameter: Option) -> dict[str, Any]:

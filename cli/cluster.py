@@ -82,7 +82,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
 
     CONFIG is the config.json of a run, or a gin file with bindings such as train.online_steps = 20000; options on the
     command line take precedence. Ctrl-C or SIGTERM saves everything and stops with exit code 75; the same command then
-    continues the run. The environment and all modules of your own must be installed on every machine.
+    continues the run. The environment and all custom modules must be installed on every machine.
     """
     from .main import OK, TEMPORARY_FAILURE
 

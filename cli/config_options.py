@@ -11,7 +11,7 @@ from rlds2reverb.learners.options import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 
 from . import checks
-from .own_modules import allow_own_modules
+from .custom_modules import allow_custom_modules
 
 #: Options whose name on the command line is not that of the attribute.
 _FLAGS = {
@@ -40,7 +40,7 @@ _HINTS = {
 #: Callbacks of options, by their names.
 _CALLBACKS: dict[str, Any] = {
     "reward": checks.reward,
-    **dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_own_modules),
+    **dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_custom_modules),
 }
 
 

@@ -85,7 +85,7 @@ def doctor(quick: bool, timeout: float, as_json: bool) -> int:
 
     It prints the versions of the main packages, runs pip check, uses each library once in a subprocess (so that a crash
     is reported like any other failure), and starts a server, writes an item to it and reads it back. A server of a
-    Python without dm-reverb runs in an environment of its own, which is created if necessary. The exit code is 1 if
+    Python without dm-reverb runs in its own environment, which is created if necessary. The exit code is 1 if
     anything is broken, else 0.
     """
     findings = []

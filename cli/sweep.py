@@ -14,8 +14,8 @@ from rlds2reverb.training.plans import plan_sweep
 from rlds2reverb._signals import raise_on_sigterm
 
 from . import checks, output
+from .custom_modules import add_current_directory
 from .output import json_option
-from .own_modules import add_current_directory
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def sweep(file: Path, run_dir: Path, jobs: int, as_json: bool) -> int:
     checkpoints and stops with exit code 75; the same command then continues. Runs that fail do not stop the others,
     and lead to exit code 2.
     """
-    add_current_directory()  # The file may name modules of the user's own.
+    add_current_directory()  # The file may name custom modules.
     try:
         plan = plan_sweep(file)
     except TypeError as error:  # A value in the file has the wrong type.

@@ -190,7 +190,7 @@ def register_agent(
     normalizes_observations: bool = False,
     summary: str = "",
 ) -> None:
-    """Registers an agent of your own, so that `train` accepts its name in this process.
+    """Registers a custom agent, so that `train` accepts its name in this process.
 
         def make_agent(time_step_spec, action_spec, *, learning_rate=1e-3, discount=0.99):
             return DdpgAgent(time_step_spec, action_spec, ...)
@@ -238,7 +238,7 @@ def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
     """Returns an algorithm.
 
     Args:
-      algo: name of an algorithm, reference "my_module:MyAgent" to an agent of the user's own, or such an agent: a class
+      algo: name of an algorithm, reference "my_module:MyAgent" to a custom agent, or such an agent: a class
         or function that `register_agent` accepts.
 
     Raises:

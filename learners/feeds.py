@@ -205,7 +205,7 @@ def _require_transition_fields(data: Nest) -> None:
         missing = ", ".join(repr(name) for name in TRANSITION_FIELDS if name not in data)
         raise SpecMismatchError(
             f"the items have the fields {got}, but a transition also requires {missing}; rename the fields, or pass "
-            "dataset.map(to_experience) with a function of your own that returns (experience, batch.info)"
+            "dataset.map(to_experience) with a custom function that returns (experience, batch.info)"
         )
 
 

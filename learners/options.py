@@ -25,7 +25,7 @@ import numpy as np
 
 from .references import is_reference, resolve_reference
 
-#: A function `(input_spec, output_size, seed)` that creates a network, or its reference; see `own_networks`.
+#: A function `(input_spec, output_size, seed)` that creates a network, or its reference; see `custom_networks`.
 NetworkFactory = Callable[[Any, int, int], Any]
 #: Default of an option that has none.
 REQUIRED = inspect.Parameter.empty
@@ -153,7 +153,7 @@ class Option:
         return ValueError(f"{message}; the default is {self.default!r}")
 
 
-def declare(name: str, default: Any, hint: Any, text: str, *, is_own: bool = True) -> Option:
+def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = True) -> Option:
     """Returns the declaration of an argument.
 
     Args:
@@ -161,7 +161,7 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_own: bool = Tru
       default: default value.
       hint: annotation.
       text: description.
-      is_own: whether the argument belongs to the user's own agent. Then values are checked only if the annotation
+      is_custom: whether the argument belongs to the user's own agent. Then values are checked only if the annotation
         contains a `Range`, a `Literal`, `bool` or a function that creates a network, and None is a valid default.
     """
     hint, is_optional = _split_optional(hint)
@@ -171,9 +171,9 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_own: bool = Tru
         limits = next((each for each in annotations if isinstance(each, Range)), None)
     choices = get_args(hint) if get_origin(hint) is Literal else ()
     kind = "string" if choices else next((kind for known, kind in _TYPES if hint == known), "any")
-    if is_own and limits is None and kind not in ("string", "boolean", "network"):
+    if is_custom and limits is None and kind not in ("string", "boolean", "network"):
         kind = "any"
-    is_optional = is_optional or kind == "any" or (is_own and default is None)
+    is_optional = is_optional or kind == "any" or (is_custom and default is None)
     return Option(name, default, kind, limits or Range(), choices, text, is_optional)
 
 

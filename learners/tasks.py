@@ -53,7 +53,7 @@ def make_task(
 
     Args:
       name: name of the task.
-      algo: name of the algorithm, or reference "my_module:MyAgent" to an agent of your own.
+      algo: name of the algorithm, or reference "my_module:MyAgent" to a custom agent.
       time_step_spec: TF-Agents' spec of the time steps.
       action_spec: bounded spec of the actions.
       hyperparameters: those of the agent; networks as references "my_module:make_network".

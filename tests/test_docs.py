@@ -26,7 +26,7 @@ SLOW_BLOCKS = {
     "extend.md-2",
     "index.md-1",
     "online.md-1",
-    *(f"own_agents.md-{number}" for number in (1, 2, 3, 4)),
+    *(f"custom_agents.md-{number}" for number in (1, 2, 3, 4)),
     "replay_buffers.md-3",
     *(f"sampling.md-{number}" for number in (2, 3, 4, 5)),
     "start.md-1",

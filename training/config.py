@@ -103,12 +103,12 @@ class TrainingConfig:
     """The options of a training run. Creating one checks every value, before any data are read.
 
     `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
-    attributes then contain that choice. `algo` is always a string, even if the agent of the user's own was passed as a
+    attributes then contain that choice. `algo` is always a string, even if the custom agent was passed as a
     class or function. The entries below are also the texts of `--help` and of the documentation.
 
     Attributes:
       algo: Algorithm to train: awac, bc, cql, discrete_bc, discrete_cql, double_dqn, dqn, iql, rebrac, sac, td3,
-        td3_bc, or my_module:MyAgent for an agent of your own.
+        td3_bc, or my_module:MyAgent for a custom agent.
       steps: Number of gradient updates on the dataset, before the online phase if there is one.
       seed: Random seed for weight initialisation, batch sampling and noise.
       deterministic: Make runs with the same seed bit-identical, even if they are continued; slower.
@@ -306,7 +306,7 @@ class TrainingConfig:
             raise ValueError("deterministic=True requires online_replay='memory'; servers sample nondeterministically")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for other processes, which may know an agent of the user's own by this object only."""
+        """Returns the state for other processes, which may know a custom agent by this object only."""
         return {**vars(self), "algorithm": get_algorithm(self.algo)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -322,7 +322,7 @@ class TrainingConfig:
         Options of this call take precedence over files, files over presets, and presets over the defaults.
 
         Args:
-          algo: name of the algorithm, or an agent of your own.
+          algo: name of the algorithm, or a custom agent.
           presets: names of presets, such as 'iql-antmaze'; see `preset_names`.
           gin_files: paths of gin files with bindings such as `IQLAgent.expectile = 0.9` and `train.gamma = 0.995`.
           **options: see the attributes of the class.

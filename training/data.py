@@ -196,7 +196,7 @@ def make_adder(
 ) -> Any:
     """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
 
-    An agent of the user's own that declares neither is created once, to read its `train_sequence_length`.
+    A custom agent that declares neither is created once, to read its `train_sequence_length`.
 
     Args:
       config: the options of the run.

@@ -47,7 +47,7 @@ def restore_env(description: Mapping[str, Any]) -> Any:
     """Returns what makes the described environment: a `gymnasium.EnvSpec`, or a function.
 
     What a description does not contain is that of the registered environment. What it names is imported when the
-    environment is created, and functions immediately: it must come from the user or from a run of the user's own, never
+    environment is created, and functions immediately: it must come from the user or from one of the user's runs, never
     from a dataset.
 
     Raises:

@@ -226,7 +226,7 @@ def train_seeds(
 
     Args:
       source: the data, or None to learn only from what the agent collects; see `Training`.
-      algo: name of the algorithm, or an agent of your own; see `train`.
+      algo: name of the algorithm, or a custom agent; see `train`.
       run_dir: directory of all runs, which are in its directories `seed_0`, `seed_1` and so on; created if missing.
       seeds: number of runs, or their seeds.
       jobs: number of processes that train at the same time; with 1 the runs are trained in this process.

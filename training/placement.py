@@ -100,7 +100,7 @@ def run_in_processes(
     quiet: bool = False,
     translate: Callable[[str], str] = str,
 ) -> str:
-    """Runs each run in a process of its own, `jobs` at a time; the processes share the cores of this machine.
+    """Runs each run in its own process, `jobs` at a time; the processes share the cores of this machine.
 
     SIGTERM and SIGINT are passed on to the processes, which save checkpoints and end; a second signal ends all of them
     immediately. If this process is killed, the kernel kills the workers as well.

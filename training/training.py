@@ -57,7 +57,7 @@ def train(
 
     Args:
       source: the data, or None to learn only from what the agent collects; see `Training`.
-      algo: name of the algorithm, such as 'iql'; or an agent of your own, "my_module:MyAgent" or the class or function
+      algo: name of the algorithm, such as 'iql'; or a custom agent, "my_module:MyAgent" or the class or function
         itself, see `register_agent`.
       run_dir: directory of the run, created if missing.
       presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
@@ -134,7 +134,7 @@ class Training:
         self._progress = progress or Progress(config.num_updates, quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
-        own_hooks = make_hooks(config.hooks)
+        custom_hooks = make_hooks(config.hooks)
         with ExitStack() as stack:
             stack.callback(self._progress.close)
             if config.deterministic:
@@ -168,7 +168,7 @@ class Training:
                         self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
                         priorities=None if batches is None else batches.priorities,
                         replay=self._online or (None if batches is None else batches.replay),
-                        hooks=[*self._make_hooks(), *own_hooks],
+                        hooks=[*self._make_hooks(), *custom_hooks],
                         jit_compile=config.jit_compile,
                         identity=identify_run(config, self.data, *self._evaluated_in),
                         addable=config.online_settings(),

@@ -2,6 +2,11 @@ from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
+from .custom_networks import (
+    CustomNetwork as CustomNetwork,
+    FullyConnected as FullyConnected,
+    make_network as make_network,
+)
 from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedyActor as EpsilonGreedyActor
 from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .dqn import DQNAgent as DQNAgent
@@ -18,7 +23,6 @@ from .networks import (
     critic_values as critic_values,
 )
 from .offline_agent import Batch as Batch, OfflineAgent as OfflineAgent
-from .own_networks import FullyConnected as FullyConnected, OwnNetwork as OwnNetwork, make_network as make_network
 from .policies import ActorPolicy as ActorPolicy
 from .rebrac import ReBRACAgent as ReBRACAgent
 from .registry import (

@@ -54,7 +54,7 @@ class Adam(tf.Module):
 
     def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
         """Makes one update with the gradients of `loss`, which must have been computed under `tape`."""
-        zero = tf.UnconnectedGradients.ZERO  # A network of the user's own may have unused variables.
+        zero = tf.UnconnectedGradients.ZERO  # A custom network may have unused variables.
         self.apply(tape.gradient(loss, self.trained_variables, unconnected_gradients=zero))
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import (
     Fraction,
     LayerSizes,
@@ -18,7 +19,6 @@ from .hyperparameters import (
 )
 from .networks import GaussianActor, critic_values
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -71,7 +71,7 @@ class AWACAgent(OfflineAgent):
           seed: random seed for weight initialisation and noise.
           actor_hidden_sizes: sizes of the actor's hidden layers.
           hidden_sizes: sizes of the critics' hidden layers.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
 from .networks import GaussianActor, TanhActor
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -49,7 +49,7 @@ class BCAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
-          actor_network: function that creates the network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the network, see `CustomNetwork`; None for the default.
           learning_rate: Adam's learning rate.
           distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
@@ -89,8 +89,8 @@ class CQLAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; the outputs are A means and A log
-            standard deviations. None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
+            A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
           critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .discrete_actors import CategoricalActor
 from .hyperparameters import LayerSizes, Positive, Seed, configurable
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import DiscreteActions, Observations
 
 
@@ -42,7 +42,7 @@ class DiscreteBCAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
-          actor_network: function that creates the network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the network, see `CustomNetwork`; None for the default.
           learning_rate: Adam's learning rate.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import DiscreteActions, Observations
 
 
@@ -57,7 +57,7 @@ class DQNAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
-          q_network: function that creates the network, see `OwnNetwork`; None for the default.
+          q_network: function that creates the network, see `CustomNetwork`; None for the default.
           learning_rate: Adam's learning rate.
           adam_epsilon: constant that Adam adds to the root of the second moment.
           discount: discount factor gamma.

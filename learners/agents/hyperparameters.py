@@ -2,7 +2,7 @@
 
 The default of a hyperparameter is that of the argument; see `options` for its type, range and description.
 
-An agent of the user's own may be any class or function. Of its arguments, those annotated with a `Range`, a `Literal`
+A custom agent may be any class or function. Of its arguments, those annotated with a `Range`, a `Literal`
 or `bool` are checked in the same way, and others are passed on as they are.
 """
 
@@ -41,9 +41,11 @@ def read_declarations(agent: Any) -> dict[str, Option]:
     except (NameError, TypeError):  # Annotations of the user's own may refer to names for type checking only.
         hints = {}
     texts = {**read_descriptions(agent), **read_descriptions(construct)}
-    is_own = not is_configurable(agent)
+    is_custom = not is_configurable(agent)
     return {
-        each.name: declare(each.name, each.default, hints.get(each.name, Any), texts.get(each.name, ""), is_own=is_own)
+        each.name: declare(
+            each.name, each.default, hints.get(each.name, Any), texts.get(each.name, ""), is_custom=is_custom
+        )
         for each in parameters
         if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
     }

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import (
     Count,
     Fraction,
@@ -19,7 +20,6 @@ from .hyperparameters import (
 )
 from .networks import GaussianActor, Network, critic_values
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 
 
@@ -71,7 +71,7 @@ class IQLAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           value_network: function that creates the network of V.
           actor_learning_rate: Adam's initial learning rate.

@@ -62,7 +62,7 @@ class ReBRACAgent(TD3BCAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.

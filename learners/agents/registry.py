@@ -25,7 +25,7 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
     """Creates the agent of an algorithm, a `TFAgent`.
 
     Args:
-      algo: name of the algorithm, see `rlds2reverb.learners.algorithms.ALGORITHMS`; or an agent of your own, by its
+      algo: name of the algorithm, see `rlds2reverb.learners.algorithms.ALGORITHMS`; or a custom agent, by its
         name in `register_agent`, by its reference "my_module:MyAgent", or as the class or function itself.
       time_step_spec: spec of the time steps of data and environment.
       action_spec: BoundedTensorSpec of the action.
@@ -33,7 +33,7 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
 
     Raises:
       ValueError: If there is no such algorithm, if a hyperparameter is of the wrong type or out of its range, if a
-        required one is missing, or if an agent of your own raises one or is not a `TFAgent`.
+        required one is missing, or if a custom agent raises one or is not a `TFAgent`.
       TypeError: If the algorithm has no such hyperparameter.
     """
     resolved = resolve_hyperparameters(algo, **hyperparameters)

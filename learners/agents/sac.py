@@ -7,10 +7,10 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import Fraction, LayerSizes, LogStdBounds, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
@@ -63,8 +63,8 @@ class SACAgent(OfflineAgent):
           observation_std: standard deviation to divide observations by.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; the outputs are A means and A log
-            standard deviations. None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
+            A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.

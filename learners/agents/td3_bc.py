@@ -6,10 +6,10 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import TanhActor, critic_values
 from .offline_agent import Batch, OfflineAgent
-from .own_networks import make_network
 from .replicas import assign_on_replica, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
@@ -62,7 +62,7 @@ class TD3BCAgent(OfflineAgent):
           observation_std: divisor of observations; the paper uses their standard deviation + 1e-3.
           seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `OwnNetwork`; None for the default.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.

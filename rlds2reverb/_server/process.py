@@ -1,4 +1,4 @@
-"""Servers in processes of their own, forked from a launcher that imports Reverb once for all servers of this process.
+"""Servers in their own processes, forked from a launcher that imports Reverb once for all servers of this process.
 
 A server ends when its `ServerProcess` is stopped or this process ends, however that happens: its control socket is then
 closed. The launcher ends with this process and those forked from it, which use the same launcher. Processes forked from
@@ -198,7 +198,7 @@ class ForkedProcess:
 
 
 class ServerProcess(ForkedProcess):
-    """A Reverb server in a process of its own."""
+    """A Reverb server in its own process."""
 
     def __init__(
         self,

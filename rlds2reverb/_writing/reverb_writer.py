@@ -1,4 +1,4 @@
-"""Writes items to a running server with Reverb's public `TrajectoryWriter`, which runs in a process of its own.
+"""Writes items to a running server with Reverb's public `TrajectoryWriter`, which runs in its own process.
 
 The items equal those of the bulk writer except for their keys, which Reverb chooses at random, so an item that is
 written again is stored again.

@@ -81,7 +81,7 @@ def test_errors_in_a_file_are_one_sentence_and_nothing_is_written(call, options,
     assert not (tmp_path / "runs" / "plan.json").exists()
 
 
-def test_own_parts_that_cannot_be_used_are_one_sentence(call, options, tmp_path):
+def test_custom_parts_that_cannot_be_used_are_one_sentence(call, options, tmp_path):
     for name, text in (("sweep_own", OWN), ("sweep_syntax", "def f(:"), ("sweep_import", "import no_such_package")):
         (tmp_path / f"{name}.py").write_text(text)
     command = ["train", "--data", options["data"], "--run-dir", "run", "--env", "none", "--steps", 5]

@@ -64,7 +64,7 @@ def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_p
 
 
 class OwnAgent(MeanAgent):
-    """An agent of the user's own: loss = scale / 2 * (estimate - mean reward)^2, with the scale in a variable."""
+    """A custom agent: loss = scale / 2 * (estimate - mean reward)^2, with the scale in a variable."""
 
     def __init__(self, make_optimizer, rate, momentum, scale):
         self.optimizer = make_optimizer(rate, momentum=momentum)
@@ -105,7 +105,7 @@ def train_own(folder, steps, *hyperparameters, assign=None):
     ("legacy", 0.75 * 0.5 + 0.25 * 2 * (1 - 0.5)),
     ("v1", 0.25 * (0.75 * 1 + 2 * (1 - 0.5))),
 ])  # fmt: skip
-def test_hyperparameters_in_variables_of_own_agents_are_set_again(name, last_step, tmp_path):
+def test_hyperparameters_in_variables_of_custom_agents_are_set_again(name, last_step, tmp_path):
     agent = train_own(tmp_path, 1, OPTIMIZERS[name], 0.5, 0.5, 1.0)
     assert agent.estimate.numpy() == 0.5 * (1 - 0)
     agent = train_own(tmp_path, 2, OPTIMIZERS[name], 0.25, 0.75, 2.0)

@@ -86,7 +86,7 @@ FREE = {
     "checkpoint_every": "not logged",
     "keep_checkpoints": "not logged",
     "log_every": "each entry is logged with its step",
-    "hooks": "code of the user's own",
+    "hooks": "the user's code",
     "track": "not logged",
 }
 OFFLINE = {"sampler"}  # Excluded by an online phase.

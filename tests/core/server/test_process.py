@@ -1,4 +1,4 @@
-"""Tests of servers in processes of their own: they start from one launcher, and never outlive their owner."""
+"""Tests of servers in their own processes: they start from one launcher, and never outlive their owner."""
 
 import contextlib
 import json

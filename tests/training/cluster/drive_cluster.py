@@ -2,7 +2,7 @@
 
 With the scenario 'everything', one process of each kind is killed, and then a node; with 'learners', each of two learners.
 
-Run by `test_cluster.py` in a process of its own, without pydantic.
+Run by `test_cluster.py` in its own process, without pydantic.
 """
 
 from __future__ import annotations

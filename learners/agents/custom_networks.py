@@ -1,4 +1,4 @@
-"""Networks of the user's own, and the choice of the network that an agent uses."""
+"""Custom networks, and the choice of the network that an agent uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ def make_network(
     name: str,
     **options: Any,
 ) -> Network:
-    """Returns a network of the user's own if there is a factory, else an `ImageNetwork` for images, else an `MLP`.
+    """Returns a custom network if there is a factory, else an `ImageNetwork` for images, else an `MLP`.
 
     Args:
-      factory: function `(input_spec, output_size, seed)` that creates a network, see `OwnNetwork`; None for none.
+      factory: function `(input_spec, output_size, seed)` that creates a network, see `CustomNetwork`; None for none.
       observations: the observations that the network receives.
       sizes: sizes of each hidden layer and of the output; with a factory only the latter counts.
       action_size: number of elements of the action that follows the observation; 0 without an action.
@@ -41,13 +41,13 @@ def make_network(
     """
     inputs = NetworkInputs(observations.spec, action_size)
     if factory is not None:
-        return OwnNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
+        return CustomNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
     if inputs.image_shapes:
         return ImageNetwork(inputs, sizes, seed=seed, copies=copies, name=name, **options)
     return MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
 
 
-class OwnNetwork(tf.Module):
+class CustomNetwork(tf.Module):
     """One or several networks that a function of the user created, called, copied and tracked like an `MLP`.
 
     The function is called with the spec of the input, the size of the output and a random seed, and must create a new
@@ -104,9 +104,9 @@ class OwnNetwork(tf.Module):
             return self._calls[copy_index or 0](nest)
         return tf.stack([call(nest) for call in self._calls])
 
-    def copy(self) -> "OwnNetwork":
+    def copy(self) -> "CustomNetwork":
         """Returns a target network: the same weights in separate variables of new networks."""
-        target = OwnNetwork(
+        target = CustomNetwork(
             self._factory,
             self._inputs,
             self._output_size,
@@ -120,7 +120,7 @@ class OwnNetwork(tf.Module):
             own.assign(online)
         return target
 
-    def track(self, online: "OwnNetwork", rate: float) -> None:
+    def track(self, online: "CustomNetwork", rate: float) -> None:
         """Moves the weights towards those of `online`: w + rate * (online - w). Copies other variables."""
         for own, other in zip(self._weights, online._weights, strict=True):
             assign_on_replica(own, own + rate * (other - own) if other.trainable else other)

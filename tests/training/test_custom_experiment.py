@@ -1,4 +1,4 @@
-"""A whole experiment with an agent, a hook, a network and a tracker of the user's own, killed and continued."""
+"""A whole experiment with an agent, a hook, a network and a custom tracker, killed and continued."""
 
 import csv
 import json
@@ -122,7 +122,7 @@ def read_numbers(path):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("run", [run_script, run_command])
 @pytest.mark.drill("F6")
-def test_experiment_of_own_parts_is_killed_and_continued(folder, run):
+def test_experiment_of_custom_parts_is_killed_and_continued(folder, run):
     name = run.__name__
     whole, killed = folder / f"{name}_whole", folder / f"{name}_killed"
     process = run(folder, whole)

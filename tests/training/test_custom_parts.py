@@ -1,4 +1,4 @@
-"""Agents, hooks and networks of the user's own, as objects and by name, in Python and on the command line."""
+"""Custom agents, hooks and networks, as objects and by name, in Python and on the command line."""
 
 import sys
 import textwrap
@@ -53,13 +53,13 @@ def pendulum(data):
 
 
 @pytest.fixture(autouse=True)
-def forget_own_agents(monkeypatch):
+def forget_custom_agents(monkeypatch):
     """Undoes registrations at the end of a test."""
     monkeypatch.setattr(algorithms, "_OWN_ALGORITHMS", {})
 
 
 @pytest.fixture
-def own_module(tmp_path, monkeypatch):
+def custom_module(tmp_path, monkeypatch):
     """The name of a module in the current directory, which is not on the path."""
     name = f"own_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
@@ -137,7 +137,7 @@ def test_function_that_creates_an_agent_trains_resumes_and_loads(pendulum, tmp_p
     assert TrainingConfig.from_dict(loaded.configuration).resolved_hyperparameters["learning_rate"] == 1e-4
     action = loaded.policy.action(time_step.restart(np.zeros((3, 3), np.float32), 3)).action
     assert action.shape == (3, 1) and np.isfinite(action).all()
-    assert "test_own_parts:make_ddpg" in (tmp_path / "repeat.txt").read_text()
+    assert "test_custom_parts:make_ddpg" in (tmp_path / "repeat.txt").read_text()
 
 
 @pytest.mark.slow
@@ -290,18 +290,25 @@ def test_invalid_hooks_raise_before_the_data_are_read(hooks, error, message, tmp
         train("no-such-file", "bc", tmp_path, hooks=hooks, **SMALL)
 
 
-def test_command_line_finds_agents_and_hooks_in_the_current_directory(own_module, pendulum, capfd):
-    assert run(["agents", f"{own_module}:MyBC"]) == 0
+def test_command_line_finds_agents_and_hooks_in_the_current_directory(custom_module, pendulum, capfd):
+    assert run(["agents", f"{custom_module}:MyBC"]) == 0
     out = capfd.readouterr().out
-    assert f"agent                 {own_module}:MyBC" in out and "learning_rate = 0.0003  (a number > 0)" in out
-    command = ["train", "--algo", f"{own_module}:MyBC", "--data", str(pendulum), "--run-dir", "run", "--env", "none"]
-    command += ["--set", "hidden_sizes=(4,)", "--batch-size", "8", "--hook", f"{own_module}:Count(2, path='steps.txt')"]
-    assert run([*command, "--hook", f"{own_module}:Count", "--steps", "4"]) == 0
+    assert f"agent                 {custom_module}:MyBC" in out and "learning_rate = 0.0003  (a number > 0)" in out
+    command = ["train", "--algo", f"{custom_module}:MyBC", "--data", str(pendulum), "--run-dir", "run", "--env", "none"]
+    command += [
+        "--set",
+        "hidden_sizes=(4,)",
+        "--batch-size",
+        "8",
+        "--hook",
+        f"{custom_module}:Count(2, path='steps.txt')",
+    ]
+    assert run([*command, "--hook", f"{custom_module}:Count", "--steps", "4"]) == 0
     assert run([*command, "--steps", "6"]) == 0
     assert Path("steps.txt").read_text() == "2 4 6 "
-    assert load_run("run").identity["algo"] == f"{own_module}:MyBC"
+    assert load_run("run").identity["algo"] == f"{custom_module}:MyBC"
     capfd.readouterr()
-    assert run(["train", "--algo", f"{own_module}:MyB", "--data", "x", "--run-dir", "run"]) == USER_ERROR
+    assert run(["train", "--algo", f"{custom_module}:MyB", "--data", "x", "--run-dir", "run"]) == USER_ERROR
     assert "has no 'MyB'; did you mean 'MyBC'" in capfd.readouterr().err
 
 
@@ -310,7 +317,7 @@ def test_networks_are_part_of_the_identity():
     config = TrainingConfig("td3", hyperparameters=networks)
     named = config.as_dict()["hyperparameters"]
     assert named["actor_network"].startswith(
-        "rlds2reverb.learners.agents.own_networks:FullyConnected(hidden_sizes=(4,)"
+        "rlds2reverb.learners.agents.custom_networks:FullyConnected(hidden_sizes=(4,)"
     )
     same = TrainingConfig.from_dict(config.as_dict())
     assert same.resolved_hyperparameters["critic_network"] == networks["critic_network"]

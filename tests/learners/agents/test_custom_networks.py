@@ -1,4 +1,4 @@
-"""Images, nested observations and networks of the user's own in every agent."""
+"""Images, nested observations and custom networks in every agent."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from rlds2reverb.learners.agents import (
     MLP,
+    CustomNetwork,
     FullyConnected,
     ImageEncoder,
     ImageNetwork,
     NetworkInputs,
     Observations,
-    OwnNetwork,
     make_agent,
     make_network,
 )
@@ -194,12 +194,12 @@ def test_networks_of_tf_agents_are_accepted():
         return value_network.ValueNetwork(spec, fc_layer_params=(4,))
 
     inputs = NetworkInputs(TIME_STEP_SPEC.observation)
-    assert OwnNetwork(make_value, inputs, 1, seed=0, name="value")(tf.zeros([4, 3])).shape == [4, 1]
+    assert CustomNetwork(make_value, inputs, 1, seed=0, name="value")(tf.zeros([4, 3])).shape == [4, 1]
 
 
 def test_copies_and_seeds_of_the_user_s_networks_differ():
     inputs = NetworkInputs(TIME_STEP_SPEC.observation)
-    one, two = (OwnNetwork(Linear, inputs, 1, seed=seed, copies=2, name="critic") for seed in (0, 0))
+    one, two = (CustomNetwork(Linear, inputs, 1, seed=seed, copies=2, name="critic") for seed in (0, 0))
     np.testing.assert_array_equal(one(tf.ones([2, 3])), two(tf.ones([2, 3])))
     values = one(tf.ones([2, 3]))
     assert values.shape == [2, 2, 1] and not np.allclose(values[0], values[1])
@@ -214,9 +214,9 @@ def test_unsuitable_networks_raise():
         (lambda spec, size, seed: tf.keras.layers.Lambda(lambda x: x[:, :1]), ValueError, "has no variables"),
     ):
         with pytest.raises(error, match=message):
-            OwnNetwork(factory, inputs, 1, seed=0, copies=2, name="critic")
+            CustomNetwork(factory, inputs, 1, seed=0, copies=2, name="critic")
     with pytest.raises(ValueError, match="must create a new network in each call"):
-        OwnNetwork(lambda *_: shared, inputs, 1, seed=0, name="value").copy()
+        CustomNetwork(lambda *_: shared, inputs, 1, seed=0, name="value").copy()
     message = (
         r"actor_network must be a function \(input_spec, output_size, seed\) that creates a network \(my_module:name\)"
     )

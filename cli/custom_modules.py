@@ -1,4 +1,4 @@
-"""Modules of the user's own, which options name as `my_module:MyAgent`."""
+"""Custom modules, which options name as `my_module:MyAgent`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_current_directory() -> None:
         sys.path.insert(0, folder)
 
 
-def allow_own_modules(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+def allow_custom_modules(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Makes modules in the current directory importable if a value names one.
 
     A callback of options; returns the value unchanged.
