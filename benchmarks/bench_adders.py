@@ -23,10 +23,11 @@ import numpy as np
 import tensorflow as tf
 import tree
 from bench_data import make_float_episodes, print_machine
+from tf_agents.utils import value_ops
+
 from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
 from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.adders.steps import get_rewards_and_discounts
-from tf_agents.utils import value_ops
 
 GAMMA, LAMBDA, N = 0.99, 0.95, 3
 

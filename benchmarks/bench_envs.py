@@ -28,9 +28,10 @@ import_quietly("tf_agents.environments.parallel_py_environment")
 import gymnasium
 import numpy as np
 from bench_data import print_machine
-from rlds2reverb.envs import load
 from tf_agents.environments import parallel_py_environment
 from tf_agents.system import system_multiprocessing
+
+from rlds2reverb.envs import load
 
 OURS = "rlds2reverb.envs.load(num_parallel=N)"
 THREADS = (1, 2)

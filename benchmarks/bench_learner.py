@@ -27,9 +27,6 @@ import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
 import numpy as np
 import tensorflow as tf
 from bench_data import make_float_episodes, print_machine
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
-from rlds2reverb.learners.agents import make_agent
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.sac import tanh_normal_projection_network
@@ -52,6 +49,9 @@ from rlds2reverb import (
     packed_signature,
     sample_dataset,
 )
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
+from rlds2reverb.learners.agents import make_agent
 
 BATCH_SIZE, SIZES = 256, (256, 256)
 OBSERVATION = tf.TensorSpec([17], tf.float32)

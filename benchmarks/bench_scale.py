@@ -27,10 +27,10 @@ from typing import Any
 
 from bench_ingest import TWO_STEPS  # isort: skip  (Imported first because it silences TensorFlow.)
 from bench_data import make_float_episodes, print_machine, write_d4rl
-from rlds2reverb.training import TrainingConfig
 
 from rlds2reverb import ReplayServer, ingest, sample_dataset
 from rlds2reverb.beam import BeamOptions, convert_with_beam
+from rlds2reverb.training import TrainingConfig
 
 BATCH_SIZE = 256
 NUM_BATCHES = 400

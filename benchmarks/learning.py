@@ -17,6 +17,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
 from rlds2reverb.learners.curves import draw_learning_curves, make_curves
 from rlds2reverb.learners.figures import save_png
 from rlds2reverb.learners.runs import Run

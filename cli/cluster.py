@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rlds2reverb.training.cluster.config import ClusterConfig
-from rlds2reverb.training.config import TrainingConfig, declare_fields
 
 from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb.training.cluster.config import ClusterConfig
+from rlds2reverb.training.config import TrainingConfig, declare_fields
 
 from . import output
 from .config_options import config_options, group_names

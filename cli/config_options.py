@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+
 from rlds2reverb.learners.options import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 

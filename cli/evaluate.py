@@ -18,9 +18,8 @@ from .quiet import import_quietly, quiet_imports, status
 if TYPE_CHECKING:
     from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.envs.film import Film
-    from rlds2reverb.learners.runs import Run
-
     from rlds2reverb.evaluations import Evaluation
+    from rlds2reverb.learners.runs import Run
 
 #: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
@@ -137,7 +136,6 @@ def _require_registered(folder: Path, environment: str) -> None:
 
 def _film(film: Path, environment: str, make_env: Any, policy_path: Path, options: dict[str, Any]) -> Film:
     from rlds2reverb.envs.film import record_film
-
     from rlds2reverb.saved_policies import load_policy
 
     with status(f"filming {environment}"), quiet_imports():

@@ -20,7 +20,6 @@ from .quiet import import_quietly, quiet_imports, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.film import Film
-
     from rlds2reverb.sources.writing import WriteReport
 
 _RANDOM = "random"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rlds2reverb.training.plans import plan_sweep
 
 from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb.training.plans import plan_sweep
 
 from . import checks, output
 from .custom_modules import add_current_directory

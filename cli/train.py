@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rlds2reverb.training.config import D4RL, TrainingConfig
-from rlds2reverb.training.plans import plan_seeds
-from rlds2reverb.training.presets import get_preset, preset_names
 
 from rlds2reverb._signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.training.config import D4RL, TrainingConfig
+from rlds2reverb.training.plans import plan_seeds
+from rlds2reverb.training.presets import get_preset, preset_names
 
 from . import checks, output
 from .config_options import config_options, group_names, passed_options

@@ -4,6 +4,7 @@ import html
 import re
 
 import pytest
+
 from rlds2reverb.training.reports.page import Page
 
 

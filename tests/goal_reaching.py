@@ -2,8 +2,8 @@
 
 import gymnasium
 import numpy as np
-from rlds2reverb.envs import BoundedArraySpec, Environment, restart, transition
 
+from rlds2reverb.envs import BoundedArraySpec, Environment, restart, transition
 from rlds2reverb.specs import ArraySpec
 
 

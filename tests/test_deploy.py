@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from rlds2reverb.cli.cluster import train
 
 yaml = pytest.importorskip("yaml")

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import cli
 

@@ -10,10 +10,10 @@ import types
 from pathlib import Path
 
 import pytest
-import rlds2reverb.adders
-import rlds2reverb.cli
 
 import rlds2reverb
+import rlds2reverb.adders
+import rlds2reverb.cli
 import rlds2reverb.replay
 import rlds2reverb.sampling
 

@@ -10,6 +10,7 @@ import time
 import gymnasium
 import numpy as np
 from counting import Counting, fail
+
 from rlds2reverb.envs import GymnasiumEnvironment, TimeLimit
 
 

@@ -1,9 +1,9 @@
 """Directories of training runs with few, simple numbers, for tests of what reads them."""
 
 import numpy as np
-from rlds2reverb.learners.run_directory import RunDirectory, count_priorities
 
 from rlds2reverb.evaluations import Evaluation
+from rlds2reverb.learners.run_directory import RunDirectory, count_priorities
 
 STEPS = (1000, 2000, 3000)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from rlds2reverb.spaces import action_bounds, describes, make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe
 

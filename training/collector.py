@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from rlds2reverb import fields
 from rlds2reverb.envs.batched_environment import BatchedEnvironment, make_row_reader
 from rlds2reverb.envs.environment import Environment
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
@@ -19,10 +21,8 @@ from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
 from rlds2reverb.envs.spaces import make_space
 from rlds2reverb.envs.specs import BoundedArraySpec, sample_action
 from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
-from rlds2reverb.learners.agents.policies import ActorPolicy
-
-from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.specs import Nest, leaves
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows
 from rlds2reverb.adders import NStep
+from rlds2reverb.client import split_servers
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
-
-from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows
-from rlds2reverb.client import split_servers
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import Nest, describe, leaves, path_name

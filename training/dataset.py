@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.feeds import InMemoryDataset, collect_items
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
@@ -23,6 +21,8 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.feeds import InMemoryDataset, collect_items
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
-from rlds2reverb.learners.runs import Run
-
 from rlds2reverb.evaluations import read_reference_returns
+from rlds2reverb.learners.runs import Run
 from rlds2reverb.locations import server_address
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
 from rlds2reverb.sources import Source

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
 from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_importable, resolve_reference
 

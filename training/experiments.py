@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
-from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._file_lock import FileLock
 from rlds2reverb._sealed_files import load_json, replace_text, save_json
 from rlds2reverb._text import format_columns
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
+from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 
 from .config import TrainingConfig
 from .placement import Outcome, Placement, run_here, run_in_processes

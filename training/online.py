@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._arguments import require_count
+from rlds2reverb._text import suggest
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.learners.gin_files import read_bindings
 from rlds2reverb.learners.references import describe_callable, describe_reference
 from rlds2reverb.learners.run_identity import differences, require_same
-
-from rlds2reverb._arguments import require_count
-from rlds2reverb._text import suggest
 from rlds2reverb.sources import load
 
 from .config import TrainingConfig, declared_options

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 import tree
 import xxhash
-from rlds2reverb.learners.algorithms import get_algorithm
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
@@ -20,6 +19,7 @@ from rlds2reverb import ReplayServer, TrajectoryWindows, sample_dataset
 from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
 from rlds2reverb.spaces import make_array_space

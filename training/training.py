@@ -11,6 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._internals.tensorflow import op_determinism
+from rlds2reverb.errors import CheckpointError
+from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -19,11 +23,6 @@ from rlds2reverb.learners.hooks.hook import Position
 from rlds2reverb.learners.references import describe_callable, is_importable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
-
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._internals.tensorflow import op_determinism
-from rlds2reverb.errors import CheckpointError
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.scores import d4rl_score
 
 from .config import AUTO, TrainingConfig

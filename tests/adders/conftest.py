@@ -1,6 +1,7 @@
 """A fixture that makes adders compute their items without tracing graphs."""
 
 import pytest
+
 from rlds2reverb.adders import column_adder
 
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 import tree
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode
-from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ingestion import ingest

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tree
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
+
 from rlds2reverb.adders import (
     GAE,
     ColumnAdder,
@@ -20,7 +21,6 @@ from rlds2reverb.adders import (
     compose,
     episode_columns,
 )
-
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources import load

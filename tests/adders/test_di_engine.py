@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tree
 from reference_impls import assert_equal_nests, slow_gae, transitions
+
 from rlds2reverb.adders.di_engine import Adder
 
 

@@ -6,9 +6,9 @@ import tensorflow as tf
 from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests
-from rlds2reverb.adders import GoalRelabel, NStep, check_adder
 
 from rlds2reverb import ingest, load
+from rlds2reverb.adders import GoalRelabel, NStep, check_adder
 from rlds2reverb.episodes import Episode, find_problems
 
 

@@ -7,10 +7,10 @@ import tree
 from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
-from rlds2reverb.adders import NStep, check_adder
 from tf_agents.agents import data_converter
 from tf_agents.trajectories import time_step as ts, trajectory
 
+from rlds2reverb.adders import NStep, check_adder
 from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.trajectories import trajectory_columns
 

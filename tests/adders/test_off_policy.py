@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import Chunk, chunks, random_chunk
+
 from rlds2reverb.adders import discounted_returns, lambda_returns, retrace, td_errors, v_trace
 
 few_examples = examples(25)

@@ -10,6 +10,8 @@ import tensorflow as tf
 from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
 from reference_impls import CHUNK_COLUMNS, Chunk, chunks, random_chunk
+from tf_agents.utils import value_ops
+
 from rlds2reverb.adders import (
     discounted_returns,
     generalized_advantage_estimation,
@@ -18,7 +20,6 @@ from rlds2reverb.adders import (
     returns_to_go,
     td_errors,
 )
-from tf_agents.utils import value_ops
 
 GAE, ENDS = generalized_advantage_estimation, ("next_values", "is_last", "lambda_")
 FUNCTIONS = {

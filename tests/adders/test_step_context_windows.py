@@ -7,8 +7,8 @@ import tree
 from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import assert_equal_nests, episode, rlds_dataset
-from rlds2reverb.adders import NStep, ReturnToGo, StepContextWindows, check_adder, compose
 
+from rlds2reverb.adders import NStep, ReturnToGo, StepContextWindows, check_adder, compose
 from rlds2reverb.episodes import Episode
 
 eager = pytest.mark.usefixtures("eager")

@@ -6,8 +6,8 @@ import tensorflow as tf
 import tree
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
-from rlds2reverb.adders import ReturnToGo, StepEpisodes, compose
 
+from rlds2reverb.adders import ReturnToGo, StepEpisodes, compose
 from rlds2reverb.episodes import Episode
 
 eager = pytest.mark.usefixtures("eager")

@@ -2,6 +2,7 @@
 
 import pytest
 from figures_shown import figures  # noqa: F401
+
 from rlds2reverb.cli import output
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from rlds2reverb.cli.main import USER_ERROR, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 

@@ -2,6 +2,7 @@
 
 import click
 import pytest
+
 from rlds2reverb.cli.argument_names import name_options
 
 COMMAND = click.Command(

@@ -17,9 +17,10 @@ import minari
 import numpy as np
 import pytest
 import reverb
+from written_directories import assert_same_files
+
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import cli
-from written_directories import assert_same_files
 
 HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
 

@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 from policies import PENDULUM, LinearPolicy, save_policy
-from rlds2reverb.cli import run
-from rlds2reverb.learners.run_directory import RunDirectory
 
 from rlds2reverb._sealed_files import save_json
+from rlds2reverb.cli import run
+from rlds2reverb.learners.run_directory import RunDirectory
 
 
 def call(capsys, *arguments):

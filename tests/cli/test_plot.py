@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from rlds2reverb.cli import run
-from rlds2reverb.learners.run_directory import RunDirectory
 
+from rlds2reverb.cli import run
 from rlds2reverb.evaluations import Evaluation
+from rlds2reverb.learners.run_directory import RunDirectory
 
 
 def call(capsys, *arguments):

@@ -6,10 +6,10 @@ import h5py
 import numpy as np
 import pytest
 from policies import LinearPolicy, save_policy
-from rlds2reverb.cli import run
-from rlds2reverb.learners.run_directory import RunDirectory
 
 from rlds2reverb import load
+from rlds2reverb.cli import run
+from rlds2reverb.learners.run_directory import RunDirectory
 
 
 def call(capsys, *arguments):
@@ -108,9 +108,8 @@ def test_four_commands_lead_from_an_environment_to_an_online_agent(capsys, tmp_p
 
 @pytest.mark.slow
 def test_one_script_leads_from_an_environment_to_an_online_agent(tmp_path):
-    from rlds2reverb.envs import record_episodes
-
     from rlds2reverb import ReplayServer, TableConfig, ingest, train
+    from rlds2reverb.envs import record_episodes
 
     source = record_episodes("Pendulum-v1", num_steps=600)
     options = {"steps": 60, "eval_episodes": 1, "run_dir": tmp_path / "run"}

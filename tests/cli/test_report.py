@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from rlds2reverb.cli import run
 from written_runs import write_run
 
 from rlds2reverb import ReplayServer, TableConfig, ingest
+from rlds2reverb.cli import run
 
 
 def call(capsys, *arguments):

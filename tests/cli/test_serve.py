@@ -11,11 +11,11 @@ from itertools import chain
 import click
 import pytest
 from faults import damage_file, make_episodes, process, receive, serve_on_full_disk, skip_unless_mounted
-from rlds2reverb.cli import checks, run, serve as command
 
 import rlds2reverb
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._signals import Terminated
+from rlds2reverb.cli import checks, run, serve as command
 from rlds2reverb.errors import CheckpointError, StorageFullError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.tables import TableConfig

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from rlds2reverb.cli import run
 
 OWN = """

@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+
+from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.learners import Learner, load_run
-
-from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.sources import load
 
 SMALL = ("--env", "none", "--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)

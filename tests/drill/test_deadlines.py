@@ -15,13 +15,6 @@ from faults import convert, find_server, process, read_checkpoint, receive, run_
 from numbers_served import serve_in_process
 from process_signals import suspend_process
 from reference_impls import episode, rlds_dataset
-from rlds2reverb.adders import NStep
-from rlds2reverb.cli import run
-from rlds2reverb.learners.priority_updates import PriorityUpdates
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.reports import report_tables
-from rlds2reverb.training.tables import describe_table
-from rlds2reverb.training.training import Training
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import (
@@ -35,10 +28,17 @@ from rlds2reverb import (
     mixed_dataset,
     sample_dataset,
 )
+from rlds2reverb.adders import NStep
+from rlds2reverb.cli import run
 from rlds2reverb.client import table_infos
+from rlds2reverb.learners.priority_updates import PriorityUpdates
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.reports import report_tables
+from rlds2reverb.training.tables import describe_table
+from rlds2reverb.training.training import Training
 from rlds2reverb.trajectories import trajectory_spec
 
 pytestmark = pytest.mark.slow

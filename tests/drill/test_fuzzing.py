@@ -17,11 +17,6 @@ import numpy as np
 import pytest
 from faults import HANG_SECS, process, use_small_groups
 from file_damage import damage_randomly
-from rlds2reverb.learners.checkpoints import Checkpoints, open_checkpoint
-from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.curves import learning_curves
-from rlds2reverb.learners.run_directory import RunDirectory
-from rlds2reverb.training import TrainingConfig, plan_sweep, run_plan
 from saved_buffers import CONFIG, fill
 from written_runs import write_run
 
@@ -29,7 +24,12 @@ from rlds2reverb import ReplayServer, Rlds2ReverbError, TableConfig, ingest, loa
 from rlds2reverb._sealed_files import save_json
 from rlds2reverb._writing.journal import Journal, SavedState
 from rlds2reverb._writing.transfer import TransferState
+from rlds2reverb.learners.checkpoints import Checkpoints, open_checkpoint
+from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.curves import learning_curves
+from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
+from rlds2reverb.training import TrainingConfig, plan_sweep, run_plan
 
 pytestmark = pytest.mark.slow
 
@@ -182,9 +182,10 @@ def write_experiment(data, folder):
 
 
 def write_learner_checkpoint(data, folder):
+    from small_agents import MeanAgent, batches
+
     from rlds2reverb.learners import Learner
     from rlds2reverb.learners.hooks import EarlyStopHook
-    from small_agents import MeanAgent, batches
 
     def make(path):
         hooks = [EarlyStopHook()]

@@ -13,10 +13,6 @@ import numpy as np
 import portpicker
 import pytest
 from faults import HANG_SECS, make_episodes, process, receive, serve_table, within
-from rlds2reverb.adders import NStep
-from rlds2reverb.training import tables as training_tables
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.training import Training
 
 from rlds2reverb import (
     RateLimiter,
@@ -30,9 +26,13 @@ from rlds2reverb import (
     ingest,
     sample_dataset,
 )
+from rlds2reverb.adders import NStep
 from rlds2reverb.client import Connection, table_infos
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
+from rlds2reverb.training import tables as training_tables
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.training import Training
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from faults import convert, make_episodes, process, read_checkpoint, receive, serve_table, within
 from machines import machine, network_cut, run_on
-from rlds2reverb.adders import NStep
 from trained_runs import DATA, NUM_UPDATES, make_arguments, read_rows, serve_directory, train_by_command
 
 from rlds2reverb import ReplayServer, TableConfig, ingest
+from rlds2reverb.adders import NStep
 from rlds2reverb.errors import ServerUnavailableError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.drill("network")]

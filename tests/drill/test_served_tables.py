@@ -8,10 +8,10 @@ from pathlib import Path
 import portpicker
 import pytest
 from faults import process, receive, within
-from rlds2reverb.adders import NStep
 from trained_runs import DATA, NUM_UPDATES, make_arguments, read_rows, serve_directory, train_by_command
 
 from rlds2reverb import ingest
+from rlds2reverb.adders import NStep
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

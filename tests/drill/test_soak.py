@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from faults import convert, process, read_checkpoint, receive, serve_table
 from reverb.cc import schema_pb2
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training import train
 from trained_runs import read_rows
 
 from rlds2reverb import ReplayServer, TableConfig, load, sample_dataset
+from rlds2reverb.adders import NStep
+from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training import train
 
 pytestmark = pytest.mark.slow
 

@@ -220,8 +220,9 @@ def test_prioritized_run_killed_at_a_random_moment_loses_at_most_one_interval(tm
 
 def save_until_crash(channel, folder, crash_at):
     """Saves a second checkpoint, and ends at the N-th operation that changes a file; sends the number otherwise."""
-    from rlds2reverb.learners import Learner
     from small_agents import MeanAgent, batches
+
+    from rlds2reverb.learners import Learner
 
     with Learner(folder, MeanAgent(), batches(), keep_checkpoints=2) as learner:
         learner.start(10)
@@ -235,8 +236,9 @@ def save_until_crash(channel, folder, crash_at):
 
 @pytest.mark.drill("F7")
 def test_crash_at_each_operation_of_a_save_leaves_a_valid_checkpoint(tmp_path):
-    from rlds2reverb.learners import Learner
     from small_agents import MeanAgent, batches
+
+    from rlds2reverb.learners import Learner
 
     steps = []
     for crash_at in range(1, 200):
@@ -277,8 +279,9 @@ DAMAGE = {
 
 @pytest.mark.drill("F8")
 def test_damaged_checkpoint_of_a_run_is_named_and_the_previous_one_continues(tmp_path, caplog):
-    from rlds2reverb.learners import Learner
     from small_agents import MeanAgent, batches
+
+    from rlds2reverb.learners import Learner
 
     with Learner(tmp_path / "run", MeanAgent(), batches()) as learner:
         for step in (10, 20):

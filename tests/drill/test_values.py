@@ -11,16 +11,6 @@ import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from numbers_served import serve_numbers
 from policies import FunctionPolicy
-from rlds2reverb.cli import run as run_command
-from rlds2reverb.envs.evaluation import evaluate
-from rlds2reverb.envs.parallel_environment import ParallelEnvironment
-from rlds2reverb.envs.recording import record_episodes
-from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
-from rlds2reverb.learners.hooks import SaveCkptHook
-from rlds2reverb.training import train
-from rlds2reverb.training.collector import Collector
 from saved_buffers import CONFIG, fill, get_content, item
 from tf_agents.specs import tensor_spec
 from written_runs import write_run
@@ -35,9 +25,19 @@ from rlds2reverb import (
     sample_dataset,
     write_dataset,
 )
+from rlds2reverb.cli import run as run_command
 from rlds2reverb.client import table_infos
+from rlds2reverb.envs.evaluation import evaluate
+from rlds2reverb.envs.parallel_environment import ParallelEnvironment
+from rlds2reverb.envs.recording import record_episodes
+from rlds2reverb.learners import Learner
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+from rlds2reverb.learners.hooks import SaveCkptHook
 from rlds2reverb.replay import AdvancedReplayBuffer
 from rlds2reverb.sources import load
+from rlds2reverb.training import train
+from rlds2reverb.training.collector import Collector
 
 pytestmark = pytest.mark.slow
 

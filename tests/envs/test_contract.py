@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-import rlds2reverb.envs as envs
 from counting import Counting
 from goal_reaching import LineWithLives, Nested, TwoRewards
+
+import rlds2reverb.envs as envs
 from rlds2reverb.envs import (
     ActionObservation,
     ActionRepeat,

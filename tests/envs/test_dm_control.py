@@ -6,6 +6,7 @@ import warnings
 import gymnasium
 import numpy as np
 import pytest
+
 from rlds2reverb.envs import check_wrapper, create_environment, suite_dm_control
 
 

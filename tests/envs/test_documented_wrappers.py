@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 import rlds2reverb.envs as envs
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "environments.md"

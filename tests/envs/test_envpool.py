@@ -5,9 +5,9 @@ import sys
 
 import numpy as np
 import pytest
-from rlds2reverb.envs import TimeLimit, create_environment, load, suite_gym
 
 from rlds2reverb import SpecMismatchError
+from rlds2reverb.envs import TimeLimit, create_environment, load, suite_gym
 
 HINT = "EnvPool is not installed"
 

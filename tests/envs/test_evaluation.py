@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from policies import PENDULUM, CountingPolicy, FunctionPolicy, LinearPolicy, save_policy
-from rlds2reverb.envs import Evaluator
 from tf_agents.specs import tensor_spec
 
+from rlds2reverb.envs import Evaluator
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.evaluations import Evaluation, read_reference_returns
 from rlds2reverb.saved_policies import load_policy

@@ -11,9 +11,10 @@ import pytest
 from counting import Counting
 from process_resources import list_resources
 from properties import mark_slow_except
+from worker_environments import Faulty, Interrupted, Random, SlowReset
+
 from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, SeededEpisodes, make_episode_seed
-from worker_environments import Faulty, Interrupted, Random, SlowReset
 
 NUM_ENVS, FAILING = 4, 3
 

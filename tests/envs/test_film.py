@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from counting import Counting
 from PIL import Image
+
 from rlds2reverb.envs import TimeLimit, film, record_film
 from rlds2reverb.envs.gymnasium_environment import GymnasiumEnvironment
 

@@ -10,6 +10,8 @@ from goal_reaching import Nested, TwoRewards
 from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as hnp
 from properties import examples
+
+from rlds2reverb import load
 from rlds2reverb.envs import (
     BoundedArraySpec,
     Environment,
@@ -22,8 +24,6 @@ from rlds2reverb.envs import (
     transition,
     truncation,
 )
-
-from rlds2reverb import load
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.nest_paths import find_leaves, format_path, get_part
 from rlds2reverb.specs import ArraySpec, leaves, map_structure

@@ -10,6 +10,8 @@ from counting import Counting
 from gymnasium import spaces
 from hypothesis import given, strategies as st
 from properties import examples
+
+from rlds2reverb import SpecMismatchError
 from rlds2reverb.envs import (
     BatchedEnvironment,
     BoundedArraySpec,
@@ -21,8 +23,6 @@ from rlds2reverb.envs import (
     to_py_environment,
 )
 from rlds2reverb.envs.spaces import make_converter, make_space, make_spec
-
-from rlds2reverb import SpecMismatchError
 
 NESTED = spaces.Dict(
     {

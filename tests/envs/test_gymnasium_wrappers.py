@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.utils.env_checker import check_env
 from hypothesis import assume, given, strategies as st
 from properties import examples
+
 from rlds2reverb.envs import (
     EpisodicRandomFrameCrop,
     FrameFlip,
@@ -21,7 +22,6 @@ from rlds2reverb.envs import (
     SparseReward,
     check_wrapper,
 )
-
 from rlds2reverb.nest_paths import find_leaves, format_path, get_part
 
 IMAGE = Box(0, 255, (4, 6, 3), np.uint8)

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from counting import Counting
+
 from rlds2reverb.envs import (
     BatchedEnvironment,
     GymnasiumEnvironment,

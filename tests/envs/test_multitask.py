@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from counting import Counting
+
 from rlds2reverb.envs import (
     BatchedEnvironment,
     Curriculum,
@@ -12,7 +13,6 @@ from rlds2reverb.envs import (
     TaskProgress,
     suite_gym,
 )
-
 from rlds2reverb.errors import SpecMismatchError
 
 

@@ -17,6 +17,9 @@ import tree
 from counting import Counting
 from process_resources import find_children, list_resources
 from properties import mark_slow_except
+from worker_environments import make_nested
+
+from rlds2reverb import SpecMismatchError
 from rlds2reverb.envs import (
     BatchedEnvironment,
     EnvironmentFailedError,
@@ -25,9 +28,6 @@ from rlds2reverb.envs import (
     create_environment,
     suite_gym,
 )
-from worker_environments import make_nested
-
-from rlds2reverb import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
 
 

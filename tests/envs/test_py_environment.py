@@ -6,10 +6,11 @@ import tensorflow as tf
 from counting import Counting
 from installed import find_installed
 from properties import mark_slow_except
-from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, load, to_py_environment
 from tf_agents.drivers import dynamic_step_driver, py_driver
 from tf_agents.environments import tf_py_environment, utils
 from tf_agents.policies import random_py_policy, random_tf_policy
+
+from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, load, to_py_environment
 
 
 @pytest.mark.parametrize("name", mark_slow_except({"CartPole-v1", "Pendulum-v1", "FrozenLake-v1"}, find_installed()))

@@ -6,6 +6,11 @@ import pytest
 import tensorflow as tf
 from counting import Counting
 from policies import FunctionPolicy, save_policy
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, time_step_spec
+
+from rlds2reverb import load_policy
 from rlds2reverb.envs import (
     Environment,
     Evaluator,
@@ -19,14 +24,9 @@ from rlds2reverb.envs.loading import make_environment
 from rlds2reverb.envs.specs import BoundedArraySpec
 from rlds2reverb.envs.time_limit import find_time_limit
 from rlds2reverb.envs.time_steps import restart, transition
-from rlds2reverb.training.collector import Collector
-from tf_agents.policies import tf_policy
-from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import policy_step, time_step_spec
-
-from rlds2reverb import load_policy
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec
+from rlds2reverb.training.collector import Collector
 
 
 class Echo(gymnasium.Env):

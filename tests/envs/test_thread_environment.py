@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from counting import Counting
+
 from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, ThreadEnvironment, TimeLimit, suite_gym
 
 

@@ -5,6 +5,7 @@ import pytest
 from counting import Counting
 from hypothesis import given, strategies as st
 from properties import examples
+
 from rlds2reverb.envs import (
     BatchedEnvironment,
     BoundedArraySpec,

@@ -7,6 +7,7 @@ from counting import Counting
 from gymnasium.utils.env_checker import check_env
 from installed import find_installed
 from properties import mark_slow_except
+
 from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, suite_gym, to_gymnasium
 
 

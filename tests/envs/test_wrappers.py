@@ -6,6 +6,7 @@ from counting import Counting
 from goal_reaching import LineWithLives, TwoRewards
 from hypothesis import given, strategies as st
 from properties import examples
+
 from rlds2reverb.envs import (
     ActionObservation,
     ActionRepeat,

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from tf_agents.specs import tensor_spec
+
 from rlds2reverb.learners.agents import get_hyperparameters, make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
-from tf_agents.specs import tensor_spec
 
 
 def test_table_matches_the_figures_of_the_papers():

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from faults import mount_tmpfs, receive, skip_unless_mounted, unshare_mounts
-from rlds2reverb.learners import Checkpoints, Learner
-from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
 from small_agents import MeanAgent, batches
 
 from rlds2reverb.errors import CheckpointError, StorageFullError
+from rlds2reverb.learners import Checkpoints, Learner
+from rlds2reverb.learners.hooks import EarlyStopHook, LoadCkptHook, LogShowHook, SaveCkptHook
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlds2reverb.learners import register_agent
-from rlds2reverb.learners.comm_learner import BaseCommLearner
-from rlds2reverb.learners.tasks import make_task, read_policy
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step_spec
+
+from rlds2reverb.learners import register_agent
+from rlds2reverb.learners.comm_learner import BaseCommLearner
+from rlds2reverb.learners.tasks import make_task, read_policy
 
 
 def make_mean_agent(time_step_spec, action_spec, rate=0.5):

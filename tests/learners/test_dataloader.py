@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from rlds2reverb.learners import setup_dataloader
 
 

@@ -9,15 +9,6 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners import (
-    InMemoryDataset,
-    Learner,
-    StreamingDataset,
-    collect_items,
-    make_feed,
-    require_experience,
-)
 from small_agents import MeanAgent, batches, items, transitions
 from tf_agents.agents import data_converter
 from tf_agents.trajectories import Trajectory, Transition
@@ -32,8 +23,17 @@ from rlds2reverb import (
     TrajectoryWindows,
     sample_dataset,
 )
+from rlds2reverb.adders import NStep
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.learners import (
+    InMemoryDataset,
+    Learner,
+    StreamingDataset,
+    collect_items,
+    make_feed,
+    require_experience,
+)
 from rlds2reverb.replay import AdvancedReplayBuffer, Batch, BufferConfig
 from rlds2reverb.sources import load
 

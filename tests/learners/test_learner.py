@@ -12,9 +12,6 @@ import pytest
 import reverb
 import tensorflow as tf
 from properties import mark_slow_except
-from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError, learner as learner_module
-from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
-from rlds2reverb.learners.policy_export import restore_policy
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, items, transitions
 from tf_agents.agents.behavioral_cloning.behavioral_cloning_agent import BehavioralCloningAgent
 from tf_agents.agents.ddpg.actor_network import ActorNetwork
@@ -23,6 +20,9 @@ from tf_agents.trajectories import Trajectory
 from rlds2reverb import SampleInfo
 from rlds2reverb._signals import defer_signals, stop_on_signal
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, ServerUnavailableError, SpecMismatchError
+from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError, learner as learner_module
+from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.policy_export import restore_policy
 
 
 class RecordingHook(LearnerHook):

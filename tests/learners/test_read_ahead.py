@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from rlds2reverb.learners import read_ahead
 from rlds2reverb.learners.feeds import Feed
 from rlds2reverb.learners.read_ahead import ReadAhead

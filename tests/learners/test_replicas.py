@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory
 from faults import process, receive
-from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import make_agent
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.learners import Learner
+from rlds2reverb.learners.agents import make_agent
 
 #: Agents whose losses are means over items, so that the mean gradient of two half batches is that of the whole one.
 ITEMWISE_AGENTS = ["bc", "iql"]

@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from properties import mark_slow_except
-from rlds2reverb.learners import Checkpoints, Learner, load_run
-from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.checkpoints import open_checkpoint
-from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
-from rlds2reverb.learners.warm_start import describe_specs, load_weights
 from small_agents import ACTION_SPEC, TIME_STEP_SPEC, MeanAgent, batches, transitions
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
@@ -22,6 +17,11 @@ from tf_agents.trajectories import time_step_spec
 from rlds2reverb import ReplayServer, SampleInfo, TableConfig, sample_dataset
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, SpecMismatchError
 from rlds2reverb.evaluations import Evaluation
+from rlds2reverb.learners import Checkpoints, Learner, load_run
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.checkpoints import open_checkpoint
+from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
+from rlds2reverb.learners.warm_start import describe_specs, load_weights
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
 from rlds2reverb.sampling import PriorityWriter
 from rlds2reverb.tables import Selector

@@ -2,12 +2,13 @@
 
 import pytest
 import tensorflow as tf
+from small_agents import MeanAgent, batches
+from tf_agents.agents.tf_agent import LossInfo
+
 from rlds2reverb.learners.divergence import is_check_numerics_error
 from rlds2reverb.learners.feeds import StreamingDataset
 from rlds2reverb.learners.monitor import Monitor
 from rlds2reverb.learners.train_loop import TrainLoop, extract_metrics, extract_td_errors
-from small_agents import MeanAgent, batches
-from tf_agents.agents.tf_agent import LossInfo
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory
 from faults import process, receive
+
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import LearnerHook, SaveCkptHook

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import tree
+
 from rlds2reverb.envs import (
     ActionObservation,
     ActionRepeat,
@@ -31,7 +32,6 @@ from rlds2reverb.envs import (
     transition,
 )
 from rlds2reverb.envs.specs import sample_action
-
 from rlds2reverb.ownership import copy_arrays
 
 

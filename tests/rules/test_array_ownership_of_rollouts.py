@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 import tree
 from policies import LinearPolicy
+from tf_agents.specs import tensor_spec
+
 from rlds2reverb.envs import (
     BoundedArraySpec,
     Environment,
@@ -16,10 +18,8 @@ from rlds2reverb.envs import (
     record_episodes,
     record_film,
 )
-from rlds2reverb.training.collector import Collector
-from tf_agents.specs import tensor_spec
-
 from rlds2reverb.specs import ArraySpec
+from rlds2reverb.training.collector import Collector
 
 SIZE = 2
 

@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 from counting import Counting
 from policies import FunctionPolicy
+from tf_agents.specs import tensor_spec
+
 from rlds2reverb.adders import NStep
 from rlds2reverb.envs import (
     EnvironmentFailedError,
@@ -22,7 +24,6 @@ from rlds2reverb.envs import (
 )
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
-from tf_agents.specs import tensor_spec
 
 POLICY = FunctionPolicy(
     tf.TensorSpec([2], tf.float32),

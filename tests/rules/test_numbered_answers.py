@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import gymnasium
 import numpy as np
 import pytest
+
 from rlds2reverb.envs import (
     ActionRepeat,
     BatchedEnvironment,

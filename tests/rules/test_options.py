@@ -9,11 +9,6 @@ import h5py
 import numpy as np
 import pytest
 from reference_impls import episode, rlds_dataset
-from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
-from rlds2reverb.cli import run
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.sources import open_data
-from rlds2reverb.training.training import Training
 
 from rlds2reverb import (
     IngestOptions,
@@ -27,10 +22,15 @@ from rlds2reverb import (
     summarize,
     write_dataset,
 )
+from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
+from rlds2reverb.cli import run
 from rlds2reverb.episodes import Episode
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.sources import Format, Source, register_format
 from rlds2reverb.sources.loading import FORMATS
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.sources import open_data
+from rlds2reverb.training.training import Training
 
 ROWS = {
     "observations": np.arange(200.0)[:, None],

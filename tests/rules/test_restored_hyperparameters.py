@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from small_agents import MeanAgent, batches
+from tf_agents.agents import tf_agent
+from tf_agents.specs import tensor_spec
+
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import get_hyperparameters, make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.train_loop import TrainLoop
-from small_agents import MeanAgent, batches
-from tf_agents.agents import tf_agent
-from tf_agents.specs import tensor_spec
 
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int32, 0, 3)
 STATISTICS = ({"observation_mean": np.zeros(OBSERVATION), "observation_std": np.ones(OBSERVATION)},

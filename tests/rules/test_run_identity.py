@@ -15,7 +15,11 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.spaces import Discrete
+from small_agents import MeanAgent, batches
+
+from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
 from rlds2reverb.adders import NStep
+from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.curves import label_runs
 from rlds2reverb.learners.hooks import LearnerHook
@@ -30,10 +34,6 @@ from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.sources import find_fingerprint, open_data
 from rlds2reverb.training.training import require_same_run
-from small_agents import MeanAgent, batches
-
-from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
-from rlds2reverb.evaluations import Evaluation
 
 #: Another valid value of each option.
 CHANGED = {

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners import InMemoryDataset, collect_items
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.sources import open_data
 
 from rlds2reverb import ServerUnavailableError, TableConfig, ingest
+from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
+from rlds2reverb.learners import InMemoryDataset, collect_items
 from rlds2reverb.sources import load
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.sources import open_data
 
 NUM_ITEMS = 6
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import gin
 import numpy as np
 import pytest
+
 from rlds2reverb.learners.algorithms import ALGORITHMS
+from rlds2reverb.sources.transforms import REWARD_RECIPES
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.config import declared_options, options_table
-
-from rlds2reverb.sources.transforms import REWARD_RECIPES
 
 
 def test_defaults_are_those_of_the_algorithm():

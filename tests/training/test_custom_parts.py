@@ -9,11 +9,6 @@ import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlds2reverb.cli.main import USER_ERROR, run
-from rlds2reverb.learners import algorithms
-from rlds2reverb.learners.agents import BCAgent, FullyConnected, IQLAgent, Range, ReBRACAgent
-from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.hooks import LearnerHook
 from tf_agents.agents.behavioral_cloning import behavioral_cloning_agent
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network, ddpg_agent
@@ -22,6 +17,11 @@ from tf_agents.networks import actor_distribution_network
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import SpecMismatchError, Training, TrainingConfig, load_run, register_agent, train
+from rlds2reverb.cli.main import USER_ERROR, run
+from rlds2reverb.learners import algorithms
+from rlds2reverb.learners.agents import BCAgent, FullyConnected, IQLAgent, Range, ReBRACAgent
+from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.hooks import LearnerHook
 
 SMALL = {"env": None, "batch_size": 8, "log_every": 20, "progress": False, "steps": 4}
 MODULE = '''

@@ -7,13 +7,11 @@ import pytest
 import tree
 from gymnasium.spaces import Box, Discrete
 from reference_impls import assert_equal_nests, episode
+
+from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners.agents.spaces import Observations
 from rlds2reverb.learners.feeds import collect_items
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.sources import open_data, open_source
-
-from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import (
     ActionBounds,
@@ -23,6 +21,8 @@ from rlds2reverb.sources.transforms import (
     ScaleRewards,
     apply_transforms,
 )
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.sources import open_data, open_source
 
 IQL = TrainingConfig("iql")
 DQN = TrainingConfig("dqn")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+
 from rlds2reverb.envs import Evaluator
+from rlds2reverb.sources import Source
 from rlds2reverb.training.environment import resolve_environment, resolve_reference_returns
 from rlds2reverb.training.sources import open_source
-
-from rlds2reverb.sources import Source
 
 PENDULUM = {
     "id": "Pendulum-v1",

@@ -7,10 +7,10 @@ import signal
 import gymnasium
 import pytest
 from counting import Counting
-from rlds2reverb.envs import record_episodes
-from rlds2reverb.training import Progress
 
 from rlds2reverb import Training, TrainingConfig
+from rlds2reverb.envs import record_episodes
+from rlds2reverb.training import Progress
 
 
 class Signalling(Counting):

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
 from rlds2reverb.cli import run as run_command
+from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import RunDirectory
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds, plan_sweep
-
-from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
-from rlds2reverb.evaluations import Evaluation
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
 

@@ -12,11 +12,6 @@ import pytest
 import reverb
 import tensorflow as tf
 from counting import Counting
-from rlds2reverb.adders import NStep
-from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training.collected_pieces import PieceConverter
-from rlds2reverb.training.collector import Collector
 from tf_agents.agents import tf_agent
 from tf_agents.networks.q_rnn_network import QRnnNetwork
 from tf_agents.policies import tf_policy
@@ -35,7 +30,12 @@ from rlds2reverb import (
     sample_dataset,
     train,
 )
+from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training.collected_pieces import PieceConverter
+from rlds2reverb.training.collector import Collector
 
 #: Options of a phase that takes a second.
 SMALL = {

@@ -11,13 +11,13 @@ import warnings
 import numpy as np
 import portpicker
 import pytest
-from rlds2reverb.adders import NStep
-from rlds2reverb.training import train
-from rlds2reverb.training.tables import describe_table, identify_table, is_table, split_source
 
 from rlds2reverb import ingest
+from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.training import train
+from rlds2reverb.training.tables import describe_table, identify_table, is_table, split_source
 
 PENDULUM = "d4rl/pendulum_mixed-v2.hdf5"
 

@@ -5,11 +5,6 @@ from itertools import islice
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from rlds2reverb.adders import NStep
-from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.environment import resolve_environment
-from rlds2reverb.training.sources import open_data, open_source
-from rlds2reverb.training.tables import identify_table
 
 from rlds2reverb import (
     ReplayServer,
@@ -23,9 +18,14 @@ from rlds2reverb import (
     packed_signature,
 )
 from rlds2reverb._encoding.packing import Packing
+from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.environment import resolve_environment
+from rlds2reverb.training.sources import open_data, open_source
+from rlds2reverb.training.tables import identify_table
 
 IQL = TrainingConfig("iql")
 TD3_BC = TrainingConfig("td3_bc")

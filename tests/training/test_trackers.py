@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from rlds2reverb.training.trackers import RunTrackers
 
 from rlds2reverb import TrackerError, TrainingConfig
+from rlds2reverb.training.trackers import RunTrackers
 
 
 class Recorder:

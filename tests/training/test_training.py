@@ -12,11 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlds2reverb.adders import NStep
-from rlds2reverb.envs import evaluate
-from rlds2reverb.learners.curves import learning_curves
-from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training import Progress, progress
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import (
@@ -37,7 +32,12 @@ from rlds2reverb import (
 )
 from rlds2reverb._encoding.packing import Packing
 from rlds2reverb._internals.tensorflow import op_determinism
+from rlds2reverb.adders import NStep
+from rlds2reverb.envs import evaluate
+from rlds2reverb.learners.curves import learning_curves
+from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.tables import Selector
+from rlds2reverb.training import Progress, progress
 
 #: Options of a run that takes a second.
 SMALL = {"env": None, "batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "progress": False}

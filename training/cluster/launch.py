@@ -10,14 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb.learners.run_directory import RunDirectory
-from rlds2reverb.learners.runs import Run, load_run
-
 from rlds2reverb import errors, ingest
 from rlds2reverb._server.commits import CommitLog
 from rlds2reverb._signals import stop_on_signal
 from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.learners.runs import Run, load_run
 
 from ..config import TrainingConfig
 from ..progress import Progress, raise_if_interrupted

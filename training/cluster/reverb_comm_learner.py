@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from rlds2reverb import PriorityWriter
+from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
 from rlds2reverb.learners.train_loop import count_workers
-
-from rlds2reverb import PriorityWriter
-from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 
 from ..collected_table import TABLE

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import (
     Curve,

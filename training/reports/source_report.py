@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source, Summary, load, summarize
 from rlds2reverb.sources.summary import find_reference_returns

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference_impls import assert_equal_nests, episode
-from rlds2reverb.adders import NStep
 
+from rlds2reverb.adders import NStep
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import IndexedEpisodes

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
+
 from rlds2reverb.learners.agents import make_agent
 
 SIZE, HIDDEN = 6, (4, 3)

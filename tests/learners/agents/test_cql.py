@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
-from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
-from rlds2reverb.learners.agents.networks import MLP
-from rlds2reverb.learners.agents.squashed_gaussian import squash
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
+
+from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
+from rlds2reverb.learners.agents.networks import MLP
+from rlds2reverb.learners.agents.squashed_gaussian import squash
 
 SIZE, SAMPLES, HIDDEN = 6, 2, (4, 3)
 ACTOR, CRITIC = (OBSERVATION, *HIDDEN, 2 * ACTION), (OBSERVATION + ACTION, *HIDDEN, 1)

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from tf_agents.networks import value_network
+from tf_agents.policies import policy_saver
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
 from rlds2reverb.learners.agents import (
     MLP,
     CustomNetwork,
@@ -16,10 +21,6 @@ from rlds2reverb.learners.agents import (
     make_network,
 )
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
-from tf_agents.networks import value_network
-from tf_agents.policies import policy_saver
-from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import time_step
 
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], "int32", 0, 2)
 IMAGE_SPEC = {"image": tf.TensorSpec([8, 8, 3], tf.uint8), "state": {"v": tf.TensorSpec([2], tf.float32)}}

@@ -8,10 +8,6 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from properties import mark_slow_except
-from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
-from rlds2reverb.learners.agents.networks import MLP
-from rlds2reverb.learners.graph_errors import find_error
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
 from tf_agents.policies import policy_saver
@@ -19,6 +15,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.learners import Learner
+from rlds2reverb.learners.agents import CategoricalActor, EpsilonGreedyActor, make_agent
+from rlds2reverb.learners.agents.networks import MLP
+from rlds2reverb.learners.graph_errors import find_error
 
 SIZE, HIDDEN, COUNT = 6, (6, 5), 4
 NETWORK = (OBSERVATION, *HIDDEN, COUNT)

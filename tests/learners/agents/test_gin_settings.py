@@ -2,6 +2,7 @@
 
 import gin
 import pytest
+
 from rlds2reverb.learners.agents import read_gin, resolve_hyperparameters
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
+
 from rlds2reverb.learners.agents import (
     BCAgent,
     get_agent_class,

@@ -2,6 +2,7 @@ import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from rlds2reverb.learners.agents import MLP, Adam, GaussianActor, TanhActor
 
 SIZES = (3, 5, 4, 2)

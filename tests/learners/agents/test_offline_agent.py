@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
 from properties import mark_slow_except
+
 from rlds2reverb.learners.agents import get_agent_class, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS

@@ -3,14 +3,14 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC
 from properties import mark_slow_except
-from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.algorithms import ALGORITHMS
-from rlds2reverb.learners.policy_export import export_policy
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import SpecMismatchError, load_policy
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.algorithms import ALGORITHMS
+from rlds2reverb.learners.policy_export import export_policy
 
 STEPS = time_step.restart(tf.random.stateless_normal([5, OBSERVATION], [0, 1]), 5)
 

@@ -1,6 +1,7 @@
 import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
+
 from rlds2reverb.learners.agents import get_hyperparameters, make_agent, resolve_hyperparameters
 from rlds2reverb.learners.agents.iql import IQLAgent
 from rlds2reverb.learners.algorithms import ALGORITHMS

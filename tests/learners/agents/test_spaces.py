@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from rlds2reverb.learners.agents import BoundedActions, DiscreteActions, Observations
 from tf_agents.specs import tensor_spec
+
+from rlds2reverb.learners.agents import BoundedActions, DiscreteActions, Observations
 
 NEST = {"b": tf.TensorSpec([2, 2], tf.float32, "b"), "a": tf.TensorSpec([], tf.int32, "a")}
 

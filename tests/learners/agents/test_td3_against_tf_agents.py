@@ -6,11 +6,12 @@ Importance weights are not used because TF-Agents also applies them to the actor
 import numpy as np
 import tensorflow as tf
 from agent_data import ACTION, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
-from rlds2reverb.learners.agents import make_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.td3 import td3_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import common
+
+from rlds2reverb.learners.agents import make_agent
 
 SIZE, HIDDEN = 6, (8, 7)
 ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, -1.0, 1.0, "action")

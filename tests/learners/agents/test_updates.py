@@ -15,6 +15,7 @@ from agent_data import (
     to_trajectory,
     to_transition,
 )
+
 from rlds2reverb.learners.agents import make_agent
 
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])

@@ -4,6 +4,8 @@ import math
 import signal
 
 import pytest
+from small_agents import MeanAgent, batches
+
 from rlds2reverb.learners import Learner, hooks as hooks_package
 from rlds2reverb.learners.hooks import (
     HOOKS,
@@ -20,7 +22,6 @@ from rlds2reverb.learners.hooks import (
     merge_hooks,
     register_learner_hook,
 )
-from small_agents import MeanAgent, batches
 
 
 class Nothing(LearnerHook):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
+
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.cluster import ClusterConfig, ClusterTraining
 

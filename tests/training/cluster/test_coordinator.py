@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.cluster import Coordinator
 from rlds2reverb.training.cluster.replay_shards import ShardCheckpoint, ShardReport

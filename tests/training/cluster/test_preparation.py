@@ -1,10 +1,10 @@
 """The checks of the directory and of the data before a run on a cluster is started."""
 
 import pytest
-from rlds2reverb.training.cluster import ClusterTraining, launch
-from rlds2reverb.training.cluster.preparation import prepare
 
 from rlds2reverb import CheckpointError, TrainingConfig, load_run, train
+from rlds2reverb.training.cluster import ClusterTraining, launch
+from rlds2reverb.training.cluster.preparation import prepare
 
 SMALL = {"steps": 4, "batch_size": 8, "env": None, "hyperparameters": {"hidden_sizes": (8, 8)}}
 

@@ -5,6 +5,7 @@ import io
 import re
 
 from matplotlib.image import imread
+
 from rlds2reverb.learners.figures import escape_label, make_figure
 from rlds2reverb.training.reports.page import Page
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from figures_shown import read_findings, read_legend, read_lines
+from written_runs import STEPS, write_run
+
+from rlds2reverb import Evaluation
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import load_run
 from rlds2reverb.training.reports import report_runs
 from rlds2reverb.training.reports.run_report import compare_q_values
-from written_runs import STEPS, write_run
-
-from rlds2reverb import Evaluation
 
 
 def test_report_shows_curves_over_seeds(tmp_path, figures):

@@ -6,12 +6,12 @@ import h5py
 import numpy as np
 import pytest
 from figures_shown import read_bars, read_findings, read_legend, read_lines
+
+from rlds2reverb import SourceError, load
 from rlds2reverb.training.reports import report_source, source_statistics
 from rlds2reverb.training.reports.episode_pictures import describe_texts, draw_episode, select_episodes
 from rlds2reverb.training.reports.source_report import find_principal_components
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
-
-from rlds2reverb import SourceError, load
 
 
 def make_log(*rewards, terminated=False, size=3, **columns):
