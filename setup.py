@@ -75,6 +75,7 @@ setup(
         "rlds2reverb",
         "rlds2reverb.replay",
         "rlds2reverb._internals",
+        "rlds2reverb._system",
         "rlds2reverb.sources",
         "rlds2reverb._encoding",
         "rlds2reverb.client",

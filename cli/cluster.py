@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.training.cluster.config import ClusterConfig
 from rlds2reverb.training.config import TrainingConfig, declare_fields
 

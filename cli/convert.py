@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._server.process import start_launcher
-from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._text import format_bytes
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 

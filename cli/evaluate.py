@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._text import format_columns
+from rlds2reverb._system.text import format_columns
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._text import format_bytes
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sources.summary import summarize

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb._signals import Terminated, exit_on_sigint
+from rlds2reverb._system.signals import Terminated, exit_on_sigint
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rlds2reverb import _text
-from rlds2reverb._terminal import is_terminal, make_console
-from rlds2reverb._text import WIDTH, format_facts, format_number
+from rlds2reverb._system import text
+from rlds2reverb._system.terminal import is_terminal, make_console
+from rlds2reverb._system.text import WIDTH, format_facts, format_number
 
 from .argument_names import name_options
 
@@ -93,9 +93,9 @@ def escape_markup(sentence: str) -> str:
     return escape(escape_controls(sentence))
 
 
-def escape_controls(text: str) -> str:
+def escape_controls(content: str) -> str:
     """Returns text with control characters other than newlines escaped."""
-    return _text.escape_controls(text, kept="\n")
+    return text.escape_controls(content, kept="\n")
 
 
 class StepProgress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlds2reverb._text import format_columns
+from rlds2reverb._system.text import format_columns
 
 from . import output
 from .output import json_option

@@ -11,17 +11,17 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
-from rlds2reverb import _logs
-from rlds2reverb._signals import exit_on_sigint
-from rlds2reverb._terminal import make_console
+from rlds2reverb._system import logs
+from rlds2reverb._system.signals import exit_on_sigint
+from rlds2reverb._system.terminal import make_console
 
 
 def silence_logs() -> None:
     """Hides Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` is set.
 
-    `rlds2reverb._logs` has already disabled the log lines of their native code.
+    `rlds2reverb._system.logs` has already disabled the log lines of their native code.
     """
-    if _logs.library_logs_enabled():
+    if logs.library_logs_enabled():
         return
     warnings.simplefilter("ignore")
     for name in ("urllib3", "matplotlib"):
@@ -35,10 +35,10 @@ def silence_logs() -> None:
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
     """Hides the warnings of packages and their output on stderr, also that of native code, while they are imported."""
-    if _logs.library_logs_enabled():
+    if logs.library_logs_enabled():
         yield
         return
-    with _logs.hide_native_stderr(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    with logs.hide_native_stderr(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -53,7 +53,7 @@ def import_quietly(*names: str) -> None:
 @contextlib.contextmanager
 def hide_other_processes() -> Iterator[None]:
     """Hides what child processes and loggers write to stderr while the body runs, but not the messages of this one."""
-    if _logs.library_logs_enabled():
+    if logs.library_logs_enabled():
         yield
         return
     kept = os.dup(2)

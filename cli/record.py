@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMATS
 

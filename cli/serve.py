@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._server.process import start_launcher
-from rlds2reverb._signals import Terminated
-from rlds2reverb._text import format_bytes
+from rlds2reverb._system.signals import Terminated
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.training.plans import plan_sweep
 
 from . import checks, output

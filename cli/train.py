@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._signals import raise_on_sigterm
+from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.training.config import D4RL, TrainingConfig
 from rlds2reverb.training.plans import plan_seeds

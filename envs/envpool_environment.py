@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._platform import available_cores
+from rlds2reverb._system.platform import available_cores
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
-from rlds2reverb._platform import available_cores, create_anonymous_file
+from rlds2reverb._system.platform import available_cores, create_anonymous_file
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess

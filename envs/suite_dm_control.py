@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 
 from . import suite_gym
 from .environment import Environment

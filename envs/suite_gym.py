@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 from rlds2reverb.specs import ArraySpec
 
 from .environment import Environment

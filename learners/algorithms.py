@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 
 from .references import describe_reference, is_reference, resolve_reference
 

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._sealed_files import SealedFolders, read_manifest
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 
 _LOG = logging.getLogger(__name__)

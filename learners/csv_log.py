@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 STEP = "step"

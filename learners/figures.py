@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._text import escape_controls
+from rlds2reverb._system.text import escape_controls
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

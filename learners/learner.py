@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._signals import SIGNAL_NAMES, stop_on_signal
+from rlds2reverb._system.signals import SIGNAL_NAMES, stop_on_signal
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, TrainingDivergedError as TrainingDivergedError
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay

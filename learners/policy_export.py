@@ -15,7 +15,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.saved_policies import VALUES
 
 _PREVIOUS = "previous"

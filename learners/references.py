@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Path, np.dtype)
 

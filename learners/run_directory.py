@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import load_json, replace_text, save_json
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP, CsvLog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._sealed_files import load_json
+from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.errors import CorruptFileError
 from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy
 from rlds2reverb.specs import Nest

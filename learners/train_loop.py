@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._logs import hide_native_stderr
+from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 
 from .divergence import describe_divergence, is_check_numerics_error

@@ -9,7 +9,7 @@ import pkgutil
 import lazy_loader
 
 from rlds2reverb._keras import select_keras_2
-from rlds2reverb._logs import quiet_libraries
+from rlds2reverb._system.logs import quiet_libraries
 
 __version__ = "0.1.0"
 

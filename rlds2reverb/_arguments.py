@@ -8,7 +8,7 @@ from dataclasses import fields
 from numbers import Real
 from typing import Any
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 
 _YEAR_SECS = 365 * 24 * 3600
 

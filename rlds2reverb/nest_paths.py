@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 
 #: The keys that lead to a part of a nest: keys of dicts, and positions in tuples.
 Keys = tuple[Any, ...]

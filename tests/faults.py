@@ -31,7 +31,7 @@ from rlds2reverb._server import process as server_process
 from rlds2reverb._server.checkpoint_root import CheckpointRoot
 from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._server_process import isolation
-from rlds2reverb._signals import Terminated
+from rlds2reverb._system.signals import Terminated
 from rlds2reverb._writing import compatibility, directory_destination, server_destination
 from rlds2reverb.tables import TableConfig
 

@@ -580,7 +580,7 @@ MUTATIONS = [
     Mutation(
         "checksums of files are not verified",
         "learner",
-        "rlds2reverb/_sealed_files.py",
+        "rlds2reverb/_system/sealed_files.py",
         "if seal != _make_seal(body):",
         "if False:",
         "tests/core/test_sealed_files.py",
@@ -588,7 +588,7 @@ MUTATIONS = [
     Mutation(
         "file locks are not acquired",
         "learner",
-        "rlds2reverb/_file_lock.py",
+        "rlds2reverb/_system/file_lock.py",
         "lock_file(self._descriptor)",
         "pass",
         "tests/core/test_file_lock.py",
@@ -652,7 +652,7 @@ MUTATIONS = [
     Mutation(
         "files are overwritten in place",
         "learner",
-        "rlds2reverb/_sealed_files.py",
+        "rlds2reverb/_system/sealed_files.py",
         'temporary = path.with_suffix(".tmp")',
         "temporary = path",
         "tests/core/test_sealed_files.py",
@@ -660,7 +660,7 @@ MUTATIONS = [
     Mutation(
         "a folder is deleted before its replacement is complete",
         "learner",
-        "rlds2reverb/_sealed_files.py",
+        "rlds2reverb/_system/sealed_files.py",
         "        shutil.rmtree(partial, ignore_errors=True)\n        try:",
         (
             "        shutil.rmtree(partial, ignore_errors=True)\n"

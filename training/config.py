@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Annotated, Any, Literal, get_type_hints
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import load_json, replace_text, save_json
-from rlds2reverb._text import format_columns
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
+from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlds2reverb._platform import available_cores
-from rlds2reverb._signals import Terminated, stop_on_signal
-from rlds2reverb._text import last_line
+from rlds2reverb._system.platform import available_cores
+from rlds2reverb._system.signals import Terminated, stop_on_signal
+from rlds2reverb._system.text import last_line
 from rlds2reverb.errors import Rlds2ReverbError
 
 from .plans import PlannedRun

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.learners.gin_files import read_bindings
 from rlds2reverb.learners.references import describe_callable, describe_reference

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rlds2reverb._sealed_files import load_json, save_json
-from rlds2reverb._text import last_line, suggest
+from rlds2reverb._system.sealed_files import load_json, save_json
+from rlds2reverb._system.text import last_line, suggest
 from rlds2reverb.errors import CorruptFileError, TrackerError
 from rlds2reverb.learners.run_identity import differences
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._full_disk import full_disk_as_error
 from rlds2reverb._internals.tensorflow import op_determinism
+from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner

@@ -25,7 +25,7 @@ def main(parent: int) -> None:
     os.dup2(2, 1)  # Anything that libraries print is not part of the result.
     import cloudpickle
 
-    from rlds2reverb._signals import Terminated, raise_on_sigterm
+    from rlds2reverb._system.signals import Terminated, raise_on_sigterm
 
     from .placement import Outcome, execute
     from .progress import Progress

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._text import advise
+from rlds2reverb._system.text import advise
 
 from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from ..gin_files import Binding, NamedText, read_bindings

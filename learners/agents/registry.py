@@ -6,7 +6,7 @@ from typing import Any
 
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._text import advise
+from rlds2reverb._system.text import advise
 
 from ..algorithms import get_algorithm
 from ..options import REQUIRED, Option, parse_literal

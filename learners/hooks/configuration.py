@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rlds2reverb._text import advise
+from rlds2reverb._system.text import advise
 
 from ..references import describe_reference, resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook

@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._file_lock import FileLock
 from rlds2reverb._internals.tensorflow import encode_spec
-from rlds2reverb._sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
 from rlds2reverb.client.messages import PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlds2reverb._sealed_files import save_json
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.errors import CheckpointError
 
 from .checkpoint_root import CheckpointRoot, load_root_file

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlds2reverb._platform import lock_file
+from rlds2reverb._system.platform import lock_file
 from rlds2reverb.errors import ServerUnavailableError
 
 #: Names the interpreter of servers if the running one does not have dm-reverb.

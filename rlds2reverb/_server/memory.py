@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlds2reverb._text import format_bytes
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import InsufficientMemoryError
 
 #: Bytes that Reverb 0.14 takes in addition to the data, as measured with `benchmarks/bench_memory.py`.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._file_lock import FileLock
+from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb.client import batch_port
 from rlds2reverb.errors import ResourceInUseError
 

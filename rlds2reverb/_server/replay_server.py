@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._signals import defer_signals
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.client import Connection, batch_port, require_table, table_infos
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
 from rlds2reverb.specs import Nest

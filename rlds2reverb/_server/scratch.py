@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlds2reverb._file_lock import FileLock
+from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb.errors import ResourceInUseError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._signals import defer_signals
+from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig

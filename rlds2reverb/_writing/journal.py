@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import load_json, save_json
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError
 
 from .transfer import TransferState, changed_data_error

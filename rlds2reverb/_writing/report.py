@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from rlds2reverb._text import format_bytes, format_facts, format_number
+from rlds2reverb._system.text import format_bytes, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import Problem
 from rlds2reverb.left_out import LeftOut

@@ -15,9 +15,9 @@ from typing import Any
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._sealed_files import sync
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.sealed_files import sync
 from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
 from rlds2reverb.sources.loading import expand_pattern
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._sealed_files import SealedFolders, read_manifest
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 
 _PREFIX, _LOCK = "checkpoint-", "buffer.lock"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlds2reverb._file_lock import FileLock
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._sealed_files import sync
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.sealed_files import sync
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlds2reverb._text import format_bytes
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
 
 _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")

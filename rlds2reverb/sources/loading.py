@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._text import suggest
+from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
+from rlds2reverb._system.text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.left_out import LeftOut

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._text import format_bytes, format_facts, suggest
+from rlds2reverb._system.text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import Episode
 
 from .atomic_output import atomic_output, require_vacant

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from policies import PENDULUM, LinearPolicy, save_policy
 
-from rlds2reverb._sealed_files import save_json
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run
 from rlds2reverb.learners.run_directory import RunDirectory
 

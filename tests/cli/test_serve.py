@@ -14,7 +14,7 @@ from faults import damage_file, make_episodes, process, receive, serve_on_full_d
 
 import rlds2reverb
 from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._signals import Terminated
+from rlds2reverb._system.signals import Terminated
 from rlds2reverb.cli import checks, run, serve as command
 from rlds2reverb.errors import CheckpointError, StorageFullError
 from rlds2reverb.ingestion import ingest

@@ -6,7 +6,7 @@ import signal
 import pytest
 from faults import process, receive
 
-from rlds2reverb._file_lock import FileLock
+from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb.errors import ResourceInUseError
 
 

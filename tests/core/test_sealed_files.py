@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rlds2reverb._sealed_files import MANIFEST, SealedFolders, load_json, read_manifest, save_json
+from rlds2reverb._system.sealed_files import MANIFEST, SealedFolders, load_json, read_manifest, save_json
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 

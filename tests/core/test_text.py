@@ -3,7 +3,7 @@
 from reference_impls import episode
 
 from rlds2reverb import ingest, load, summarize
-from rlds2reverb._text import format_bytes, format_columns, format_facts, format_number
+from rlds2reverb._system.text import format_bytes, format_columns, format_facts, format_number
 
 
 def test_facts_are_aligned_and_wrapped():

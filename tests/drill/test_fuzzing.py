@@ -21,7 +21,7 @@ from saved_buffers import CONFIG, fill
 from written_runs import write_run
 
 from rlds2reverb import ReplayServer, Rlds2ReverbError, TableConfig, ingest, load, load_experiment, load_run
-from rlds2reverb._sealed_files import save_json
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb._writing.journal import Journal, SavedState
 from rlds2reverb._writing.transfer import TransferState
 from rlds2reverb.learners.checkpoints import Checkpoints, open_checkpoint

@@ -18,7 +18,7 @@ from tf_agents.agents.ddpg.actor_network import ActorNetwork
 from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
-from rlds2reverb._signals import defer_signals, stop_on_signal
+from rlds2reverb._system.signals import defer_signals, stop_on_signal
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, ServerUnavailableError, SpecMismatchError
 from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError, learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from rlds2reverb._sealed_files import save_json
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import checks, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES

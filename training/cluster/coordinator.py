@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._sealed_files import load_json, save_json
+from rlds2reverb._system.sealed_files import load_json, save_json
 
 from ..config import TrainingConfig
 from .caller import own_host

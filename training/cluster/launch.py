@@ -12,7 +12,7 @@ from typing import Any
 
 from rlds2reverb import errors, ingest
 from rlds2reverb._server.commits import CommitLog
-from rlds2reverb._signals import stop_on_signal
+from rlds2reverb._system.signals import stop_on_signal
 from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners.run_directory import RunDirectory

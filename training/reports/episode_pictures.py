@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb._text import escape_controls
+from rlds2reverb._system.text import escape_controls
 from rlds2reverb.episodes import Episode
 from rlds2reverb.learners.figures import escape_label, get_line_style, make_figure, style_axes
 from rlds2reverb.specs import leaves, path_name

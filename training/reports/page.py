@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlds2reverb._full_disk import full_disk_as_error
-from rlds2reverb._sealed_files import replace_text
-from rlds2reverb._text import escape_controls
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.sealed_files import replace_text
+from rlds2reverb._system.text import escape_controls
 from rlds2reverb.learners.figures import render_png
 
 if TYPE_CHECKING:

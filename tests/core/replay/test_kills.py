@@ -5,7 +5,7 @@ import pytest
 from faults import process, receive, wrap_calls
 from saved_buffers import CONFIG, fill, get_content, item
 
-from rlds2reverb import _sealed_files
+from rlds2reverb._system import sealed_files
 from rlds2reverb.replay import AdvancedReplayBuffer, checkpoints
 
 
@@ -21,13 +21,13 @@ def push_and_hold(channel, root, held_at):
     calls = {
         "begin": (checkpoints, "_write_state"),
         "arrays": (checkpoints, "_as_bytes"),
-        "manifest": (_sealed_files, "save_json"),
-        "synced": (_sealed_files, "sync"),
+        "manifest": (sealed_files, "save_json"),
+        "synced": (sealed_files, "sync"),
     }
     if held_at in calls:
         wrap_calls(*calls[held_at], before=hold)
     if held_at == "end":
-        wrap_calls(_sealed_files.SealedFolders, "delete", after=hold)
+        wrap_calls(sealed_files.SealedFolders, "delete", after=hold)
     buffer = fill(AdvancedReplayBuffer("demo", CONFIG, checkpoint_root=root))
     buffer.checkpoint()
     armed.append(True)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tree
 
-from rlds2reverb._sealed_files import MANIFEST, load_json, save_json
+from rlds2reverb._system.sealed_files import MANIFEST, load_json, save_json
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
 from rlds2reverb.replay import BufferConfig, BufferManager, ReplayBuffer, SampleRefusal
 from rlds2reverb.replay.monitors import table

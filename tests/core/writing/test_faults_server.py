@@ -33,8 +33,8 @@ from process_signals import suspend_process
 from properties import mark_slow_except
 from reference_impls import episode
 
-from rlds2reverb._sealed_files import load_json
 from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import (
     CheckpointError,

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._platform import lock_file
+from rlds2reverb._system.platform import lock_file
 from rlds2reverb.errors import ResourceInUseError
 
 #: A symbolic link that somebody else has put there is not followed.

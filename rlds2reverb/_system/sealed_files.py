@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from rlds2reverb._full_disk import full_disk_as_error
+from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 MANIFEST = "manifest.json"
