@@ -131,13 +131,13 @@ class BlockStreams:
             return 0.0
         return max(0.0, self._starts_at - time.monotonic())
 
-    def put(self, server: int, block: Block) -> None:
-        """Adds a block; waits while the queue of its server is full."""
+    def put(self, server: int, blocks: Sequence[Block]) -> None:
+        """Adds blocks, at once because that wakes the consumer only once; waits while the queue of the server is full."""
         with self._changed:
             self._idle_secs[server], self._is_reported[server] = 0.0, False
             while len(self._blocks[server]) >= self._max_blocks and not self.is_closed.is_set():
                 self._changed.wait()
-            self._blocks[server].append(block)
+            self._blocks[server] += blocks
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
@@ -228,11 +228,12 @@ class _Reader:
                 block = self._streams.decoder.decode_batch(response)
                 if self._rest is not None:
                     block, self._rest = self._rest.append(block), None
-                while len(block) >= self._streams.block_size:
-                    self._put(block.slice_items(0, self._streams.block_size))
-                    block = block.slice_items(self._streams.block_size, len(block))
-                if len(block):
-                    self._rest = block
+                size = self._streams.block_size
+                end = len(block) - len(block) % size
+                if end:
+                    self._put([block.slice_items(begin, begin + size) for begin in range(0, end, size)])
+                if end < len(block):
+                    self._rest = block.slice_items(end, len(block))
         except grpc.RpcError as error:
             # Anything else is a failure that the plain samples may explain.
             self._has_refused_batches = error.code() not in _UNAVAILABLE
@@ -262,7 +263,7 @@ class _Reader:
                 num_arrived = 0
             if len(self._samples) == self._streams.block_size:
                 samples, self._samples = self._samples, []
-                self._put(self._streams.decoder.decode_samples(samples))
+                self._put([self._streams.decoder.decode_samples(samples)])
 
     def _iterate(self, call: Any) -> Iterator[bytes]:
         """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""
@@ -277,8 +278,8 @@ class _Reader:
                 return
             yield response
 
-    def _put(self, block: Block) -> None:
-        self._streams.put(self._server, block)
+    def _put(self, blocks: Sequence[Block]) -> None:
+        self._streams.put(self._server, blocks)
 
     def cancel(self) -> None:
         """Ends the call, if one is in progress."""

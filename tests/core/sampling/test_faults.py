@@ -217,7 +217,7 @@ class Streams(BlockStreams):
             if event is None:
                 self.reports += filter(None, [self.tick(1.0)])
             else:
-                self.put(event, "block")
+                self.put(event, ["block"])
                 assert self.get() == (event, "block")
         return self.reports
 
@@ -244,12 +244,12 @@ def test_consumer_gets_nothing_when_all_servers_are_stalled_and_waits_again():
 def test_blocks_of_servers_alternate():
     streams = Streams()
     for server in (0, 0, 0, 1, 1):
-        streams.put(server, "block")
+        streams.put(server, ["block"])
     assert [streams.get()[0] for _ in range(5)] == [0, 1, 0, 1, 0]
 
 
 def test_slow_consumer_does_not_make_servers_look_stalled():
     streams = Streams()
-    streams.put(0, "block")
-    streams.put(1, "block")
+    streams.put(0, ["block"])
+    streams.put(1, ["block"])
     assert streams.run([None] * 8) == []
