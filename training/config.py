@@ -423,6 +423,10 @@ class TrainingConfig:
             determined["num_updates"] = self.num_updates
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
+    def require_valid_hyperparameters(self) -> None:
+        """Raises `ValueError` or `TypeError` as `resolved_hyperparameters` does."""
+        dict(self.resolved_hyperparameters)
+
     def online_settings(self) -> list[str]:
         """Returns the names of the settings that a run gets when an online phase is added to it; see `settings`."""
         options = declared_options().items()

@@ -359,7 +359,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
 
     for run in runs:
         try:
-            run.config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones
+            run.config.require_valid_hyperparameters()
             make_hooks(each for each in run.config.hooks if isinstance(each, (str, Mapping)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{run.name}: {error}") from error

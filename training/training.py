@@ -132,7 +132,7 @@ class Training:
         require_single_run(self.run_dir)
         self._progress = progress or Progress(config.num_updates, quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
-        config.resolved_hyperparameters  # noqa: B018 - raises for invalid ones before any data are read
+        config.require_valid_hyperparameters()  # Before any data are read.
         custom_hooks = make_hooks(config.hooks)
         with ExitStack() as stack:
             stack.callback(self._progress.close)

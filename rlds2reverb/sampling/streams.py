@@ -132,7 +132,7 @@ class BlockStreams:
         return max(0.0, self._starts_at - time.monotonic())
 
     def put(self, server: int, blocks: Sequence[Block]) -> None:
-        """Adds blocks, at once because that wakes the consumer only once; waits while the queue of the server is full."""
+        """Adds blocks, which wakes the consumer once; waits while the queue of their server is full."""
         with self._changed:
             self._idle_secs[server], self._is_reported[server] = 0.0, False
             while len(self._blocks[server]) >= self._max_blocks and not self.is_closed.is_set():
