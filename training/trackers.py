@@ -144,7 +144,7 @@ def require_trackers(trackers: Any) -> tuple[Any, ...]:
     for tracker in trackers:
         if isinstance(tracker, str) and tracker not in names:
             advice = suggest(tracker, names) or f"; use {', '.join(names)}"
-            raise ValueError(f"track contains {tracker!r}, which is no tracker{advice}")
+            raise ValueError(f"track contains the unknown tracker {tracker!r}{advice}")
         if not isinstance(tracker, (str, Tracker)) or isinstance(tracker, type):
             raise TypeError(f"track must contain names, or objects with start, log and finish, got {tracker!r}")
     return tuple(trackers)

@@ -336,7 +336,7 @@ def find_reference_returns(
       ValueError: If `is_d4rl` is set, but has no effect.
     """
     if is_d4rl and (reference_returns or d4rl_environment(source.name) is None):
-        reason = "with reference_returns" if reference_returns else f"on {source.name}, which is no name of D4RL"
+        reason = "with reference_returns" if reference_returns else f"on {source.name}, which is not a D4RL dataset"
         raise ValueError(f"is_d4rl=True has no effect {reason}; leave it out")
     is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None

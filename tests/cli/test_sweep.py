@@ -70,7 +70,7 @@ def test_sweep_trains_the_runs_of_a_file_and_other_commands_read_them(call, opti
         ({"hyperparameters": ["x"]}, "the 'hyperparameters' of a sweep must be a dict"),
         ({"hyperparameters": {"alhpa": 1}}, "has no hyperparameter 'alhpa'"),
         ({"deterministic": 1}, "deterministic must be True or False, got 1"),
-        ({"track": "wandv"}, "which is no tracker; did you mean 'wandb'"),
+        ({"track": "wandv"}, "unknown tracker 'wandv'; did you mean 'wandb'"),
         ({"hooks": "no_such_module:Hook"}, "there is no module 'no_such_module'"),
         ({"data": "missing.hdf5"}, "no file 'missing.hdf5'"),
     ],

@@ -46,7 +46,7 @@ MISTAKES = [
     (f"{TRAIN} --action-bounds 1 -1", 1, "--action-bounds must be two numbers, the minimum first"),
     (f"{TRAIN} --hook x", 1, "--hook must be written as 'my_module:MyHook', got 'x'"),
     (f"{TRAIN} --hook nomodule:Hook", 1, "there is no module 'nomodule'"),
-    (f"{TRAIN} --track wandbb", 1, "--track contains 'wandbb', which is no tracker; did you mean 'wandb'?"),
+    (f"{TRAIN} --track wandbb", 1, "--track contains the unknown tracker 'wandbb'; did you mean 'wandb'?"),
     (f"{TRAIN} --seeds 2 --seed 3", 1, "pass only one of --seed and --seeds"),
     (f"{TRAIN} --online 10", 1, "--online must be greater than --warmup-steps"),
     (f"{TRAIN} --env none --drop-field nofield", 1, "there is no field 'nofield' to drop"),

@@ -332,7 +332,7 @@ class ClusterTraining:
         ray, until = import_ray(), time.monotonic() + _STOP_SECS
         with self._progress.activity("stopping"):
             while time.monotonic() < until:
-                self._call("stop", reason)  # Again in case that the coordinator was restarted.
+                self._call("stop", reason)  # The coordinator may have been restarted since the first call.
                 _, running = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=_POLL_SECS)
                 self._require_running()  # Raises if the last checkpoint failed.
                 if not running:
