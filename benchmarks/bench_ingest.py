@@ -33,13 +33,13 @@ from bench_data import make_float_episodes, make_image_episodes, print_machine, 
 from tf_agents.replay_buffers import reverb_utils, rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._writing.conversion import make_conversion
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import confirmed_keys
+from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing.conversion import make_conversion
 
 TWO_STEPS = TrajectoryWindows()
 

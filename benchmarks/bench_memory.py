@@ -27,8 +27,8 @@ import reverb
 import tree
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, trajectory_columns
-from rlds2reverb._encoding.packing import Packing, packed_signature
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
+from rlds2reverb.encoding.packing import Packing, packed_signature
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
 

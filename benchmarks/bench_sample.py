@@ -28,7 +28,7 @@ from bench_data import make_float_episodes, print_machine
 from tf_agents.replay_buffers import reverb_replay_buffer
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
-from rlds2reverb._encoding.packing import Packing, packed_signature
+from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.sampling import sample as sample_arrays
 
 BATCH_SIZE = 256

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._server.process import start_launcher
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.locations import is_table_directory
+from rlds2reverb.server.process import start_launcher
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMATS
 
@@ -46,10 +46,10 @@ from .quiet import hide_other_processes, import_quietly, status
 from .serve import serve_until_end, write_checkpoint
 
 if TYPE_CHECKING:
-    from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._server.sharded_server import ShardedReplayServer
-    from rlds2reverb._writing.report import IngestReport
     from rlds2reverb.items import EpisodeAdder
+    from rlds2reverb.server.replay_server import ReplayServer
+    from rlds2reverb.server.sharded_server import ShardedReplayServer
+    from rlds2reverb.writing.report import IngestReport
 
 _HEADINGS = {
     "Destination": [
@@ -372,8 +372,8 @@ def _convert_with_beam(
         raise click.UsageError(
             "--runner requires Apache Beam: run pip install '.[beam]' in the checkout, or make dev after make install"
         ) from error
-    from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions
+    from rlds2reverb.writing.report import IngestWarning
 
     require_item_options(options)
     names = [name for name in options["beam_pipeline_options"].split(",") if name]
@@ -441,10 +441,10 @@ def _save_statistics(path: Path | None, statistics: dict[str, Any]) -> None:
 
 
 def _ingest(source: Source, destination: Any, adder: EpisodeAdder, options: dict[str, Any], *, as_json: bool) -> None:
-    from rlds2reverb._server.commits import shard_path
-    from rlds2reverb._writing.report import IngestWarning
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.priorities import ByReturn
+    from rlds2reverb.server.commits import shard_path
+    from rlds2reverb.writing.report import IngestWarning
 
     is_directory = isinstance(destination, Path)
     num_shards = options["num_shards"] or 0

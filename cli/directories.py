@@ -19,7 +19,7 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
     Raises:
       CheckpointError: If it is damaged.
     """
-    from rlds2reverb._server.checkpoint_root import CheckpointRoot
+    from rlds2reverb.server.checkpoint_root import CheckpointRoot
 
     root = CheckpointRoot(Path(path).expanduser(), create=False)
     if verify:

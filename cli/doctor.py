@@ -173,8 +173,8 @@ def _is_expected(violation: str) -> bool:
 
 
 def _check_server(timeout_secs: float) -> Finding:
-    from rlds2reverb._server.interpreter import find_server_python
     from rlds2reverb.errors import ServerUnavailableError
+    from rlds2reverb.server.interpreter import find_server_python
 
     try:
         python, _ = find_server_python()
@@ -188,9 +188,9 @@ def try_server() -> None:
     """Starts a server, writes one item and reads it back, and prints the result."""
     import numpy as np
 
-    from rlds2reverb._server.replay_server import ReplayServer
     from rlds2reverb.ingestion import ingest
     from rlds2reverb.sampling import sample
+    from rlds2reverb.server.replay_server import ReplayServer
     from rlds2reverb.sources import load
     from rlds2reverb.tables import TableConfig, item_signature
     from rlds2reverb.trajectories import trajectory_spec

@@ -34,9 +34,9 @@ from .output import warn
 from .quiet import status
 
 if TYPE_CHECKING:
-    from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._server.sharded_server import ShardedReplayServer
     from rlds2reverb.items import EpisodeAdder
+    from rlds2reverb.server.replay_server import ReplayServer
+    from rlds2reverb.server.sharded_server import ShardedReplayServer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -314,8 +314,8 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
 
 def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any]) -> Any:
     """Returns the table signature for a source's items in the layout of --layout."""
-    from rlds2reverb._encoding.packing import Packing, packed_signature
-    from rlds2reverb._writing.conversion import drop_strings
+    from rlds2reverb.encoding.packing import Packing, packed_signature
+    from rlds2reverb.writing.conversion import drop_strings
 
     spec = adder.item_spec(drop_strings(source.step_spec))
     if options["layout"] == "columns":
@@ -390,7 +390,7 @@ def _parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _stored_table_configs(data: Path, options: dict[str, Any]) -> list[TableConfig]:
     """Returns the tables stored in a directory, changed by the `table_options` on the command line."""
-    from rlds2reverb._server.replay_server import read_tables
+    from rlds2reverb.server.replay_server import read_tables
 
     configs = read_tables(data)
     names = [config.name for config in configs]
@@ -413,9 +413,9 @@ def start_server(options: dict[str, Any], signature: Any) -> ReplayServer | Shar
 
 
 def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
-    from rlds2reverb._server.commits import count_shards, shard_path
-    from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._server.sharded_server import ShardedReplayServer
+    from rlds2reverb.server.commits import count_shards, shard_path
+    from rlds2reverb.server.replay_server import ReplayServer
+    from rlds2reverb.server.sharded_server import ShardedReplayServer
 
     data, num_shards = options.get("data"), options.get("num_shards")
     common = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._server.process import start_launcher
 from rlds2reverb._system.signals import Terminated
 from rlds2reverb._system.text import format_bytes
+from rlds2reverb.server.process import start_launcher
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, output
@@ -35,8 +35,8 @@ from .options import (
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
-    from rlds2reverb._server.replay_server import ReplayServer
-    from rlds2reverb._server.sharded_server import ShardedReplayServer
+    from rlds2reverb.server.replay_server import ReplayServer
+    from rlds2reverb.server.sharded_server import ShardedReplayServer
 
 #: Interval between attempts to write the last checkpoint to a full disk.
 _RETRY_SECS = 5.0
@@ -116,9 +116,9 @@ def serve(cast_floats: bool, **options: Any) -> None:
 
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
     """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
-    from rlds2reverb._server.checkpoint_root import CheckpointRoot
-    from rlds2reverb._server.commits import count_shards, shard_path
-    from rlds2reverb._server.replay_server import read_tables
+    from rlds2reverb.server.checkpoint_root import CheckpointRoot
+    from rlds2reverb.server.commits import count_shards, shard_path
+    from rlds2reverb.server.replay_server import read_tables
 
     shards = [shard_path(data, shard) for shard in range(count_shards(data))]
     memory_bytes = 0

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.items import Items

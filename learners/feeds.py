@@ -28,7 +28,7 @@ import tree
 from tf_agents.trajectories import Trajectory, Transition
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._encoding.packing import Packing, pack_columns, unpack, unpack_arrays
+from rlds2reverb.encoding.packing import Packing, pack_columns, unpack, unpack_arrays
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items

@@ -1,12 +1,9 @@
-from ._encoding.packing import (
+from .encoding.packing import (
     Packing as Packing,
     find_packing as find_packing,
     packed_signature as packed_signature,
     unpack as unpack,
 )
-from ._server.replay_server import ReplayServer as ReplayServer
-from ._server.sharded_server import ShardedReplayServer as ShardedReplayServer
-from ._writing.report import IngestReport as IngestReport, IngestWarning as IngestWarning
 from .envs.film import Film as Film, record_film as record_film
 from .episode_batches import EpisodeBatch as EpisodeBatch
 from .episodes import Episode as Episode
@@ -56,6 +53,8 @@ from .sampling import (
     to_experience as to_experience,
 )
 from .saved_policies import SavedPolicy as SavedPolicy, load_policy as load_policy
+from .server.replay_server import ReplayServer as ReplayServer
+from .server.sharded_server import ShardedReplayServer as ShardedReplayServer
 from .sources import Source as Source, Summary as Summary, load as load, summarize as summarize
 from .sources.transforms import apply_transforms as apply_transforms
 from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
@@ -81,5 +80,6 @@ from .training.reports import (
 from .training.training import Training as Training, train as train
 from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec
 from .trajectory_items import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
+from .writing.report import IngestReport as IngestReport, IngestWarning as IngestWarning
 
 __version__: str

@@ -10,21 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_defaults, require_one_of, require_timeout
-from rlds2reverb._encoding import keys
-from rlds2reverb._encoding.encoder import MAX_CHUNK_LENGTH, Encoder
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.memory import require_memory
-from rlds2reverb._server.stored_items import require_stored_items_match
-from rlds2reverb._writing.bulk_writer import BulkWriter
-from rlds2reverb._writing.compatibility import TrialItem, find_incompatibility
-from rlds2reverb._writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
-from rlds2reverb._writing.directory_destination import DirectoryDestination
-from rlds2reverb._writing.journal import Journal
-from rlds2reverb._writing.report import IngestReport
-from rlds2reverb._writing.reverb_writer import ReverbWriter
-from rlds2reverb._writing.server_destination import ServerDestination
-from rlds2reverb._writing.sharding import select_shard
-from rlds2reverb._writing.transfer import Progress, Transfer, capacity_error
 from rlds2reverb.client import (
     NO_LIMIT,
     Connection,
@@ -36,16 +21,31 @@ from rlds2reverb.client import (
     split_servers,
     table_infos,
 )
+from rlds2reverb.encoding import keys
+from rlds2reverb.encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.server.memory import require_memory
+from rlds2reverb.server.stored_items import require_stored_items_match
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.memory import from_episodes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing.bulk_writer import BulkWriter
+from rlds2reverb.writing.compatibility import TrialItem, find_incompatibility
+from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
+from rlds2reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.writing.journal import Journal
+from rlds2reverb.writing.report import IngestReport
+from rlds2reverb.writing.reverb_writer import ReverbWriter
+from rlds2reverb.writing.server_destination import ServerDestination
+from rlds2reverb.writing.sharding import select_shard
+from rlds2reverb.writing.transfer import Progress, Transfer, capacity_error
 
 #: How items are sent to a server: in bulk by rlds2reverb, or by Reverb's own writer.
 Writer = Literal["bulk", "reverb"]

@@ -18,7 +18,6 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
-from rlds2reverb._writing.observer_items import push_episodes
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.sources.rlds_trajectories import (
@@ -29,6 +28,7 @@ from rlds2reverb.sources.rlds_trajectories import (
 )
 from rlds2reverb.specs import Nest, require_match
 from rlds2reverb.trajectories import DiscountSource
+from rlds2reverb.writing.observer_items import push_episodes
 
 #: How much `push_rlds_to_reverb` validates before it writes.
 ValidateMode = Literal["first", "all", "none"]

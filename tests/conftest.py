@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     import tensorflow_datasets
     import tf_agents.trajectories
 
-    from rlds2reverb._server import ports as ports_of_servers
+    from rlds2reverb.server import ports as ports_of_servers
 
     HAS_REVERB = find_spec("reverb") is not None
     if HAS_REVERB:

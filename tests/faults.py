@@ -26,17 +26,17 @@ from reverb.cc import schema_pb2
 
 import rlds2reverb
 from rlds2reverb import ingestion
-from rlds2reverb._encoding import item_blocks
-from rlds2reverb._server import process as server_process
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._server_process import isolation
 from rlds2reverb._system.signals import Terminated
-from rlds2reverb._writing import compatibility, directory_destination, server_destination
+from rlds2reverb.encoding import item_blocks
+from rlds2reverb.server import process as server_process
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import TableConfig
+from rlds2reverb.writing import compatibility, directory_destination, server_destination
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb._server.replay_server", "launched"])
+CONTEXT.set_forkserver_preload(["hypothesis", "rlds2reverb.ingestion", "rlds2reverb.server.replay_server", "launched"])
 #: The folder of the fork server's socket. It is created on import, before a test changes the temporary directory: in a
 #: test's own folder the path of the socket might exceed the 107 characters that Linux allows.
 SOCKETS = get_temp_dir()

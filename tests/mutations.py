@@ -38,7 +38,7 @@ MUTATIONS = [
     Mutation(
         "batches are not sent",
         "ingestion",
-        "rlds2reverb/_writing/bulk_writer.py",
+        "rlds2reverb/writing/bulk_writer.py",
         "            self._send(batch)\n\n    def _require_same_server",
         "            pass\n\n    def _require_same_server",
         GUARANTEES,
@@ -46,7 +46,7 @@ MUTATIONS = [
     Mutation(
         "the journal of a previous server process is trusted",
         "ingestion",
-        "rlds2reverb/_writing/server_destination.py",
+        "rlds2reverb/writing/server_destination.py",
         "if saved is None or saved.server_state_id != self._writer.state_id:",
         "if saved is None:",
         GUARANTEES,
@@ -54,7 +54,7 @@ MUTATIONS = [
     Mutation(
         "a table that has lost items is accepted",
         "ingestion",
-        "rlds2reverb/_writing/server_destination.py",
+        "rlds2reverb/writing/server_destination.py",
         "return is_removed or info.current_size < saved.state.items",
         "return info.current_size < saved.state.items",
         GUARANTEES,
@@ -62,7 +62,7 @@ MUTATIONS = [
     Mutation(
         "a table that has too few items is accepted",
         "ingestion",
-        "rlds2reverb/_writing/server_destination.py",
+        "rlds2reverb/writing/server_destination.py",
         "return is_removed or info.current_size < saved.state.items",
         "return is_removed",
         GUARANTEES,
@@ -70,7 +70,7 @@ MUTATIONS = [
     Mutation(
         "the journal is written before the server confirms",
         "ingestion",
-        "rlds2reverb/_writing/bulk_writer.py",
+        "rlds2reverb/writing/bulk_writer.py",
         "while self._unconfirmed_writes and self._unconfirmed_writes[0][0] <= num_confirmed:",
         "while self._unconfirmed_writes:",
         GUARANTEES,
@@ -78,7 +78,7 @@ MUTATIONS = [
     Mutation(
         "a server restart at the end is not detected",
         "ingestion",
-        "rlds2reverb/_writing/reverb_writer.py",
+        "rlds2reverb/writing/reverb_writer.py",
         "        if server_state_id(self._address, timeout_secs=self._timeout_secs) != self.state_id:",
         "        if False:",
         GUARANTEES,
@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation(
         "a table that was reset is trusted",
         "ingestion",
-        "rlds2reverb/_writing/server_destination.py",
+        "rlds2reverb/writing/server_destination.py",
         "return saved.state if self._has_first_items() else None",
         "return saved.state",
         "tests/core/writing/test_faults_server.py",
@@ -94,7 +94,7 @@ MUTATIONS = [
     Mutation(
         "different data are accepted when resuming",
         "ingestion",
-        "rlds2reverb/_writing/transfer.py",
+        "rlds2reverb/writing/transfer.py",
         "        if fingerprint.hexdigest() != self.fingerprint:",
         "        if False:",
         "tests/core/writing/test_faults_server.py",
@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation(
         "two servers share a journal",
         "ingestion",
-        "rlds2reverb/_writing/journal.py",
+        "rlds2reverb/writing/journal.py",
         "{**description, _SERVER: address}",
         "description",
         GUARANTEES,
@@ -118,7 +118,7 @@ MUTATIONS = [
     Mutation(
         "episodes are counted as rows when the capacity is checked",
         "ingestion",
-        "rlds2reverb/_writing/transfer.py",
+        "rlds2reverb/writing/transfer.py",
         "2 * self.source.num_rows <= num_items",
         "self.source.num_rows <= num_items",
         GUARANTEES,
@@ -126,7 +126,7 @@ MUTATIONS = [
     Mutation(
         "key collisions are not detected",
         "ingestion",
-        "rlds2reverb/_encoding/keys.py",
+        "rlds2reverb/encoding/keys.py",
         "    if len(repeated):",
         "    if False:",
         "tests/core/encoding/test_keys.py",
@@ -415,7 +415,7 @@ MUTATIONS = [
     Mutation(
         "the commit is written before all shards have a checkpoint",
         "replay",
-        "rlds2reverb/_server/sharded_server.py",
+        "rlds2reverb/server/sharded_server.py",
         "            self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])",
         (
             "            names = self._commits.newest\n"
@@ -428,7 +428,7 @@ MUTATIONS = [
     Mutation(
         "shards start from checkpoints of different commits",
         "replay",
-        "rlds2reverb/_server/commits.py",
+        "rlds2reverb/server/commits.py",
         "            for root, name in zip(roots, self.newest, strict=True):\n                notes += [",
         "            for root, name in ():\n                notes += [",
         "tests/core/server/test_sharded_server.py",
@@ -444,7 +444,7 @@ MUTATIONS = [
     Mutation(
         "damaged checkpoints of a server are accepted",
         "replay",
-        "rlds2reverb/_server/checkpoint_root.py",
+        "rlds2reverb/server/checkpoint_root.py",
         'verify_files(checkpoint, manifest["files"])',
         "pass",
         "tests/core/server/test_checkpoint_choice.py",

@@ -12,7 +12,7 @@ import reverb
 import tensorflow as tf
 from faults import Process, process, receive
 
-from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import Selector, TableConfig
 
 NUMBER = tf.TensorSpec((), tf.float32)

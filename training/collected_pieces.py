@@ -11,14 +11,14 @@ import tree
 import xxhash
 
 from rlds2reverb import fields
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._encoding.packing import pack_columns
-from rlds2reverb._writing.bulk_writer import BulkWriter
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import Server
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock
+from rlds2reverb.encoding.packing import pack_columns
 from rlds2reverb.items import Items
 from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
+from rlds2reverb.writing.bulk_writer import BulkWriter
 
 from .collector import Piece
 

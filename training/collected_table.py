@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import ReplayServer, TableConfig, packed_signature
-from rlds2reverb._encoding.packing import Packing
+from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.items import Items
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.sampling import SamplePlan

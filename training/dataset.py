@@ -15,8 +15,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
-from rlds2reverb._encoding.packing import Packing
-from rlds2reverb._writing.report import IngestWarning
+from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError, SpecMismatchError
@@ -49,6 +48,7 @@ from rlds2reverb.specs import (
     path_name,
     to_tensor_spec,
 )
+from rlds2reverb.writing.report import IngestWarning
 
 from .actions import ActionStatistics, describe_bounds, make_action_spec, require_trainable_actions
 from .config import TrainingConfig

@@ -13,9 +13,9 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import fields
-from rlds2reverb._server.replay_server import read_tables
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
 from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec

@@ -16,8 +16,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, TrajectoryWindows, sample_dataset
-from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb.client import find_addresses, table_infos
+from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.locations import is_table_directory, server_address

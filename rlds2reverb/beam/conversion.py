@@ -16,26 +16,26 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.commits import shard_name
-from rlds2reverb._writing.conversion import Layout, OnInvalid
-from rlds2reverb._writing.directory_destination import DirectoryDestination
-from rlds2reverb._writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts
-from rlds2reverb._writing.report import IngestReport
-from rlds2reverb._writing.sharding import filter_shard, select_shard
-from rlds2reverb._writing.transfer import TransferState, capacity_error, changed_data_error
-from rlds2reverb._writing.validation import EpisodeFilter
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, Run, example_hash, make_table_configs
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.priorities import ByReturn, Priority
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.server.commits import shard_name
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.continuity import ContinuityCheck
 from rlds2reverb.sources.d4rl import CONTINUITY_ADVICE
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing.conversion import Layout, OnInvalid
+from rlds2reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts
+from rlds2reverb.writing.report import IngestReport
+from rlds2reverb.writing.sharding import filter_shard, select_shard
+from rlds2reverb.writing.transfer import TransferState, capacity_error, changed_data_error
+from rlds2reverb.writing.validation import EpisodeFilter
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
 from .fitting import combine_returns, fit_transforms

@@ -14,8 +14,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from rlds2reverb._arguments import require_timeout
-from rlds2reverb._encoding.messages import encode_priority_updates, encode_row
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest
+from rlds2reverb.encoding.messages import encode_priority_updates, encode_row
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError
 
 from .messages import (

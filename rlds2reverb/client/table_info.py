@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlds2reverb._encoding.packing import find_packing
+from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 

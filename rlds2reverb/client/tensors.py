@@ -10,8 +10,8 @@ import cramjam
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from rlds2reverb._encoding.messages import DATA_TYPES, literal_header
-from rlds2reverb._encoding.protobuf import read_varint
+from rlds2reverb.encoding.messages import DATA_TYPES, literal_header
+from rlds2reverb.encoding.protobuf import read_varint
 
 from .messages import TensorShapeProto
 

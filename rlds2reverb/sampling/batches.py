@@ -18,8 +18,8 @@ import numpy as np
 import tree
 
 from rlds2reverb._arguments import require_count, require_timeout
-from rlds2reverb._encoding.packing import unpack_arrays
 from rlds2reverb.client import Server
+from rlds2reverb.encoding.packing import unpack_arrays
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sample_info import ReplaySample, SampleInfo
 from rlds2reverb.tables import MAX_PRIORITY

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb._encoding.messages import literal_header
 from rlds2reverb._server_process.messages import SampleBatchesResponse
 from rlds2reverb.client.samples import decode_column
 from rlds2reverb.client.tensors import add_deltas, raw_content, read_spec
+from rlds2reverb.encoding.messages import literal_header
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import Nest
 

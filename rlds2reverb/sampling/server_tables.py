@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rlds2reverb._encoding.packing import Packing, find_packing
 from rlds2reverb.client import NO_LIMIT, Server, explain_missing_samples, find_addresses, table_infos
+from rlds2reverb.encoding.packing import Packing, find_packing
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._encoding import tfrecords
+from rlds2reverb.encoding import tfrecords
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest, describe, leaves, path_name

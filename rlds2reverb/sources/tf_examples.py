@@ -15,7 +15,7 @@ import deflate
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb._encoding.protobuf import delimited, delimited_head, fill, varint, varints
+from rlds2reverb.encoding.protobuf import delimited, delimited_head, fill, varint, varints
 from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import ArraySpec, Nest, leaves
 

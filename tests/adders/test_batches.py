@@ -9,13 +9,13 @@ import tree
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.priorities import ByReturn
 from rlds2reverb.sampling.dataset import sample_dataset
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import TableConfig
 
 LENGTHS = (4, 1, 2, 7, 12, 1, 3)

@@ -10,11 +10,11 @@ import tree
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, read_items
 
-from rlds2reverb._encoding.packing import Packing, packed_signature, unpack
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
+from rlds2reverb.encoding.packing import Packing, packed_signature, unpack
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.sampling.dataset import sample_dataset
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import Source, load
 from rlds2reverb.tables import Selector, TableConfig
 

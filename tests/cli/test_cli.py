@@ -360,7 +360,7 @@ def test_convert_on_beam_prepares_an_rlds_dataset(data, capsys, tmp_path):
 
 @pytest.mark.drill("F9")
 def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, monkeypatch):
-    from rlds2reverb._writing import directory_destination
+    from rlds2reverb.writing import directory_destination
 
     def fail(self, array):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -646,7 +646,7 @@ def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
 def test_convert_resumes_after_sigterm(data, tmp_path):
     program = """
 import os, signal, sys
-from rlds2reverb._writing import directory_destination
+from rlds2reverb.writing import directory_destination
 from rlds2reverb.cli import run
 
 write = directory_destination.DirectoryDestination.write

@@ -8,9 +8,9 @@ import sys
 import pytest
 from properties import mark_slow_except
 
-from rlds2reverb._server import interpreter
 from rlds2reverb.cli import doctor as doctor_module, run
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.server import interpreter
 
 
 def doctor(capsys, *arguments):

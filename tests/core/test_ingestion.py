@@ -19,11 +19,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import IngestWarning, create_trajectory_data_spec
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._writing.directory_destination import DirectoryDestination
-from rlds2reverb._writing.transfer import TransferState
 from rlds2reverb.client import find_address
+from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import (
     CheckpointError,
@@ -34,12 +31,15 @@ from rlds2reverb.errors import (
 )
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, NormalizeObservations, apply_transforms
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.writing.transfer import TransferState
 
 ONCE_FIFO = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sampled=1)
 

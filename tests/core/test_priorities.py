@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from reference_impls import episode
 
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.priorities import ByReturn, compute_priorities
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows

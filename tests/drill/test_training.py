@@ -22,7 +22,7 @@ PHASES = {
     "update": ("rlds2reverb.learners.train_loop:TrainLoop", "__call__"),
     "evaluation": ("rlds2reverb.envs.evaluation:Evaluator", "evaluate"),
     "checkpoint": ("rlds2reverb.learners.checkpoints:Checkpoints", "save"),
-    "server checkpoint": ("rlds2reverb._server.replay_server:ReplayServer", "save_data"),
+    "server checkpoint": ("rlds2reverb.server.replay_server:ReplayServer", "save_data"),
     "export": ("rlds2reverb.learners.learner", "export_policy"),
     "collection": ("rlds2reverb.training.collector:Collector", "collect"),
 }

@@ -322,7 +322,7 @@ def write_directories(data, tmp_path, kind):
 
 
 @pytest.mark.drill("F31")
-@pytest.mark.filterwarnings("ignore::rlds2reverb._writing.report.IngestWarning")
+@pytest.mark.filterwarnings("ignore::rlds2reverb.writing.report.IngestWarning")
 @pytest.mark.parametrize("kind", ["ingest", "sharded", "beam"])
 def test_reverb_serves_written_directories_bit_for_bit(data, tmp_path, kind):
     directories, num_items = write_directories(data, tmp_path, kind)

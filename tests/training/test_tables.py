@@ -17,9 +17,9 @@ from rlds2reverb import (
     ingest,
     packed_signature,
 )
-from rlds2reverb._encoding.packing import Packing
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
+from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 from rlds2reverb.training.config import TrainingConfig

@@ -30,9 +30,9 @@ from rlds2reverb import (
     train,
     train_seeds,
 )
-from rlds2reverb._encoding.packing import Packing
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.adders import NStep
+from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook

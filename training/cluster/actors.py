@@ -19,8 +19,6 @@ import tensorflow as tf
 import xxhash
 
 from rlds2reverb import ReplayServer, TableConfig
-from rlds2reverb._server.commits import shard_path, write_shard
-from rlds2reverb._server.ports import pick_port
 from rlds2reverb.client import table_infos
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
@@ -31,6 +29,8 @@ from rlds2reverb.learners.policy_export import export_policy, restore_policy
 from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
+from rlds2reverb.server.commits import shard_path, write_shard
+from rlds2reverb.server.ports import pick_port
 from rlds2reverb.specs import Nest
 
 from ..collected_pieces import ItemWriter, PieceConverter

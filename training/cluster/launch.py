@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import errors, ingest
-from rlds2reverb._server.commits import CommitLog
 from rlds2reverb._system.signals import stop_on_signal
-from rlds2reverb._writing.report import IngestWarning
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, load_run
+from rlds2reverb.server.commits import CommitLog
+from rlds2reverb.writing.report import IngestWarning
 
 from ..config import TrainingConfig
 from ..progress import Progress, raise_if_interrupted

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import Selector, TableConfig, packed_signature
-from rlds2reverb._encoding.packing import Packing
 from rlds2reverb.client import find_addresses
+from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.envs.suite_gym import find_spec
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task

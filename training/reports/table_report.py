@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
-from rlds2reverb._server.replay_server import read_tables
 from rlds2reverb._system.text import format_number
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 from rlds2reverb.locations import is_table_directory
+from rlds2reverb.server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
+from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 

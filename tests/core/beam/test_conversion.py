@@ -14,8 +14,7 @@ from lazy_beam import convert_with_beam, make_options
 from written_directories import assert_same_files, assert_same_reports, write_hopper_with_nan
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, ingest, sample_dataset
-from rlds2reverb._encoding import item_blocks
-from rlds2reverb._writing.report import IngestWarning
+from rlds2reverb.encoding import item_blocks
 from rlds2reverb.errors import (
     CheckpointError,
     InvalidEpisodeError,
@@ -27,6 +26,7 @@ from rlds2reverb.errors import (
 from rlds2reverb.priorities import ByReturn
 from rlds2reverb.sources import load
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms, parse_reward
+from rlds2reverb.writing.report import IngestWarning
 
 HOPPER = "d4rl/hopper_medium-v2.hdf5"
 

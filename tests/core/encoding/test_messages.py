@@ -8,8 +8,8 @@ from hypothesis import example, given, strategies as st
 from properties import examples
 from reverb.cc import schema_pb2
 
-from rlds2reverb._encoding import keys, messages, protobuf
 from rlds2reverb.client.messages import MutatePrioritiesRequest
+from rlds2reverb.encoding import keys, messages, protobuf
 from rlds2reverb.specs import ArraySpec
 
 KEYS = st.one_of(st.sampled_from([keys.MIN_KEY, keys.KEY_LIMIT - 1]), st.integers(keys.MIN_KEY, keys.KEY_LIMIT - 1))

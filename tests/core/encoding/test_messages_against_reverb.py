@@ -11,7 +11,7 @@ from decoding import assert_same_columns, chunk_column, item_columns
 from reference_impls import assert_equal_nests, episode, read_items
 from reverb.cc import schema_pb2
 
-from rlds2reverb._encoding import encoder
+from rlds2reverb.encoding import encoder
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load

@@ -13,8 +13,8 @@ from properties import examples
 from reference_impls import assert_equal_nests, episode
 from tf_agents.trajectories import trajectory
 
-from rlds2reverb._encoding import messages
-from rlds2reverb._encoding.packing import (
+from rlds2reverb.encoding import messages
+from rlds2reverb.encoding.packing import (
     Packing,
     find_packing,
     pack_columns,
@@ -23,9 +23,9 @@ from rlds2reverb._encoding.packing import (
     unpack,
     unpack_arrays,
 )
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import Selector, TableConfig, item_signature

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, strategies as st
 from properties import examples
 
-from rlds2reverb._encoding import tfrecords
+from rlds2reverb.encoding import tfrecords
 
 
 def write_with_tensorflow(records, path):

@@ -9,7 +9,7 @@ from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
-from rlds2reverb._encoding.packing import Packing, packed_signature, unpack
+from rlds2reverb.encoding.packing import Packing, packed_signature, unpack
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sampling import sample
 from rlds2reverb.tables import Selector

@@ -17,9 +17,7 @@ from reference_impls import assert_equal_nests, episode
 from tensorflow.python.framework.func_graph import FuncGraph
 from tf_agents.trajectories import trajectory
 
-from rlds2reverb._encoding.packing import Packing, packed_signature
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._server.sharded_server import ShardedReplayServer
+from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.items import Items
@@ -27,6 +25,8 @@ from rlds2reverb.rlds_to_reverb import convert_rlds_to_trajectories
 from rlds2reverb.sampling import SampleInfo, sample, sample_dataset, to_experience
 from rlds2reverb.sampling.batches import ServerBalance, choose_num_blocks
 from rlds2reverb.sampling.importance import LinearSchedule
+from rlds2reverb.server.replay_server import ReplayServer
+from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec

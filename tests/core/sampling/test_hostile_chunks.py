@@ -10,10 +10,10 @@ import tree
 from faults import process, receive, serve_table
 from reference_impls import episode
 
-from rlds2reverb._encoding import messages
-from rlds2reverb._encoding.packing import Packing, packed_signature
 from rlds2reverb.client import Connection, confirmed_keys
 from rlds2reverb.client.messages import ChunkData, InsertStreamRequest, PrioritizedItem, TensorShapeProto
+from rlds2reverb.encoding import messages
+from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import sample_dataset

@@ -10,12 +10,12 @@ from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
 from properties import mark_slow_except
 from reference_impls import episode
 
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.mixtures import allocate_items
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
 from rlds2reverb.sampling import MixedPriorities, PriorityWriter, mixed_dataset, sample_dataset
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryEpisodes

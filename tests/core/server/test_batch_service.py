@@ -10,12 +10,12 @@ import tensorflow as tf
 import tree
 from faults import find_server, make_episodes
 
-from rlds2reverb._encoding.packing import Packing, packed_signature
-from rlds2reverb._server.ports import batch_port
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
 from rlds2reverb.client import server_state_id
+from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server.ports import batch_port
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows

@@ -11,12 +11,12 @@ import pytest
 from faults import DAMAGES, damage_file, hash_files, process, receive, wrap_calls
 from reference_impls import episode
 
-from rlds2reverb._encoding import tfrecords
-from rlds2reverb._server.checkpoint_contents import require_readable
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.replay_server import ReplayServer
+from rlds2reverb.encoding import tfrecords
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server.checkpoint_contents import require_readable
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import TableConfig
 
 FILES = ("tables", "items", "chunks")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlds2reverb._server import interpreter
-from rlds2reverb._server.interpreter import LOCK_FILE, VARIABLE, find_server_python
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.server import interpreter
+from rlds2reverb.server.interpreter import LOCK_FILE, VARIABLE, find_server_python
 
 FAKE_UV = """#!/bin/sh
 echo "$@" >> "$LOG"
@@ -74,9 +74,9 @@ def test_environment_is_created_once(fake_uv, tmp_path, capfd):
 
 def test_two_processes_create_one_environment(fake_uv):
     script = (
-        "import importlib.util; importlib.util.find_spec = lambda name: None; import rlds2reverb._server.interpreter"
+        "import importlib.util; importlib.util.find_spec = lambda name: None; import rlds2reverb.server.interpreter"
     )
-    script += "; print(rlds2reverb._server.interpreter.find_server_python()[0])"
+    script += "; print(rlds2reverb.server.interpreter.find_server_python()[0])"
     commands = [sys.executable, "-c", script]
     running = [subprocess.Popen(commands, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
     one, two = (each.communicate(timeout=100)[0] for each in running)

@@ -17,13 +17,13 @@ import pytest
 from faults import process
 from machines import end, execute, two_machines
 
-from rlds2reverb._server import process as server_process
-from rlds2reverb._server.ports import batch_port, require_free_port
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._server.sharded_server import ShardedReplayServer
 from rlds2reverb._server_process import isolation, launcher
 from rlds2reverb._server_process.isolation import isolate_port
 from rlds2reverb.cli import run
+from rlds2reverb.server import process as server_process
+from rlds2reverb.server.ports import batch_port, require_free_port
+from rlds2reverb.server.replay_server import ReplayServer
+from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.tables import TableConfig
 
 #: The system call that copies a file descriptor of another process.

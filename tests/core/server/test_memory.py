@@ -3,11 +3,11 @@
 import pytest
 from reference_impls import episode
 
-from rlds2reverb._server import memory
-from rlds2reverb._server.memory import estimate_server_bytes, free_memory_bytes, require_memory
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import InsufficientMemoryError
 from rlds2reverb.ingestion import IngestOptions, ingest
+from rlds2reverb.server import memory
+from rlds2reverb.server.memory import estimate_server_bytes, free_memory_bytes, require_memory
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows

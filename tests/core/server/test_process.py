@@ -14,12 +14,12 @@ import pytest
 from faults import HANG_SECS, find_server, make_episodes, process, receive, use_own_launcher
 from process_signals import suspend_process
 
-from rlds2reverb._server import process as server_process
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._server.sharded_server import ShardedReplayServer
 from rlds2reverb.cli import run
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server import process as server_process
+from rlds2reverb.server.replay_server import ReplayServer
+from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.tables import TableConfig
 
 

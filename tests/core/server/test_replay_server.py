@@ -8,13 +8,13 @@ import pytest
 from faults import DAMAGES, damage_file, process, receive
 from reference_impls import episode
 
-from rlds2reverb._server import ports
-from rlds2reverb._server.checkpoint_root import CheckpointRoot
-from rlds2reverb._server.ports import pick_port, require_free_port
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server import ports
+from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.server.ports import pick_port, require_free_port
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_spec

@@ -7,10 +7,10 @@ import pytest
 from faults import process, receive
 from reference_impls import episode
 
-from rlds2reverb._server import scratch
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.errors import ResourceInUseError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server import scratch
+from rlds2reverb.server.replay_server import ReplayServer
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import pytest
 import tree
 from reference_impls import episode
 
-from rlds2reverb._server import replay_server
-from rlds2reverb._server.commits import count_shards
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._server.sharded_server import ShardedReplayServer
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ServerUnavailableError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import PriorityWriter, sample_dataset
+from rlds2reverb.server import replay_server
+from rlds2reverb.server.commits import count_shards
+from rlds2reverb.server.replay_server import ReplayServer
+from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows

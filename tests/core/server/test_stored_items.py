@@ -7,10 +7,10 @@ import tree
 from reference_impls import episode
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
-from rlds2reverb._server import stored_items
 from rlds2reverb.client import Connection, table_infos
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.items import Items
+from rlds2reverb.server import stored_items
 from rlds2reverb.tables import RateLimiter, Selector
 from rlds2reverb.trajectories import trajectory_columns
 

@@ -7,10 +7,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf.struct_pb2 import StructuredValue
 from tf_agents.specs.tensor_spec import BoundedTensorSpec
 
-from rlds2reverb._server.checkpoint_contents import read_messages
-from rlds2reverb._server.checkpoint_root import table_records
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb.client.messages import PriorityTableCheckpoint
+from rlds2reverb.server.checkpoint_contents import read_messages
+from rlds2reverb.server.checkpoint_root import table_records
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import RateLimiter, Selector, SelectorKind, TableConfig, item_signature
 
 TABLES = [

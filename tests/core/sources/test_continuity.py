@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, strategies as st
 from reference_impls import episode
 
-from rlds2reverb._writing.report import IngestReport
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import d4rl, load, summarize
 from rlds2reverb.sources.continuity import find_differing_rows, find_discontinuities
+from rlds2reverb.writing.report import IngestReport
 
 
 def make_rows(ends, num_rows, *, jump_at=()):

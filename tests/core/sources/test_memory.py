@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb._writing.report import IngestReport
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load, summarize
 from rlds2reverb.sources.transforms import CastFloats, apply_transforms
+from rlds2reverb.writing.report import IngestReport
 
 LOG = {"observations": np.arange(3.0), "actions": np.arange(3), "rewards": np.ones(3)}
 

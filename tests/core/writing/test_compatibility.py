@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from reference_impls import assert_equal_nests, episode, read_items
 
-from rlds2reverb._encoding import messages
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._writing import compatibility
-from rlds2reverb._writing.bulk_writer import BulkWriter
+from rlds2reverb.encoding import messages
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing import compatibility
+from rlds2reverb.writing.bulk_writer import BulkWriter
 
 SOURCE = load([episode(4, terminal=True), episode(3, terminal=False, start=50)])
 SIGNATURE = TrajectoryWindows().item_spec(SOURCE.step_spec)

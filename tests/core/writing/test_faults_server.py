@@ -33,7 +33,6 @@ from process_signals import suspend_process
 from properties import mark_slow_except
 from reference_impls import episode
 
-from rlds2reverb._server.replay_server import ReplayServer
 from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import (
@@ -46,6 +45,7 @@ from rlds2reverb.errors import (
     StorageFullError,
 )
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_spec

@@ -13,18 +13,18 @@ from faults import make_episodes
 from proxies import run_proxy
 from reference_impls import episode
 
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._writing.bulk_writer import BulkWriter
-from rlds2reverb._writing.reverb_writer import ReverbWriter
 from rlds2reverb.client import Connection, table_infos
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ResumeError, ServerRestartedError, ServerUnavailableError
 from rlds2reverb.ingestion import IngestOptions, ingest
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
+from rlds2reverb.writing.bulk_writer import BulkWriter
+from rlds2reverb.writing.reverb_writer import ReverbWriter
 
 NUM_ITEMS = 100 * 149
 
@@ -36,8 +36,8 @@ class StopRunError(Exception):
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch, tmp_path):
     """Makes this process write many small groups, save its state after each, and keep journals in a separate folder."""
-    monkeypatch.setattr("rlds2reverb._encoding.item_blocks._GROUP_BYTES", 1 << 15)
-    monkeypatch.setattr("rlds2reverb._writing.server_destination._SECS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("rlds2reverb.encoding.item_blocks._GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr("rlds2reverb.writing.server_destination._SECS_BETWEEN_SAVES", 0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 

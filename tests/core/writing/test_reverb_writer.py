@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from process_signals import suspend_process, wait_for_end
 
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.replay_server import ReplayServer
-from rlds2reverb._writing.reverb_writer import ReverbWriter
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.tables import TableConfig
+from rlds2reverb.writing.reverb_writer import ReverbWriter
 
 BLOCK = ItemBlock.from_episode([np.ones(5, np.float32)], np.arange(5), np.ones(5, np.int64), np.ones(5))
 
@@ -75,12 +75,12 @@ def test_program_exits_cleanly_while_daemon_threads_make_calls():
         from contextlib import suppress
         import numpy as np
         import tensorflow as tf
-        from rlds2reverb._encoding.item_blocks import ItemBlock
-        from rlds2reverb._server.replay_server import ReplayServer
+        from rlds2reverb.encoding.item_blocks import ItemBlock
+        from rlds2reverb.server.replay_server import ReplayServer
         from rlds2reverb.sampling import sample_dataset
         from rlds2reverb.tables import TableConfig
         from rlds2reverb.client import table_infos
-        from rlds2reverb._writing.reverb_writer import ReverbWriter
+        from rlds2reverb.writing.reverb_writer import ReverbWriter
         from rlds2reverb.errors import ServerUnavailableError
 
         server = ReplayServer([TableConfig("other")], {"x": tf.TensorSpec((), tf.float32)})

@@ -9,7 +9,7 @@ import reverb
 from figures_shown import read_bars, read_findings, read_legend
 
 from rlds2reverb import CheckpointError, ReplayServer, Selector, ServerUnavailableError, TableConfig, ingest
-from rlds2reverb._server.item_statistics import read_item_statistics, sample_item_statistics
+from rlds2reverb.server.item_statistics import read_item_statistics, sample_item_statistics
 from rlds2reverb.training.reports import report_tables
 from rlds2reverb.training.reports.table_report import _expect_counts
 

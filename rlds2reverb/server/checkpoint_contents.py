@@ -10,8 +10,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from rlds2reverb._encoding import tfrecords
 from rlds2reverb.client.messages import ChunkData, PrioritizedItem, PriorityTableCheckpoint
+from rlds2reverb.encoding import tfrecords
 from rlds2reverb.errors import CheckpointError
 
 _BLOCK_BYTES = 1 << 20

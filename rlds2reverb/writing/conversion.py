@@ -11,10 +11,10 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb._encoding import keys, messages
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._encoding.packing import Packing, pack_columns, packed_signature, packed_spec
+from rlds2reverb.encoding import keys, messages
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock
+from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, packed_spec
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
@@ -24,7 +24,7 @@ from rlds2reverb.priorities import Priority, compute_priorities
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name, require_match
 
-#: How the columns of an item are stored in a table; see `_encoding.packing`.
+#: How the columns of an item are stored in a table; see `encoding.packing`.
 Layout = Literal["columns", "packed"]
 
 #: The treatment of invalid episodes; see `ingestion.ingest`.

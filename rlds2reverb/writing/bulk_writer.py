@@ -17,9 +17,6 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rlds2reverb._encoding import keys
-from rlds2reverb._encoding.encoder import EncodedBatch, Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb.client import (
     Connection,
     PausableDeadline,
@@ -28,6 +25,9 @@ from rlds2reverb.client import (
     explain_blocked_inserts,
     find_address,
 )
+from rlds2reverb.encoding import keys
+from rlds2reverb.encoding.encoder import EncodedBatch, Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 
 _MAX_UNCONFIRMED_BYTES = 32 << 20

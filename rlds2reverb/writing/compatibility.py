@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._internals.versions import TESTED_VERSIONS, is_tested
-from rlds2reverb._server.stored_items import sampling_has_side_effects
 from rlds2reverb.client import Connection, server_state_id
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.server.stored_items import sampling_has_side_effects
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
 
@@ -112,7 +112,7 @@ def _find_incompatibility_once(
                 finally:
                     connection.delete(table, trial.make_keys(table), timeout_secs=timeout_secs)
             else:
-                from rlds2reverb._server.replay_server import ReplayServer  # Requires dm-reverb.
+                from rlds2reverb.server.replay_server import ReplayServer  # Requires dm-reverb.
 
                 with ReplayServer([TableConfig(tables[0])], trial.signature) as server:
                     reason = _write_and_read(server.address, tables[0], trial, timeout_secs)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlds2reverb._encoding.keys import make_keys
+from rlds2reverb.encoding.keys import make_keys
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources import Source
 

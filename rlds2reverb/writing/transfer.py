@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock, group_by_size
-from rlds2reverb._server.memory import estimate_server_bytes
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Problem, ResumeError
+from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint
 from rlds2reverb.tables import MAX_ITEMS

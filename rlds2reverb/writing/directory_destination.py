@@ -25,20 +25,13 @@ import numpy as np
 import tree
 import xxhash
 
-from rlds2reverb._encoding import keys, tfrecords
-from rlds2reverb._encoding.encoder import EncodedBatch, Encoder, Records
-from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb._internals.versions import REVERB_FORMAT
-from rlds2reverb._server.checkpoint_root import (
-    CheckpointRoot,
-    link_or_copy,
-    require_no_pattern_characters,
-    table_records,
-)
-from rlds2reverb._server.memory import estimate_server_bytes
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.sealed_files import load_json, save_json, sync
+from rlds2reverb.encoding import keys, tfrecords
+from rlds2reverb.encoding.encoder import EncodedBatch, Encoder, Records
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,
@@ -48,6 +41,13 @@ from rlds2reverb.errors import (
     SpecMismatchError,
     StorageFullError,
 )
+from rlds2reverb.server.checkpoint_root import (
+    CheckpointRoot,
+    link_or_copy,
+    require_no_pattern_characters,
+    table_records,
+)
+from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._encoding.item_blocks import ItemBlock
-from rlds2reverb._server.process import ForkedProcess, start_launcher
 from rlds2reverb.client import Server, explain_blocked_inserts, find_address, server_state_id
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.server.process import ForkedProcess, start_launcher
 
 _STATE_ID_SECS = 2.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rlds2reverb._encoding.item_blocks import ItemBlock
 from rlds2reverb.client import TableInfo, table_infos
+from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerRestartedError
 
 from .bulk_writer import BulkWriter

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb._encoding import keys
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb._internals.tf_agents import ObserverSettings
+from rlds2reverb.encoding import keys
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest, make_step_spec, require_match
 from rlds2reverb.trajectory_items import TrajectoryWindows

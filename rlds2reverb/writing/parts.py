@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb._encoding.encoder import Encoder
-from rlds2reverb._encoding.item_blocks import group_by_size
+from rlds2reverb.encoding.encoder import Encoder
+from rlds2reverb.encoding.item_blocks import group_by_size
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode, locate_discontinuity
 from rlds2reverb.errors import Problem

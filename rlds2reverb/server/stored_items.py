@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb._encoding.packing import find_packing
 from rlds2reverb.client import NO_LIMIT, Connection, PausableDeadline, TableInfo
 from rlds2reverb.client.messages import TensorShapeProto
+from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
 
