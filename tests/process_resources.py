@@ -19,12 +19,16 @@ def find_children(pid):
 
 
 def list_resources(pid):
-    """Returns the children, file descriptors except TCP sockets, and shared memory of a process, with their numbers."""
+    """Returns the children, file descriptors, and shared memory of a process, with their numbers.
+
+    TCP sockets and event descriptors, which gRPC opens, are left out.
+    """
     maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "rlds2reverb" in line]
     links = []
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):  # The descriptor of the directory itself.
             links.append(os.readlink(file))
     unix_sockets = {f"socket:[{line.split()[6]}]" for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    links = [link for link in links if link != "anon_inode:[eventfd]"]
     others = [link for link in links if not link.startswith("socket:") or link in unix_sockets]
     return collections.Counter([*find_children(pid), *maps, *others])
