@@ -47,11 +47,11 @@ from rlds2reverb import (
     ingest,
     load,
     packed_signature,
-    sample_dataset,
 )
 from rlds2reverb.adders import NStep
-from rlds2reverb.learners import InMemoryDataset, Learner, collect_items
+from rlds2reverb.learners import InMemoryDataset, Learner, StreamingDataset, collect_items
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.sampling import SamplePlan
 
 BATCH_SIZE, SIZES = 256, (256, 256)
 OBSERVATION = tf.TensorSpec([17], tf.float32)
@@ -138,7 +138,9 @@ class Bench:
     def _start_server(self, sampler: Selector, adder: Any, layout: str) -> ReplayServer:
         spec = adder.item_spec(self.source.step_spec)
         signature = packed_signature(Packing(spec, squeeze=True)) if layout == "packed" else spec
-        server = self.resources.enter_context(ReplayServer([TableConfig(sampler=sampler)], signature))
+        server = self.resources.enter_context(
+            ReplayServer([TableConfig(sampler=sampler)], signature, serve_batches=True)
+        )
         ingest(self.source, server, adder=adder, layout=layout)
         return server
 
@@ -171,11 +173,8 @@ class Bench:
         )
         return self._time(lambda count: learner.start(learner.last_iter + count))
 
-    def make_samples(self, server: ReplayServer, *, to_transitions: bool = True) -> tf.data.Dataset:
-        samples = sample_dataset(server, "replay", BATCH_SIZE, prefetch=4)
-        if not to_transitions:
-            return samples
-        return samples.map(lambda sample: sample._replace(data=self.adder.as_transition(sample.data)))
+    def make_samples(self, server: ReplayServer) -> StreamingDataset:
+        return StreamingDataset(SamplePlan(server, "replay", BATCH_SIZE, prefetch=4))
 
     def make_in_memory(self) -> InMemoryDataset:
         return InMemoryDataset(self.items, BATCH_SIZE, to_experience=self.adder.as_transition)
@@ -282,7 +281,7 @@ def main() -> None:
                 {
                     f"{algo}: TF-Agents' agent and Learner (baseline)": bench.time_baseline(algo),
                     f"{algo}: TF-Agents' agent in Learner, Reverb table": bench.time_learner(
-                        algo, bench.make_samples(bench.windows, to_transitions=False), agent=make_baseline(algo)
+                        algo, bench.make_samples(bench.windows), agent=make_baseline(algo)
                     ),
                     f"{algo}: Learner, Reverb table{TARGETS[algo].table}": bench.time_learner(
                         algo, bench.make_samples(bench.uniform)

@@ -52,7 +52,7 @@ from rlds2reverb.writing.report import IngestWarning
 
 from .actions import ActionStatistics, describe_bounds, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
-from .data import Batches, Moments, TrainingData, make_adder, sample_table
+from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -93,19 +93,16 @@ class EpisodeData(TrainingData):
     def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
         """See `TrainingData.open_batches`."""
         with ExitStack() as stack:
-            server = stack.enter_context(self._start_server())
+            server = stack.enter_context(start_isolated(self._start_server))
             yield replace(sample_table(server, _TABLE, config, stack, is_own=True), fill=partial(self._fill, server))
 
-    def _start_server(self) -> ReplayServer:
-        """Starts a server with an empty table; for this machine only if that is possible."""
+    def _start_server(self, *, isolate: bool) -> ReplayServer:
+        """Starts a server with an empty table."""
         signature = packed_signature(
             Packing(self.adder.item_spec(self.episodes.step_spec), getattr(self.adder, "squeeze", False))
         )
         tables = [TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))]
-        try:
-            return ReplayServer(tables, signature, isolate=True)
-        except OSError:
-            return ReplayServer(tables, signature)
+        return ReplayServer(tables, signature, isolate=isolate)
 
     def _fill(self, server: ReplayServer) -> None:
         with warnings.catch_warnings():

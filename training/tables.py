@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from rlds2reverb.specs import ArraySpec, Nest, path_name
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
-from .data import Batches, TrainingData, make_adder, sample_table
+from .data import Batches, TrainingData, make_adder, sample_table, start_isolated
 
 #: Number of items that are sampled from a table to check them before training.
 _NUM_CHECKED = 32
@@ -95,7 +96,9 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
     location, table_name = split_source(source)
     with ExitStack() as stack:
         is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
-        server = stack.enter_context(ReplayServer.from_directory(location)) if is_directory else location
+        server = location
+        if is_directory:
+            server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location)))
         table = describe_table(server, table_name)
         sample = sample_items(table)
         action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
