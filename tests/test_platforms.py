@@ -30,7 +30,7 @@ PROGRAM = textwrap.dedent(
 
     import numpy as np
     import rlds2reverb
-    from rlds2reverb import ReplayServer, TableConfig, ingest, load, train_seeds
+    from rlds2reverb import ReplayServer, TableConfig, ingest, load, train
     from rlds2reverb.envs import ParallelEnvironment, load as load_environment
     from rlds2reverb.replay import BufferConfig, ReplayBuffer
     from rlds2reverb.sources import summarize
@@ -41,11 +41,11 @@ PROGRAM = textwrap.dedent(
     with ReplayBuffer("agent", BufferConfig("naive", 10), mmap_dir=folder + "/rows") as buffer:
         buffer.extend_columns({"x": np.arange(3.0)})
         assert buffer.sample_batch(2)
-    experiment = train_seeds(
+    run = train(
         data, "td3_bc", folder + "/run", steps=4, batch_size=4, env="Pendulum-v1", eval_episodes=2, eval_every=4,
-        eval_max_episode_steps=3, seeds=2, jobs=2,
+        eval_max_episode_steps=3, progress=False,
     )
-    assert len(experiment.runs) == 2
+    assert len(run.evaluations["step"]) == 1
     with load_environment("Pendulum-v1", num_parallel=2, parallel_options={"num_workers": 2}) as envs:
         assert envs.reset().observation.shape == (2, 3)
     try:
