@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlds2reverb._arguments import require_count, require_number
@@ -29,6 +29,7 @@ class LoadCkptHook(LearnerHook):
         position: Position = "before_run",
         load_path: str = "latest",
         allow_config_mismatch: bool = False,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the checkpoint to load.
 
@@ -39,6 +40,7 @@ class LoadCkptHook(LearnerHook):
           load_path: directory of a checkpoint, which must exist; 'latest' for the latest valid one in the learner's
             `run_dir`, if there is one; or '' to load none.
           allow_config_mismatch: see `Learner.load_checkpoint`.
+          ext_args: the options above in DI-engine's form, a dict; they precede the others.
 
         Raises:
           ValueError: If the position is not 'before_run'.
@@ -68,6 +70,7 @@ class SaveCkptHook(LearnerHook):
         *,
         position: Position = "after_iter",
         every: int = 10_000,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the interval.
 
@@ -76,6 +79,7 @@ class SaveCkptHook(LearnerHook):
           priority: see `Hook`.
           position: 'after_iter', or 'after_run' for a single checkpoint.
           every: interval in iterations.
+          ext_args: the options above in DI-engine's form, a dict; they precede the others.
         """
         super().__init__(name, priority, position=position, every=every)
 
@@ -99,6 +103,7 @@ class LogReduceHook(LearnerHook):
         position: Position = "after_iter",
         every: int = 100,
         reduce: Callable[[dict[str, float]], dict[str, float]] | None = None,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the reduction, which runs before `LogShowHook`.
 
@@ -109,6 +114,7 @@ class LogReduceHook(LearnerHook):
           every: interval in iterations; must be that of `LogShowHook`.
           reduce: function from the numbers of this process to their means over all processes that train together; None
             for a single process.
+          ext_args: the options above in DI-engine's form, a dict; they precede the others.
         """
         super().__init__(name, priority, position=position, every=every)
         self._reduce = reduce
@@ -135,6 +141,7 @@ class LogShowHook(LearnerHook):
         *,
         position: Position = "after_iter",
         every: int = 100,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the interval.
 
@@ -143,6 +150,7 @@ class LogShowHook(LearnerHook):
           priority: see `Hook`.
           position: see `LearnerHook`.
           every: interval in iterations.
+          ext_args: the options above in DI-engine's form, a dict; they precede the others.
         """
         super().__init__(name, priority, position=position, every=every)
 
@@ -204,6 +212,7 @@ class EarlyStopHook(LearnerHook):
         patience: int = 10,
         min_delta: float = 0.0,
         higher_is_better: bool = True,
+        ext_args: Mapping[str, Any] | None = None,
     ):
         """Sets the metric and the stopping criterion.
 
@@ -216,6 +225,7 @@ class EarlyStopHook(LearnerHook):
           patience: number of consecutive values without improvement before the run is stopped, at least 1.
           min_delta: minimum change that counts as an improvement, at least 0.
           higher_is_better: whether an improvement is an increase.
+          ext_args: the options above in DI-engine's form, a dict; they precede the others.
         """
         super().__init__(name, priority, position=position, every=every)
         require_count("patience", patience)

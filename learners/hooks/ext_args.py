@@ -20,14 +20,15 @@ def read_ext_args(hook: str, ext_args: Any) -> dict[str, Any]:
 
 
 def accept_ext_args(cls: HookT) -> HookT:
-    """Makes the constructor of a hook accept `ext_args`, whose entries precede its keyword arguments.
+    """Lets the entries of a hook's argument `ext_args` precede its keyword arguments.
 
     The constructor then raises `TypeError` if they are not a dict, and `ValueError` if they contain an unknown option.
     """
     hook: Any = cls  # Type checkers do not allow assignments to the constructor of a class.
     construct, signature = hook.__init__, inspect.signature(hook.__init__)
     parameters = list(signature.parameters.values())
-    allowed = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "position"]
+    others = ("position", "ext_args")
+    allowed = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in others]
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, ext_args: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -40,7 +41,5 @@ def accept_ext_args(cls: HookT) -> HookT:
             raise ValueError(f"ext_args of hook {name!r} has the unknown key {unknown[0]!r}; use {', '.join(valid)}")
         construct(self, *args, **{**options, **given})
 
-    extra = inspect.Parameter("ext_args", inspect.Parameter.KEYWORD_ONLY, default=None)
     hook.__init__ = __init__
-    setattr(__init__, "__signature__", signature.replace(parameters=[*parameters, extra]))  # noqa: B010
     return cls
