@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import deflate
 import h5py
 import numpy as np
+from h5py._objects import phil
 
 _Task = Callable[[], None]
 #: Function of `start` and `stop` that returns an array for these rows and the tasks that fill it.
@@ -134,7 +135,8 @@ class _GzipReader:
         """Returns the values of a chunk; HDF5 handles anything but gzip of exactly that size, and reports damage."""
         shape = self._chunk_shape
         try:
-            unfiltered, stored = self._dataset.id.read_direct_chunk(corner)
+            with phil:  # In h5py 3.14, it does not take h5py's lock itself.
+                unfiltered, stored = self._dataset.id.read_direct_chunk(corner)
             if not unfiltered:
                 values = deflate.zlib_decompress(stored, self._dtype.itemsize * math.prod(shape))
                 return np.frombuffer(values, self._dtype).reshape(shape)
