@@ -141,7 +141,7 @@ def measure(name: str, results: Iterable[object], num_episodes: int, runs: int) 
 
 
 class LoopResults:
-    """The results of a function for existing dicts of transitions, computed anew in each iteration, without tf.data."""
+    """The results of a function for existing dicts of transitions, computed again in each iteration without tf.data."""
 
     def __init__(self, function: Callable[[list[dict]], object], data: list[list[dict]]):
         self._function, self._data = function, data

@@ -103,7 +103,7 @@ class Learner:
           strategy: `tf.distribute.MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy` in whose
             scope the agent was created; None for a single device. The replicas, each on a device of this process, share
             every batch and make the same update with the mean of their gradients. With several processes, each has a
-            learner, a dataset of its own with its share of every batch, and a run_dir of its own; all of them must make
+            learner, its own dataset with its share of every batch, and its own run_dir; all of them must make
             the same calls, and have hooks with the same intervals. Statistics that an agent computes over a batch, such
             as the scale of TD3+BC's critic, are computed over each replica's share.
           name: name of the learner, for hooks.

@@ -61,7 +61,7 @@ def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *
 
 def _describe(error: Exception) -> str:
     number = next(_numbers)
-    _errors[number] = error
+    _errors[number] = error.with_traceback(None)  # Its frames would keep the iterator, and so its threads.
     _errors.pop(number - _MAX_ERRORS, None)
     return f"rlds2reverb error {number}: {type(error).__name__}: {error}"
 
@@ -77,8 +77,13 @@ def translate_error(error: Exception) -> Exception | None:
       `ServerUnavailableError` if no server returned samples in time; `TimeoutError` if a buffer refused to sample for
       too long; `SpecMismatchError` if an item does not match the table's signature.
     """
+    return _errors.get(_find_number(error))
+
+
+def _find_number(error: Exception) -> int:
+    """Returns the number of the exception that an error stands for, or -1."""
     match = _NUMBER.search(getattr(error, "message", ""))
-    return _errors.get(int(match[1])) if match else None
+    return int(match[1]) if match else -1
 
 
 class _Iterator(iterator_ops.OwnedIterator):
@@ -88,7 +93,8 @@ class _Iterator(iterator_ops.OwnedIterator):
         try:
             return super()._next_internal()
         except tf.errors.OpError as error:
-            translated = translate_error(error)
+            # What is raised refers to this iterator, which would otherwise be kept with it.
+            translated = _errors.pop(_find_number(error), None)
             if translated is None:
                 raise
             raise translated from None

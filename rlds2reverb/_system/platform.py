@@ -36,7 +36,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def lock_file(descriptor: int, *, wait: bool = False) -> None:
-        """Locks a file until it is closed, however the process ends; raises `OSError` if it is locked, or waits."""
+        """Locks a file until it is closed, however the process ends; waits for its holder, or raises `OSError`."""
         os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # The lock is mandatory for bytes that it covers.
         msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -45,5 +45,5 @@ else:
     import fcntl
 
     def lock_file(descriptor: int, *, wait: bool = False) -> None:
-        """Locks a file until it is closed, however the process ends; raises `OSError` if it is locked, or waits."""
+        """Locks a file until it is closed, however the process ends; waits for its holder, or raises `OSError`."""
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

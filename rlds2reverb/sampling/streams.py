@@ -40,8 +40,8 @@ _CONNECT_SECS = 2.0
 _GRACE_SECS = 5.0
 #: A message takes as much time as the bytes of hundreds of small items, so it has up to this many blocks and bytes.
 _MESSAGE_BLOCKS, _MESSAGE_BYTES = 4, 1 << 18
-#: The connection broke, or the rate limiter of a server that is well has been waiting.
-_UNAVAILABLE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+#: The rate limiter of a server that is well has been waiting, the connection broke, or this process gave up waiting.
+_UNAVAILABLE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class BlockStreams:
@@ -194,7 +194,7 @@ class _Reader:
                 with Connection(self._address) as connection:
                     self._read(connection)
             except grpc.RpcError as error:
-                if error.code() not in _UNAVAILABLE:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     continue
             except ServerUnavailableError:
                 pass
@@ -206,8 +206,13 @@ class _Reader:
 
     def _read(self, connection: Connection) -> None:
         if not self._has_refused_batches and connection.serves_batches(timeout_secs=_CONNECT_SECS):
-            self._read_batches(connection)
-            return
+            try:
+                self._read_batches(connection)
+                return
+            except grpc.RpcError as error:
+                if error.code() in _UNAVAILABLE:
+                    raise
+                self._has_refused_batches = True  # The plain samples may explain why.
         requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             self._read_samples(self._iterate(connection.sample_stream(iter(requests.get, None))), requests)
@@ -223,21 +228,16 @@ class _Reader:
             num_workers=1,
             max_in_flight=self._streams.max_in_flight,
         )
-        try:
-            for response in self._iterate(call):
-                block = self._streams.decoder.decode_batch(response)
-                if self._rest is not None:
-                    block, self._rest = self._rest.append(block), None
-                size = self._streams.block_size
-                end = len(block) - len(block) % size
-                if end:
-                    self._put([block.slice_items(begin, begin + size) for begin in range(0, end, size)])
-                if end < len(block):
-                    self._rest = block.slice_items(end, len(block))
-        except grpc.RpcError as error:
-            # Anything else is a failure that the plain samples may explain.
-            self._has_refused_batches = error.code() not in _UNAVAILABLE
-            raise
+        for response in self._iterate(call):
+            block = self._streams.decoder.decode_batch(response)
+            if self._rest is not None:
+                block, self._rest = self._rest.append(block), None
+            size = self._streams.block_size
+            end = len(block) - len(block) % size
+            if end:
+                self._put([block.slice_items(begin, begin + size) for begin in range(0, end, size)])
+            if end < len(block):
+                self._rest = block.slice_items(end, len(block))
 
     def _choose_num_blocks(self) -> int:
         """Returns the number of blocks that travel in one message; several if they are small."""

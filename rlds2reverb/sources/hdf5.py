@@ -130,7 +130,7 @@ def _find_node(file: h5py.File, name: str) -> h5py.Group | h5py.Dataset | None:
 
 
 def walk(top: h5py.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields all members of a group and of the groups in it that are no groups, with their paths.
+    """Yields all members of a group and of the groups in it, except for the groups themselves, with their paths.
 
     Raises:
       SourceError: If a member is a link, or a group has several paths.

@@ -72,7 +72,7 @@ def map_space(function: Callable[[Any, tuple[Any, ...]], Any], space: Any, path:
 
 
 def is_unbounded(space: Any) -> bool:
-    """Returns whether a space tells nothing but dtypes and shapes: all of it are Boxes without bounds, or Texts."""
+    """Returns whether a space consists of Boxes without bounds and Texts, and so tells only dtypes and shapes."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -35,7 +35,7 @@ class ClusterConfig:
     address: str | None = make_option(
         _CLUSTER, default=None, metavar="ADDRESS", default_text="a new one on this machine"
     )
-    num_collectors: Annotated[int, Range(0)] = make_option(_CLUSTER, default=2)
+    num_collectors: Annotated[int, Range(1)] = make_option(_CLUSTER, default=2)
     num_shards: Annotated[int, Range(1)] = make_option(_CLUSTER, default=1)
     num_learners: Annotated[int, Range(1)] = make_option(_CLUSTER, default=1)
     num_cpus: Annotated[float, Range(0, 1024)] | None = make_option(

@@ -69,14 +69,11 @@ class ClusterTraining:
         Raises:
           ImportError: If Ray cannot be used.
           ConnectionError: If there is no cluster at the address.
-          ValueError: If an option requires a single process, or there are environment steps to collect, but no
-            collectors.
+          ValueError: If an option requires a single process.
           Exception: See `Training`.
         """
         ray = import_ray()
         self.config, self.cluster = config.for_source(source), cluster or ClusterConfig()
-        if self.config.online_steps and not self.cluster.num_collectors:
-            raise ValueError("num_collectors must be at least 1 for a run with online_steps")
         self.run_dir = Path(run_dir).resolve()
         require_single_run(self.run_dir)
         self._progress = progress or Progress(self.config.num_updates, quiet=True)

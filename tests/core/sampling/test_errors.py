@@ -1,8 +1,11 @@
 """Tests of errors inside datasets: iterators raise them as they are, and `translate_error` finds them in graphs."""
 
+import gc
 import itertools
 import subprocess
 import sys
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -88,3 +91,26 @@ def test_failed_dataset_logs_nothing():
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
     assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr
+
+
+def test_an_iterator_that_has_failed_is_released():
+    class Failing:
+        def __next__(self):
+            raise ServerUnavailableError(REASON)
+
+    opened = []
+
+    def open_batches():
+        iterator = Failing()
+        opened.append(weakref.ref(iterator))
+        return iterator
+
+    iterator = iter(batch_datasets.make_dataset(open_batches, tf.TensorSpec([], tf.int64), prefetch=1))
+    with pytest.raises(ServerUnavailableError):
+        next(iterator)
+    del iterator
+    until = time.monotonic() + 10  # TensorFlow ends the dataset in another thread.
+    while opened[0]() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    assert opened[0]() is None

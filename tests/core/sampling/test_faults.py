@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import grpc
 import numpy as np
 import portpicker
 import pytest
@@ -12,7 +13,7 @@ from numbers_served import exit_with_open_iterator, serve_in_process, serve_numb
 from process_signals import suspend_process
 
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.sampling import sample_dataset
+from rlds2reverb.sampling import sample_dataset, streams
 from rlds2reverb.sampling.batches import warn_server_lost
 from rlds2reverb.sampling.streams import BlockStreams
 
@@ -253,3 +254,28 @@ def test_slow_consumer_does_not_make_servers_look_stalled():
     streams.put(0, ["block"])
     streams.put(1, ["block"])
     assert streams.run([None] * 8) == []
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE])
+def test_refused_calls_are_repeated_with_pauses(monkeypatch, code):
+    calls = []
+
+    class Refused(grpc.RpcError):
+        def code(self):
+            return code
+
+    class Refusing:
+        def __init__(self, address):
+            calls.append(address)
+
+        def __enter__(self):
+            raise Refused
+
+        def __exit__(self, *raised):
+            pass
+
+    monkeypatch.setattr(streams, "Connection", Refusing)
+    reader = streams._Reader(Streams(), 0, "localhost:1")
+    threading.Timer(1.2, reader._streams.is_closed.set).start()
+    reader.run()
+    assert 1 <= len(calls) <= 4
