@@ -82,6 +82,16 @@ def resident_mb(pid):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
+def wait_for_steady_memory(pid, steady_secs=2.0):
+    """Waits until a process has not grown for some time, and returns its memory."""
+    size, until = resident_mb(pid), time.monotonic() + steady_secs
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        if (now := resident_mb(pid)) > size + 1:
+            size, until = now, time.monotonic() + steady_secs
+    return size
+
+
 def sample_one(address):
     with Connection(address) as connection:
         for _ in connection.sample("replay", timeout_secs=10.0):
@@ -97,8 +107,8 @@ def test_writer_for_a_slow_consumer_keeps_its_memory_and_says_what_it_waits_for(
     with ReplayServer([table]) as server:
         with process(write_big_episodes, server.address, 1000, TIMEOUT_SECS) as (writer, channel):
             assert receive(channel) == "begun"
-            time.sleep(4)  # By now the writer has sent as much as it may without confirmation.
-            before, inserted_before = resident_mb(writer.pid), count_inserted(server)
+            before = wait_for_steady_memory(writer.pid)  # It has sent as much as it may without confirmation.
+            inserted_before = count_inserted(server)
             sizes = []
             for _ in range(consumed_secs):
                 assert not channel.poll(0), channel.recv()
