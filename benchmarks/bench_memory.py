@@ -88,7 +88,7 @@ def compare(title: str, episodes: list[dict]) -> None:
 
 
 def check_estimate(episodes: list[dict], folder: Path) -> None:
-    """Compares the memory that `serve --data` estimates with the memory that the server uses."""
+    """Compares the memory that `serve DIR` estimates with the memory that the server uses."""
     print("\nservers that start from a directory")
     for layout in ("columns", "packed"):
         out = folder / layout

@@ -56,5 +56,5 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))
     if not is_converted:
         rows.append(("checkpoint", description["checkpoint"] or "none"))
-    option = "--data" if is_converted else "--checkpoint-root"
-    return [*rows, ("next", f"rlds2reverb serve {option} {description['directory']}")]
+    option = "" if is_converted else "--checkpoint-root "
+    return [*rows, ("next", f"rlds2reverb serve {option}{description['directory']}")]

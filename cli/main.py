@@ -45,6 +45,7 @@ _MODULES = {
     "eval": "evaluate",
     "plot": "plot",
     "convert": "convert",
+    "push": "push",
     "record": "record",
     "serve": "serve",
     "doctor": "doctor",
@@ -76,7 +77,7 @@ def cli() -> None:
     First steps:
       rlds2reverb inspect hopper_medium-v2.hdf5
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
-      rlds2reverb convert hopper_medium-v2.hdf5 --serve
+      rlds2reverb serve hopper_medium-v2.hdf5
       rlds2reverb record Pendulum-v1 --out pendulum.hdf5
 
     \b

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,8 +34,6 @@ from .quiet import status
 
 if TYPE_CHECKING:
     from rlds2reverb.items import EpisodeAdder
-    from rlds2reverb.server.replay_server import ReplayServer
-    from rlds2reverb.server.sharded_server import ShardedReplayServer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -94,17 +91,17 @@ reading_options = _combine(
 
 source_options = _combine(click.argument("source", metavar="SRC"), reading_options)
 
-#: Those of `convert`, which reads several datasets as one.
-sources_options = _combine(
-    click.argument(
+
+def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
+    """Returns an argument that takes several datasets, which are read as one; its value is None, a string or a list."""
+    return click.argument(
         "source",
         nargs=-1,
-        required=True,
-        metavar="SRC...",
-        callback=lambda ctx, param, value: value[0] if len(value) == 1 else list(value),
-    ),
-    reading_options,
-)
+        required=required,
+        metavar="SRC..." if required else "[SRC...]",
+        callback=lambda ctx, param, value: list(value) if len(value) > 1 else (value[0] if value else None),
+    )
+
 
 cast_floats_option = click.option(
     "--cast-floats", is_flag=True, help="Cast float64 fields to float32 (D4RL's replay files are float64)."
@@ -117,15 +114,17 @@ transform_options = _combine(
     config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
 )
 
+table_names_option = click.option(
+    "--table",
+    "table_names",
+    multiple=True,
+    metavar="NAME",
+    show_default="replay",
+    help="Name of a table; each table stores every item. Repeatable.",
+)
+
 table_options = _combine(
-    click.option(
-        "--table",
-        "table_names",
-        multiple=True,
-        metavar="NAME",
-        show_default="replay",
-        help="Name of a table; each table stores every item. Repeatable.",
-    ),
+    table_names_option,
     click.option(
         "--sampler",
         default="prioritized:0.6",
@@ -167,40 +166,6 @@ table_options = _combine(
         "with at most S samples per insert; inserts never wait), or sample_to_insert_ratio:S:N:E (S samples per "
         "insert after N items, with an error buffer of E).",
     ),
-)
-
-server_options = _combine(
-    click.option(
-        "--port", type=checks.port, metavar="PORT", show_default="a free port", help="Port of the new server."
-    ),
-    click.option(
-        "--checkpoint-root",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="Directory for the server's checkpoints. If it contains checkpoints, the server starts from the newest.",
-    ),
-    click.option(
-        "--checkpoint-every",
-        "checkpoint_secs",
-        metavar="DURATION",
-        type=checks.duration,
-        show_default="only when the server stops",
-        help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
-    ),
-    click.option(
-        "--isolate",
-        is_flag=True,
-        help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
-        "system does not support that; requires Linux 5.7 or root.",
-    ),
-    click.option(
-        "--serve-batches",
-        is_flag=True,
-        help="Also serve finished batches, which clients sample much faster, on a second port 1,000 above --port. "
-        "Isolated servers always do. Requires that all writers are trusted: a malformed chunk of theirs can end the "
-        "server.",
-    ),
-    click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest."),
 )
 
 film_option = click.option(
@@ -269,6 +234,93 @@ item_options = _combine(
     ),
 )
 
+_item_details_options = _combine(
+    click.option(
+        "--stride",
+        default=1,
+        show_default=True,
+        type=checks.at_least_1,
+        metavar="N",
+        help="Steps between the starts of consecutive items.",
+    ),
+    click.option(
+        "--padding",
+        type=click.Choice(["none", "short", "tile"]),
+        default="none",
+        show_default=True,
+        help="Zero padding: 'short' pads episodes that are shorter than an item; 'tile' pads every episode so that an "
+        "item starts at each step.",
+    ),
+    click.option(
+        "--discount-source",
+        type=click.Choice(["product", "next_terminal", "step"]),
+        default="product",
+        show_default=True,
+        help="Discount of a trajectory step: the dataset's discount (step), 1 - is_terminal of the next step "
+        "(next_terminal), or their product.",
+    ),
+    click.option(
+        "--priority",
+        default="1",
+        show_default=True,
+        metavar="NUMBER|return",
+        callback=checks.priority,
+        help="Initial priority of items: a number, or the return of the item's episode scaled to [0.01, 1].",
+    ),
+)
+
+_checking_options = _combine(
+    click.option(
+        "--on-invalid",
+        type=click.Choice(["error", "skip_episode", "keep"]),
+        default="error",
+        show_default=True,
+        help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
+    ),
+    click.option(
+        "--save-statistics",
+        type=click.Path(path_type=Path, dir_okay=False),
+        callback=checks.new_file,
+        metavar="FILE",
+        help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
+    ),
+)
+
+_writing_options = _combine(
+    click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted."),
+    click.option(
+        "--chunk-length",
+        type=checks.integer(1, 1_000_000),
+        metavar="N",
+        show_default="chosen by size",
+        help="Items per Reverb chunk.",
+    ),
+    click.option(
+        "--key-seed",
+        default=0,
+        type=checks.integer(),
+        show_default=True,
+        metavar="N",
+        help="Seed of the item keys; change it if two keys collide.",
+    ),
+)
+
+#: All that defines the items that `convert`, `push` and `serve` make of a dataset, and how they are written.
+conversion_options = _combine(
+    reading_options, transform_options, _checking_options, item_options, _item_details_options, _writing_options
+)
+
+server_writing_options = _combine(
+    click.option(
+        "--allow-eviction",
+        is_flag=True,
+        help="Allow more items than the table can hold; the remover then evicts items.",
+    ),
+    click.option(
+        "--force", is_flag=True, help="Write to a server on this machine even if it has too little memory for the data."
+    ),
+)
+
 
 def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
     """Returns the names of the parameters that option decorators add, in order."""
@@ -280,10 +332,14 @@ def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
     return [parameter.name for parameter in reversed(getattr(command, "__click_params__", []))]
 
 
-def require_server_options(options: dict[str, Any]) -> None:
-    """Raises `click.UsageError` if --checkpoint-every was passed without --checkpoint-root."""
-    if options["checkpoint_root"] is None:
-        require_unused({"checkpoint_secs"}, "requires --checkpoint-root")
+#: The `conversion_options` by their headings in `--help`, apart from 'Advanced'.
+CONVERSION_HEADINGS = {
+    "Items": parameter_names(item_options),
+    "Input": parameter_names(reading_options),
+    "Preprocessing": parameter_names(transform_options, _checking_options),
+}
+#: The `conversion_options` under the heading 'Advanced'.
+ADVANCED_NAMES = parameter_names(_item_details_options, _writing_options)
 
 
 def require_item_options(options: dict[str, Any]) -> None:
@@ -310,18 +366,6 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
         return NStep(options["n_step"], options["gamma"])
     window_options = {name: options[name] for name in ("stride", "padding") if name in options}
     return TrajectoryWindows(options["sequence_length"], discount_source=discount_source, **window_options)
-
-
-def make_signature(source: Source, adder: EpisodeAdder, options: dict[str, Any]) -> Any:
-    """Returns the table signature for a source's items in the layout of --layout."""
-    from rlds2reverb.encoding.packing import Packing, packed_signature
-    from rlds2reverb.writing.conversion import drop_strings
-
-    spec = adder.item_spec(drop_strings(source.step_spec))
-    if options["layout"] == "columns":
-        return spec
-
-    return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
 
 
 def open_source(options: dict[str, Any]) -> Source:
@@ -375,10 +419,11 @@ def table_names(options: dict[str, Any]) -> tuple[str, ...]:
 
 def table_configs(options: dict[str, Any]) -> list[TableConfig]:
     """Returns the tables that the `table_options` describe."""
-    return [TableConfig(name, **_parse_table_options(options)) for name in table_names(options)]
+    return [TableConfig(name, **parse_table_options(options)) for name in table_names(options)]
 
 
-def _parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
+def parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of the `table_options` apart from the names, as fields of `TableConfig`."""
     return {
         "sampler": Selector.parse(options["sampler"]),
         "remover": Selector.parse(options["remover"]),
@@ -388,58 +433,8 @@ def _parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored_table_configs(data: Path, options: dict[str, Any]) -> list[TableConfig]:
-    """Returns the tables stored in a directory, changed by the `table_options` on the command line."""
-    from rlds2reverb.server.replay_server import read_tables
-
-    configs = read_tables(data)
-    names = [config.name for config in configs]
-    if _is_on_command_line("table_names") and names != list(table_names(options)):
-        raise click.UsageError(f"{data} contains the tables {', '.join(names)}; leave out --table")
-    # The server compares these values with the stored ones and rejects differences.
-    changes = {name: value for name, value in _parse_table_options(options).items() if _is_on_command_line(name)}
-    return [replace(config, **changes) for config in configs]
-
-
-def start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
-    """Starts the servers that the table and server options describe, from the directory --data if it is set."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        server = _start_server(options, signature)
-    for warning in caught:
-        if warning.category is RuntimeWarning:
-            warn(str(warning.message))
-    return server
-
-
-def _start_server(options: dict[str, Any], signature: Any) -> ReplayServer | ShardedReplayServer:
-    from rlds2reverb.server.commits import count_shards, shard_path
-    from rlds2reverb.server.replay_server import ReplayServer
-    from rlds2reverb.server.sharded_server import ShardedReplayServer
-
-    data, num_shards = options.get("data"), options.get("num_shards")
-    common = {
-        "port": options["port"],
-        "checkpoint_root": options["checkpoint_root"],
-        "verify": not options["no_verify"],
-        "isolate": options["isolate"],
-        "serve_batches": options["serve_batches"] or None,
-    }
-    if data is None:
-        configs = table_configs(options)
-        if num_shards is None:
-            return ReplayServer(configs, signature, **common)
-        return ShardedReplayServer(configs, signature, num_shards=num_shards, **common)
-    stored = count_shards(data)
-    if num_shards not in (None, stored):
-        raise click.UsageError(f"{data} contains {stored or 'no'} shards; leave out --shards")
-    tables = _stored_table_configs(shard_path(data, 0) if stored else data, options)
-    if stored:
-        return ShardedReplayServer.from_directory(data, tables=tables, force=options["force"], **common)
-    return ReplayServer.from_directory(data, tables=tables, force=options["force"], **common)
-
-
-def _is_on_command_line(name: str) -> bool:
+def is_on_command_line(name: str) -> bool:
+    """Returns whether a parameter of the running command was passed."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
@@ -448,7 +443,7 @@ def require_unused(names: set[str], reason: str) -> None:
     """Raises `click.UsageError` with the reason if one of these options is on the command line of the command."""
     context = click.get_current_context()
     for parameter in context.command.params:
-        if parameter.name in names and _is_on_command_line(parameter.name or ""):
+        if parameter.name in names and is_on_command_line(parameter.name or ""):
             raise click.UsageError(f"{parameter.opts[0]} {reason}")
 
 
@@ -457,17 +452,50 @@ class GroupedCommand(click.Command):
 
     Args:
       headings: parameter names by heading, in the order of the help; the other options follow under 'Other'.
+      collapsed: headings whose options `--help` only names; `--help-all` explains them.
     """
 
-    def __init__(self, *arguments: Any, headings: dict[str, Sequence[str]], **options: Any):
+    def __init__(
+        self, *arguments: Any, headings: dict[str, Sequence[str]], collapsed: Sequence[str] = (), **options: Any
+    ):
         super().__init__(*arguments, **options)
-        self._headings = headings
+        self._headings, self._collapsed = headings, collapsed
+        if collapsed:
+            self.params.append(_help_all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options, grouped by heading."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         records = {option.name: option.get_help_record(ctx) or ("", "") for option in options}
         sections = {heading: [records.pop(name) for name in names] for heading, names in self._headings.items()}
-        for heading, section in {**sections, "Other": list(records.values())}.items():
-            with formatter.section(heading):
-                formatter.write_dl(section)
+        sections["Other"] = list(records.values())
+        flags = {option.name or "": option.opts[0] for option in options}
+        collapsed = () if ctx.meta.get(_SHOW_ALL) else self._collapsed
+        for heading, section in sections.items():
+            if heading not in collapsed:
+                with formatter.section(heading):
+                    formatter.write_dl(section)
+        if collapsed:
+            with formatter.section("More options, explained by --help-all"):
+                formatter.write_dl([(heading, self._list_flags(heading, flags, formatter)) for heading in collapsed])
+
+    def _list_flags(self, heading: str, flags: dict[str, str], formatter: click.HelpFormatter) -> str:
+        names = " ".join(flags[name] for name in self._headings[heading])
+        # click keeps the lines of a paragraph that begins with \b; it would break options at their hyphens.
+        indent = max(map(len, self._collapsed)) + 4
+        return "\b\n" + textwrap.fill(names, formatter.width - indent, break_on_hyphens=False)
+
+
+_SHOW_ALL = "rlds2reverb.show_all"
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, is_passed: bool) -> None:
+    if is_passed:
+        ctx.meta[_SHOW_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_help_all_option = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Explain all options."
+)

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import signal
 import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.signals import Terminated
+from rlds2reverb._system.signals import Terminated, raise_on_sigterm
 from rlds2reverb._system.text import format_bytes
+from rlds2reverb.locations import is_table_directory
 from rlds2reverb.server.process import start_launcher
-from rlds2reverb.tables import MAX_ITEMS
+from rlds2reverb.sources import Source
+from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
 from .options import (
+    ADVANCED_NAMES,
+    CONVERSION_HEADINGS,
     GroupedCommand,
-    cast_floats_option,
-    item_options,
+    conversion_options,
+    is_on_command_line,
     make_adder,
-    make_signature,
-    open_source,
     parameter_names,
-    reading_options,
+    parse_table_options,
     require_item_options,
-    require_server_options,
     require_unused,
-    server_options,
-    start_server,
+    server_writing_options,
+    sources_argument,
+    table_configs,
+    table_names,
     table_options,
 )
+from .output import json_option
 from .quiet import import_quietly
+from .writing import open_prepared, write_items
 
 if TYPE_CHECKING:
     from rlds2reverb.server.replay_server import ReplayServer
@@ -43,24 +53,54 @@ _RETRY_SECS = 5.0
 #: Python runs signal handlers only after a sleep returns, so sleeps are at most this long.
 _MAX_SLEEP_SECS = 0.2
 
-_SIGNATURE_OPTIONS = [*parameter_names(item_options), "cast_floats", *parameter_names(reading_options)]
+_WRITING_NAMES = [*ADVANCED_NAMES, *parameter_names(server_writing_options)]
+_TABLE_NAMES = parameter_names(table_options)
 _HEADINGS = {
-    "Data": ["data", "force"],
-    "Server": [*parameter_names(server_options), "num_shards"],
-    "Table": parameter_names(table_options),
-    "Signature": ["source", *_SIGNATURE_OPTIONS],
+    "Server": ["port", "isolate", "num_shards", "checkpoint_root", "checkpoint_secs", "append", "empty"],
+    "Tables": _TABLE_NAMES,
+    **CONVERSION_HEADINGS,
+    "Advanced": ["serve_batches", "no_verify", *_WRITING_NAMES],
 }
+#: Options about the items that are written, and options about a dataset.
+_WRITTEN_ONLY = {*_WRITING_NAMES, "append", "on_invalid", "save_statistics", "as_json"}
+_DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values()), "empty"}
 
 
-@click.command(cls=GroupedCommand, headings=_HEADINGS)
+@click.command(
+    cls=GroupedCommand, headings=_HEADINGS, collapsed=("Tables", "Items", "Input", "Preprocessing", "Advanced")
+)
+@sources_argument(required=False)
 @table_options
-@server_options
+@click.option("--empty", is_flag=True, help="Serve empty tables for items like those of SRC.")
+@click.option("--port", type=checks.port, metavar="PORT", show_default="a free port", help="Port of the new server.")
 @click.option(
-    "--data",
+    "--checkpoint-root",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Load the items of a directory that convert --out wrote. The directory is not changed.",
+    help="Directory for the server's checkpoints. If it contains checkpoints, the server starts from the newest.",
 )
+@click.option(
+    "--checkpoint-every",
+    "checkpoint_secs",
+    metavar="DURATION",
+    type=checks.duration,
+    show_default="only when the server stops",
+    help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
+)
+@click.option(
+    "--isolate",
+    is_flag=True,
+    help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
+    "system does not support that; requires Linux 5.7 or root.",
+)
+@click.option(
+    "--serve-batches",
+    is_flag=True,
+    help="Also serve finished batches, which clients sample much faster, on a second port 1,000 above --port. "
+    "Isolated servers always do. Requires that all writers are trusted: a malformed chunk of theirs can end the "
+    "server.",
+)
+@click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest.")
 @click.option(
     "--shards",
     "num_shards",
@@ -69,26 +109,23 @@ _HEADINGS = {
     help="Run K servers, on consecutive ports if there is a --port, whose tables are shards of the same table. A "
     "directory that convert --shards wrote determines K.",
 )
-@click.option("--force", is_flag=True, help="With --data: load the items even if there is too little memory for them.")
-@click.option(
-    "--signature-from",
-    "source",
-    metavar="SRC",
-    help="Dataset whose items define the tables' signature; the following options define the items, as in convert. "
-    "Without a signature, a table accepts items of any shape.",
-)
-@item_options
-@cast_floats_option
-@reading_options
-def serve(cast_floats: bool, **options: Any) -> None:
+@click.option("--append", is_flag=True, help="Add to the items that the checkpoint contains.")
+@conversion_options
+@server_writing_options
+@json_option
+def serve(**options: Any) -> None:
     """Start a Reverb server and run it until Ctrl-C or SIGTERM.
 
     \b
     Examples:
-      rlds2reverb serve --data hopper/ --port 8000 --isolate
-      rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000
+      rlds2reverb serve hopper_medium-v2.hdf5 --port 8000
+      rlds2reverb serve hopper/ --port 8000 --isolate
+      rlds2reverb serve hopper_medium-v2.hdf5 --empty --port 8000 --shards 3
       rlds2reverb serve --checkpoint-root replay/ --checkpoint-every 10m
-      rlds2reverb serve --signature-from hopper_medium-v2.hdf5 --port 8000 --shards 3
+
+    SRC is a directory that rlds2reverb convert wrote, which is not changed, or a dataset, whose items are written to
+    the server first. Without SRC, the tables are empty and accept items of any shape; with --empty, only items like
+    those of SRC.
 
     With --checkpoint-root, the server starts from the newest valid checkpoint and writes one when it stops. If the
     disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
@@ -98,20 +135,42 @@ def serve(cast_floats: bool, **options: Any) -> None:
     Reverb listens on all network interfaces without authentication: pass --isolate if all clients are on this machine;
     otherwise keep the port behind a firewall.
     """
-    require_server_options(options)
+    if options["checkpoint_root"] is None:
+        require_unused({"checkpoint_secs", "append"}, "requires --checkpoint-root")
     require_item_options(options)
-    if options["data"] and options["source"]:
-        raise click.UsageError("pass --data or --signature-from, not both; converted data contain their signature")
-    if not options["data"]:
-        require_unused({"force"}, "requires --data")
-    if not options["source"]:
-        require_unused(set(_SIGNATURE_OPTIONS), "requires --signature-from")
+    data = _find_data(options["source"])
+    if data:
+        require_unused(_DATASET_ONLY - {"force"}, "requires a dataset as SRC, got a converted directory")
+    elif not options["source"]:
+        require_unused(_DATASET_ONLY, "requires SRC")
+    elif options["empty"]:
+        require_unused(_WRITTEN_ONLY, "cannot be combined with --empty")
     start_launcher()
-    import_quietly("tensorflow", *(["tf_agents.trajectories"] if options["source"] else []))
-    if options["data"]:
-        _report_data(options["data"], options["checkpoint_root"])
-    with start_server(options, _make_signature(options, cast_floats=cast_floats)) as server:
-        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
+    if data:
+        import_quietly("tensorflow")
+        _report_data(data, options["checkpoint_root"])
+        _serve(options, data=data)
+    elif not options["source"]:
+        import_quietly("tensorflow")
+        _serve(options)
+    else:
+        with raise_on_sigterm():
+            source, statistics = open_prepared(options)
+            import_quietly("tensorflow", "tf_agents.trajectories")
+            with _start(options, signature=_make_signature(source, options)) as server:
+                if not options["empty"]:
+                    _fill(server, source, statistics, options)
+                serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
+
+
+def _find_data(location: Any) -> Path | None:
+    """Returns the path of a directory of tables or shards; None for any other location."""
+    if not isinstance(location, str):
+        return None
+    from rlds2reverb.server.commits import shard_path
+
+    path = Path(location).expanduser()
+    return path if is_table_directory(path) or is_table_directory(shard_path(path, 0)) else None
 
 
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
@@ -135,13 +194,98 @@ def _report_data(data: Path, checkpoint_root: Path | None) -> None:
             output.say(f"serving the checkpoint {checkpoint.name} of {checkpoint_root} instead of {data}")
 
 
-def _make_signature(options: dict[str, Any], *, cast_floats: bool) -> Any:
-    if not options["source"]:
-        return None
-    from rlds2reverb.sources.transforms import CastFloats, apply_transforms
+def _serve(options: dict[str, Any], *, data: Path | None = None) -> None:
+    with _start(options, data=data) as server:
+        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
-    source, _ = apply_transforms(open_source(options), [CastFloats()] if cast_floats else [])
-    return make_signature(source, make_adder(options), options)
+
+def _start(
+    options: dict[str, Any], *, data: Path | None = None, signature: Any = None
+) -> ReplayServer | ShardedReplayServer:
+    """Starts the servers of the table and server options, and prints their warnings.
+
+    Args:
+      options: options of the command.
+      data: the directory to start from, if any.
+      signature: signature of new tables; None accepts items of any shape.
+    """
+    from rlds2reverb.server.commits import count_shards, shard_path
+    from rlds2reverb.server.replay_server import ReplayServer
+    from rlds2reverb.server.sharded_server import ShardedReplayServer
+
+    num_shards = options["num_shards"]
+    common = {
+        "port": options["port"],
+        "checkpoint_root": options["checkpoint_root"],
+        "verify": not options["no_verify"],
+        "isolate": options["isolate"],
+        "serve_batches": options["serve_batches"] or None,
+    }
+    with _print_runtime_warnings():
+        if data is None:
+            configs = table_configs(options)
+            if num_shards is None:
+                return ReplayServer(configs, signature, **common)
+            return ShardedReplayServer(configs, signature, num_shards=num_shards, **common)
+        stored = count_shards(data)
+        if num_shards not in (None, stored):
+            raise click.UsageError(f"{data} contains {stored or 'no'} shards; leave out --shards")
+        tables = _read_stored_tables(shard_path(data, 0) if stored else data, options)
+        start: Any = ShardedReplayServer.from_directory if stored else ReplayServer.from_directory
+        return start(data, tables=tables, force=options["force"], **common)
+
+
+@contextlib.contextmanager
+def _print_runtime_warnings() -> Iterator[None]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        yield
+    for warning in caught:
+        if warning.category is RuntimeWarning:
+            output.warn(str(warning.message))
+
+
+def _read_stored_tables(data: Path, options: dict[str, Any]) -> list[TableConfig]:
+    """Returns the tables stored in a directory, changed by the `table_options` on the command line."""
+    from rlds2reverb.server.replay_server import read_tables
+
+    configs = read_tables(data)
+    names = [config.name for config in configs]
+    if is_on_command_line("table_names") and names != list(table_names(options)):
+        raise click.UsageError(f"{data} contains the tables {', '.join(names)}; leave out --table")
+    # The server compares these values with the stored ones and rejects differences.
+    changes = {name: value for name, value in parse_table_options(options).items() if is_on_command_line(name)}
+    return [replace(config, **changes) for config in configs]
+
+
+def _make_signature(source: Source, options: dict[str, Any]) -> Any:
+    """Returns the table signature for a source's items in the layout of --layout."""
+    from rlds2reverb.encoding.packing import Packing, packed_signature
+    from rlds2reverb.writing.conversion import drop_strings
+
+    adder = make_adder(options)
+    spec = adder.item_spec(drop_strings(source.step_spec))
+    if options["layout"] == "columns":
+        return spec
+    return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
+
+
+def _fill(
+    server: ReplayServer | ShardedReplayServer, source: Source, statistics: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Writes the items of a source into the new tables of a server, and a checkpoint if it has any."""
+    from rlds2reverb.client import find_addresses, table_infos
+
+    for address in find_addresses(server) if not options["append"] else ():
+        for name, info in table_infos(address).items():
+            if info.current_size:
+                raise click.UsageError(
+                    f"table {name!r} already has {info.current_size:,} items from the checkpoint; pass --append to add "
+                    "to them, or a different --checkpoint-root"
+                )
+    write_items(source, server.address, options, statistics)
+    if server.has_checkpoints:
+        write_checkpoint(server)
 
 
 def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_secs: float | None = None) -> None:
@@ -167,7 +311,7 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
         size = sum(infos[name].current_size for infos in all_infos)
         max_size = sum(infos[name].max_size for infos in all_infos)
         limit = f" of at most {max_size:,}" if max_size < MAX_ITEMS else ""
-        shapes = "" if info.signature else ", of any shape (pass --signature-from SRC to check them)"
+        shapes = "" if info.signature else ", of any shape (pass SRC --empty to check them)"
         shards = f" on {len(all_infos)} servers" if len(all_infos) > 1 else ""
         output.say(f"table {name!r}: {size:,}{limit} items{shards}{shapes}")
     output.say(f"serving on {server.address} {_describe_reach(server)}; Ctrl-C stops it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,7 +45,7 @@ class WriteReport:
       skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
       bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
-      notes: notes of the transforms of the source.
+      statistics: values and changes of the transforms of the source; see `transforms.apply_transforms`.
     """
 
     source: str
@@ -56,7 +56,7 @@ class WriteReport:
     skipped_episodes: int
     bytes: int
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return format_facts(f"{self.source} converted", self.facts())
@@ -71,7 +71,10 @@ class WriteReport:
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
-        facts += [("size", format_bytes(self.bytes)), *(("note", sentence) for sentence in self.notes)]
+        facts += [
+            ("size", format_bytes(self.bytes)),
+            *(("note", sentence) for sentence in self.statistics.get("notes", ())),
+        ]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 
 
@@ -166,7 +169,7 @@ def make_report(
         **counts,
         bytes=num_bytes,
         warnings=(*source.warnings, *warnings),
-        notes=tuple(source.statistics.get("notes", ())),
+        statistics=source.statistics,
     )
 
 

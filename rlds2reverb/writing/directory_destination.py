@@ -1,4 +1,4 @@
-"""Writes a checkpoint without a server: a directory that `rlds2reverb serve --data` or a plain Reverb server loads.
+"""Writes a checkpoint without a server: a directory that `rlds2reverb serve` or a plain Reverb server loads.
 
 While a conversion runs, everything is in `<directory>.partial` next to the directory: two large files, which are
 appended to in parts, and a journal that records the sizes up to which they are valid. A killed conversion continues

@@ -242,19 +242,20 @@ def size(server, table="replay"):
     return server.localhost_client().server_info(timeout=10)[table].current_size
 
 
-def test_convert_writes_to_a_running_server(data, capsys, server):
-    code, out, err = call(capsys, "convert", data / HOPPER, "--to", f"localhost:{server.port}")
+def test_push_writes_to_a_running_server(data, capsys, server):
+    code, out, err = call(capsys, "push", data / HOPPER, f"localhost:{server.port}")
     assert (code, err) == (0, "") and size(server) == 911
     assert "911 in each table\n  item kind    transitions (2 steps each)" in out and "steps/s" in out
 
 
-def test_convert_applies_options_and_prints_json(data, capsys, server, tmp_path):
+def test_push_applies_options_and_prints_json(data, capsys, server, tmp_path):
     statistics = tmp_path / "statistics.json"
     code, out, _ = call(
         capsys,
-        "convert",
+        "push",
         data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5",
-        *("--to", f"localhost:{server.port}", "--table", "replay", "--table", "other", "--sequence-length", 3),
+        f"localhost:{server.port}",
+        *("--table", "replay", "--table", "other", "--sequence-length", 3),
         *("--stride", 2, "--cast-floats", "--normalize-observations", "--reward", "scale:0.5:1", "--clip-actions"),
         *("--action-bounds", -1, 1),
         *("--save-statistics", statistics, "--json"),
@@ -303,10 +304,8 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     code, _, err = call(capsys, *arguments, "--stride", 2)
     assert code == 1 and "--stride of adder TrajectoryWindows was 1, is now 2" in err
     assert not (tmp_path / "out.partial").exists()
-    code, _, err = call(capsys, "serve", "--data", tmp_path / "out", "--sampler", "fifo")
+    code, _, err = call(capsys, "serve", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is uniform, the requested one fifo" in err
-    code, _, err = call(capsys, "serve", "--data", tmp_path / "nowhere")
-    assert code == 2 and "nowhere is not a directory; write one with ingest" in err
 
 
 @pytest.mark.parametrize(
@@ -319,8 +318,8 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (("--key-seed", 1, "--no-resume", "--force"), 911, "transitions (2 steps each)"),
     ],
 )
-def test_convert_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):
-    code, out, err = call(capsys, "convert", data / HOPPER, "--to", f"localhost:{server.port}", *options)
+def test_push_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):
+    code, out, err = call(capsys, "push", data / HOPPER, f"localhost:{server.port}", *options)
     assert (code, err) == (0, "") and size(server) == items and f"item kind    {kind}\n" in out
 
 
@@ -351,11 +350,11 @@ def test_convert_on_beam_writes_the_same_files(data, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_convert_on_beam_prepares_an_rlds_dataset(data, capsys, tmp_path):
-    code, out, err = call(
-        capsys, "convert", data / HOPPER, "--format", "rlds", "--out", tmp_path / "hopper/1.0.0", "--runner", "direct"
-    )
+    target, statistics = tmp_path / "hopper/1.0.0", tmp_path / "statistics.json"
+    options = ("--normalize-observations", "--save-statistics", statistics, "--runner", "direct")
+    code, out, err = call(capsys, "convert", data / HOPPER, "--format", "rlds", "--out", target, *options)
     assert (code, err) == (0, "") and "episodes     2" in out
-    assert (tmp_path / "hopper/1.0.0/dataset_info.json").is_file()
+    assert (target / "dataset_info.json").is_file() and "observation_mean" in json.loads(statistics.read_text())
 
 
 @pytest.mark.drill("F9")
@@ -373,17 +372,17 @@ def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, mon
     assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
 
 
-def test_convert_writes_invalid_data_only_with_on_invalid(data, capsys, server):
+def test_push_writes_invalid_data_only_with_on_invalid(data, capsys, server):
     path, to = data / "malformed/hdf5/nan_reward.hdf5", f"localhost:{server.port}"
-    code, _, err = call(capsys, "convert", path, "--to", to)
+    code, _, err = call(capsys, "push", path, to)
     assert code == 2 and "holds NaN" in err and size(server) == 0
-    code, out, err = call(capsys, "convert", path, "--to", to, "--on-invalid", "skip_episode")
+    code, out, err = call(capsys, "push", path, to, "--on-invalid", "skip_episode")
     assert code == 0 and "1 invalid episode skipped" in out and "holds NaN" in out
 
 
 @pytest.mark.drill("F14")
-def test_convert_exits_with_75_when_no_server_answers(data, capsys):
-    code, _, err = call(capsys, "convert", data / HOPPER, "--to", "localhost:1", "--timeout", 1)
+def test_push_exits_with_75_when_no_server_answers(data, capsys):
+    code, _, err = call(capsys, "push", data / HOPPER, "localhost:1", "--timeout", 1)
     assert code == 75 and "no Reverb server answered at localhost:1 within 1 s" in err
 
 
@@ -393,14 +392,8 @@ def test_convert_exits_with_75_when_no_server_answers(data, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["convert", "HOPPER", "--out", "x", "--port", "5"], "--port requires --serve"),
-        (["convert", "HOPPER", "--out", "x", "--checkpoint-every", "5"], "--checkpoint-every requires --serve"),
-        (
-            ["convert", "HOPPER", "--to", "localhost:1", "--checkpoint-every", "5"],
-            "--checkpoint-every requires --serve",
-        ),
-        (["convert", "HOPPER", "--serve", "--checkpoint-every", "5d"], "10m or 2h, got '5d'"),
-        (["convert", "HOPPER", "--out", "x", "--timeout", "5"], "--timeout requires --to or --serve"),
+        (["serve", "HOPPER", "--checkpoint-every", "5d"], "10m or 2h, got '5d'"),
+        (["serve", "HOPPER", "--append"], "--append requires --checkpoint-root"),
         (["convert", "HOPPER", "--out", "x", "--gamma", "0.9"], "--gamma requires --n-step"),
         (["convert", "HOPPER", "--out", "x", "--n-step", "0"], "--n-step must be an integer >= 1, got '0'"),
         (
@@ -408,43 +401,35 @@ def test_convert_exits_with_75_when_no_server_answers(data, capsys):
             "--stride cannot be combined with --n-step",
         ),
         (
-            ["convert", "HOPPER", "--to", "localhost:1", "--whole-episodes", "--stride", "2"],
+            ["push", "HOPPER", "localhost:1", "--whole-episodes", "--stride", "2"],
             "--stride cannot be combined with --whole",
         ),
         (
-            ["convert", "HOPPER", "--to", "localhost:1", "--priority", "high"],
+            ["push", "HOPPER", "localhost:1", "--priority", "high"],
             "--priority: the priority must be a number in [0, 1e12] or 'return', got",
         ),
-        (["convert", "HOPPER", "--to", "localhost:1", "--shards", "2"], "--shards requires --out or --serve"),
         (["convert", "HOPPER", "--out", "x", "--beam-pipeline-options", "a=1"], "requires --runner"),
         (
-            ["convert", "HOPPER", "--serve", "--runner", "direct"],
-            "--runner requires --out, and --format reverb or rlds",
-        ),
-        (
-            ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--timeout", "5"],
-            "--timeout has no effect with --runner",
+            ["convert", "HOPPER", "--out", "x", "--format", "d4rl", "--runner", "direct"],
+            "--runner requires --format reverb or rlds",
         ),
         (
             ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--format", "rlds", "--n-step", "2"],
             "--n-step requires --format reverb",
         ),
         (["convert", "no/*.hdf5", "--out", "x", "--runner", "direct"], "no file matches 'no/*.hdf5'"),
-        (["serve", "--data", "data", "--signature-from", "HOPPER"], "pass --data or --signature-from, not both"),
-        (["serve", "--force"], "--force requires --data"),
-        (["convert", "HOPPER"], "pass exactly one of --out DIR, --to HOST:PORT and --serve"),
+        (["serve", "HOPPER", "--empty", "--stride", "2"], "--stride cannot be combined with --empty"),
+        (["serve", "--force"], "--force requires SRC"),
+        (["convert", "HOPPER"], "missing option '--out'"),
+        (["push", "HOPPER", "nonsense"], "HOST:PORT"),
+        (["push", "HOPPER"], "missing argument 'SRC...'"),
         (
-            ["convert", "HOPPER", "--to", "localhost:1", "--max-size", "5"],
-            "--max-size requires --serve or --out; a running server",
-        ),
-        (["convert", "HOPPER", "--to", "nonsense"], "HOST:PORT"),
-        (
-            ["convert", "HOPPER", "--to", "localhost:1", "--reward", "more"],
+            ["push", "HOPPER", "localhost:1", "--reward", "more"],
             "--reward: the reward recipe must be iql_locomotion",
         ),
-        (["convert", "HOPPER", "--serve", "--sampler", "best"], "selector must be one of"),
-        (["convert", "HOPPER", "--serve", "--rate-limiter", "x"], "rate limiter must be min_size:N"),
-        (["serve", "--split", "test"], "--split requires --signature-from"),
+        (["serve", "HOPPER", "--sampler", "best"], "selector must be one of"),
+        (["serve", "HOPPER", "--rate-limiter", "x"], "rate limiter must be min_size:N"),
+        (["serve", "--split", "test"], "--split requires SRC"),
         (["validate", "HOPPER", "--drop-field", "reward"], "'reward' cannot be dropped"),
         (["inspect", "nothing.hdf5"], "there is no file 'nothing.hdf5'"),
         (["inspect"], "missing argument 'SRC...'"),
@@ -466,8 +451,8 @@ def test_control_characters_in_names_are_escaped(data, capsys, tmp_path):
 
 def test_statistics_are_saved_only_after_success(data, capsys, tmp_path):
     target = tmp_path / "s.json"
-    arguments = ("--to", "localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)
-    assert call(capsys, "convert", data / HOPPER, *arguments)[0] == 75
+    arguments = ("localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)
+    assert call(capsys, "push", data / HOPPER, *arguments)[0] == 75
     assert not target.exists()
 
 
@@ -490,16 +475,13 @@ def test_wrong_options_fail_before_tensorflow_is_loaded(data):
         ("--sequence-length", "0"),
         ("--stride", "-1"),
         ("--gamma", "1.5"),
-        ("--timeout", "0"),
         ("--chunk-length", "0"),
         ("--max-size", "0"),
-        ("--port", "70000"),
         ("--sampler", "best"),
         ("--remover", "prioritized:-1"),
         ("--rate-limiter", "min_size:x"),
         ("--priority", "-1"),
         ("--reward", "scale:x"),
-        ("--to", "nonsense"),
         ("--max-episode-steps", "0"),
     ]
     program = """
@@ -528,8 +510,8 @@ def test_errors_are_printed_as_json(data, capsys):
     for arguments, exit_code, message in [
         (("inspect", "nothing.hdf5"), 1, "there is no file 'nothing.hdf5'"),
         (("inspect", data / "malformed/hdf5/text.hdf5"), 2, "text.hdf5"),
-        (("convert", data / HOPPER, "--to", "localhost:1", "--timeout", "1"), 75, "no Reverb server answered"),
-        (("convert", data / HOPPER), 1, "pass exactly one of --out"),
+        (("push", data / HOPPER, "localhost:1", "--timeout", "1"), 75, "no Reverb server answered"),
+        (("convert", data / HOPPER), 1, "missing option '--out'"),
     ]:
         code, out, err = call(capsys, *arguments, "--json")
         document = json.loads(out)
@@ -545,24 +527,18 @@ def test_convert_rejects_an_occupied_directory(data, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_help_of_convert_is_grouped_and_fits_80_columns(capsys):
-    _, out, _ = call(capsys, "convert", "--help")
-    assert "those of the environment" not in out  # the default of training
-    headings = re.findall(r"^ {0,2}([A-Z][a-z]+):$", out, re.M)
-    assert headings == [
-        "Examples",
-        "Destination",
-        "Input",
-        "Preprocessing",
-        "Items",
-        "Table",
-        "Advanced",
-        "Other",
-    ]
-    assert max(map(len, out.splitlines())) <= 80
-    grouped, others = out.split("Other:")
-    assert len(set(re.findall(r"^  (--[\w-]+)", grouped, re.M))) > 35
-    assert re.findall(r"--[\w-]+", others) == ["--json", "--help"]
+@pytest.mark.parametrize("name", ["convert", "push", "serve"])
+def test_help_fits_a_screen_and_help_all_explains_each_option(capsys, name):
+    _, short, _ = call(capsys, name, "--help")
+    code, full, _ = call(capsys, name, "--help-all")
+    assert code == 0 and "those of the environment" not in full  # The default of training.
+    assert len(short.splitlines()) < 70 < len(full.splitlines())
+    assert max(map(len, (short + full).splitlines())) <= 80
+    options = cli.get_command(None, name).params
+    flags = {option.opts[0] for option in options if isinstance(option, click.Option)}
+    assert flags <= set(re.findall(r"^  (--[\w-]+)", full, re.M)) and flags <= set(re.findall(r"--[\w-]+", short))
+    others = full.split("Other:")[1]
+    assert re.findall(r"--[\w-]+", others) == ["--json", "--help-all", "--help"]
 
 
 # --- subprocesses
@@ -599,10 +575,10 @@ def wait_until_serving(process):
 
 @pytest.mark.slow
 @pytest.mark.drill("F4")
-def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_path):
-    """Runs convert, inspect and serve in subprocesses, and checks that libraries print nothing."""
+def test_serve_writes_a_dataset_and_serves_until_sigterm_and_restores_the_items(data, tmp_path):
+    """Runs serve and inspect in subprocesses, and checks that libraries print nothing."""
     root = tmp_path / "root"
-    process = start("convert", data / HOPPER, "--serve", "--checkpoint-root", root)
+    process = start("serve", data / HOPPER, "--checkpoint-root", root)
     address, lines = wait_until_serving(process)
     assert "table 'replay': 911 items\n" in "".join(lines)
     _, out, err = wait_for(start("inspect", address, "--json"))
@@ -613,10 +589,10 @@ def test_convert_serves_until_sigterm_and_serve_restores_the_items(data, tmp_pat
     assert code == 75 and "hopper_medium-v2.hdf5 converted" in out and "Traceback" not in err
     assert not [line for line in lines if "reverb/cc" in line or "Gym" in line or "tensorflow" in line.lower()]
 
-    code, _, err = wait_for(start("convert", data / HOPPER, "--serve", "--checkpoint-root", root))
+    code, _, err = wait_for(start("serve", data / HOPPER, "--checkpoint-root", root))
     assert code == 1 and "already has 911 items from the checkpoint; pass --append" in err
 
-    process = start("serve", "--signature-from", data / HOPPER, "--checkpoint-root", root)
+    process = start("serve", data / HOPPER, "--empty", "--checkpoint-root", root)
     _, lines = wait_until_serving(process)
     assert "table 'replay': 911 items\n" in "".join(lines)
     code, out, err = terminate(process)

@@ -73,7 +73,7 @@ def test_invalid_durations_raise(text):
         checks.duration.convert(text, None, None)
 
 
-@pytest.mark.parametrize("arguments", [["serve"], ["convert", "no.hdf5", "--serve"]])
+@pytest.mark.parametrize("arguments", [["serve"], ["serve", "no.hdf5"]])
 def test_checkpoint_every_requires_a_root(arguments, capsys):
     assert run([*arguments, "--checkpoint-every", "10m"]) == 1
     assert "--checkpoint-every requires --checkpoint-root" in capsys.readouterr().err
@@ -88,11 +88,11 @@ def test_checkpoints_are_written_at_intervals_and_at_the_end(served, monkeypatch
     assert (names, next(remaining)) == (["one", "two", "three", "last"], "never")
 
 
-def test_convert_writes_checkpoints_at_intervals_and_at_the_end(data, tmp_path, monkeypatch, capsys):
+def test_serving_a_dataset_writes_checkpoints_at_intervals_and_at_the_end(data, tmp_path, monkeypatch, capsys):
     remaining = set_outcomes(monkeypatch, ReplayServer, "filled", "one", signal.SIGTERM, "two", "last", "never")
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
     options = ["--checkpoint-root", str(tmp_path / "root"), "--checkpoint-every", "0.001s"]
-    assert run(["convert", str(source), "--serve", *options]) == 75
+    assert run(["serve", str(source), *options]) == 75
     words = re.findall("(?:^checkpoint|^serving) (\\S+)", capsys.readouterr().err, re.M)
     assert (words, next(remaining)) == (["filled", "on", "one", "two", "last"], "never")
 
@@ -179,7 +179,7 @@ def test_a_server_on_a_full_disk_keeps_its_items_until_there_is_space(tmp_path):
         assert receive(channel) == 20 * 149
 
 
-def test_convert_serves_on_although_a_checkpoint_failed(data, tmp_path, monkeypatch, capsys):
+def test_a_dataset_is_served_although_a_checkpoint_failed(data, tmp_path, monkeypatch, capsys):
     """The checkpoint after writing fails; the one at the end succeeds."""
     real, called = ReplayServer.checkpoint, []
 
@@ -192,7 +192,7 @@ def test_convert_serves_on_although_a_checkpoint_failed(data, tmp_path, monkeypa
     monkeypatch.setattr(ReplayServer, "checkpoint", checkpoint)
     send_sigterm_once_serving(monkeypatch)
     source = data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
-    assert run(["convert", str(source), "--serve", "--checkpoint-root", str(tmp_path / "root")]) == 75
+    assert run(["serve", str(source), "--checkpoint-root", str(tmp_path / "root")]) == 75
     captured = capsys.readouterr()
     assert "warning: no checkpoint: no space left for a checkpoint in root" in captured.err
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
@@ -219,4 +219,4 @@ def test_serve_names_a_damaged_checkpoint(tmp_path, capsys, monkeypatch):
 def test_serve_names_tables_without_a_signature(served, capsys, monkeypatch):
     set_outcomes(monkeypatch, served, signal.SIGINT, "one", "last")
     command.serve_until_end(served, checkpoint_secs=0.001)
-    assert "table 'replay': 0 items, of any shape (pass --signature-from SRC" in capsys.readouterr().err
+    assert "table 'replay': 0 items, of any shape (pass SRC --empty" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_commands_exit_within_their_timeout(tmp_path, data, fault, command, caps
         arguments = {
             "inspect": ["inspect", address, *timeout],
             "inspect --report": ["inspect", address, *timeout, "--report", str(tmp_path / "tables.html")],
-            "convert": ["convert", source, "--to", address, *timeout],
+            "push": ["push", source, address, *timeout],
             "train": ["train", "--data", address, "--algo", "td3_bc", "--run-dir", str(tmp_path / "run")],
         }[command]
         inflict(address, fault)

@@ -1,0 +1,107 @@
+"""Writing the items of a dataset into directories or servers, as `convert`, `push` and `serve` do it."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlds2reverb.errors import CheckpointError
+from rlds2reverb.sources import Source
+
+from . import output
+from .options import apply_transform_options, make_adder, open_source, table_configs, table_names
+from .quiet import status
+
+if TYPE_CHECKING:
+    from rlds2reverb.writing.report import IngestReport
+
+
+def open_prepared(options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
+    """Opens the source of a command and applies its preprocessing; returns it with the statistics used."""
+    source = open_source(options)
+    with status("computing the statistics of the dataset"):
+        return apply_transform_options(source, options)
+
+
+def write_items(source: Source, destination: Path | str, options: dict[str, Any], statistics: dict[str, Any]) -> None:
+    """Writes the items of a source, prints the report, and saves the statistics.
+
+    Args:
+      source: the preprocessed source.
+      destination: a directory, or the addresses of servers.
+      options: options of the command.
+      statistics: the statistics used in preprocessing.
+    """
+    from rlds2reverb.ingestion import IngestOptions, ingest
+    from rlds2reverb.priorities import ByReturn
+    from rlds2reverb.server.commits import shard_path
+    from rlds2reverb.writing.report import IngestWarning
+
+    is_directory = isinstance(destination, Path)
+    existed = Path(destination).exists() if is_directory else False
+    num_shards = options["num_shards"] if is_directory else None
+    by_return = options["priority"] == "return"
+    names = ("writer", "chunk_length", "key_seed", "force", "allow_eviction")
+    try:
+        with output.StepProgress(source) as progress, warnings.catch_warnings():
+            warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
+            report = ingest(
+                source,
+                [shard_path(destination, shard) for shard in range(num_shards)] if num_shards else destination,
+                table_configs(options) if is_directory else table_names(options),
+                adder=make_adder(options),
+                priority=ByReturn.from_episodes(source) if by_return else float(options["priority"]),
+                on_invalid=options["on_invalid"],
+                resume=options["resume"],
+                layout=options["layout"],
+                options=IngestOptions(**{name: options[name] for name in names if name in options}),
+                progress=progress,
+                **({"timeout_secs": options["timeout"]} if "timeout" in options else {}),
+            )
+    except CheckpointError as error:
+        if existed:
+            raise click.UsageError(str(error)) from error
+        raise
+    print_report(report, destination, options, source.warnings)
+    save_statistics(statistics, options)
+
+
+def save_statistics(statistics: dict[str, Any], options: dict[str, Any]) -> None:
+    """Writes the statistics of preprocessing to the file of --save-statistics, if that is passed."""
+    if path := options["save_statistics"]:
+        path.write_text(json.dumps(statistics, indent=1, allow_nan=False) + "\n")
+
+
+def print_report(
+    report: IngestReport, destination: Path | str, options: dict[str, Any], printed_warnings: Sequence[str]
+) -> None:
+    """Prints the report of written items, without the warnings that are printed already."""
+    if options["as_json"]:
+        output.print_json(report.as_dict())
+        return
+    facts = drop_printed(report.facts(), printed_warnings)
+    facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
+    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
+    if isinstance(destination, Path):
+        facts.append(("next", f"rlds2reverb serve {destination}"))
+    output.print_facts(f"{report.source} converted", facts)
+
+
+def drop_printed(facts: list[tuple[str, str]], printed_warnings: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the facts of a report without warnings that were printed when the source was opened."""
+    return [fact for fact in facts if fact[0] != "warning" or fact[1] not in printed_warnings]
+
+
+def _describe_items(options: dict[str, Any]) -> str:
+    if options["whole_episodes"]:
+        return "whole episodes"
+    if options["n_step"] is not None:
+        return f"{options['n_step']}-step transitions"
+    if options["sequence_length"] == 2:
+        return "transitions (2 steps each)"
+    return f"windows of {output.count(options['sequence_length'], 'step')}"
