@@ -37,7 +37,7 @@ def test_page_loads_nothing():
     assert "default-src 'none'" in page and "script-src" not in page
 
 
-def test_figures_are_images_in_the_page():
+def test_figures_are_images_in_the_page(drawn):
     (content,) = re.findall(r'src="data:image/png;base64,([^"]*)"', make_page().html)
     assert imread(io.BytesIO(base64.b64decode(content))).shape == (300, 600, 4)
 

@@ -34,7 +34,7 @@ def collect(logs):
     return statistics
 
 
-def test_report_shows_returns_lengths_and_ends(figures):
+def test_report_shows_returns_lengths_and_ends(figures, drawn):
     logs = [make_log(1, 2, terminated=True), make_log(3), make_log(1, 1, 1)]
     report_source(logs, reference_returns=(0, 10))
     (returns,) = figures["Returns"].axes
@@ -152,7 +152,7 @@ def test_all_cameras_and_texts_are_shown(num_rewards):
     assert list(describe_texts(episode)) == ["language_instruction: pick\\x1b up.", "observation['phase']: a, b."]
 
 
-def test_names_of_fields_are_no_formulas(figures):
+def test_names_of_fields_are_no_formulas(figures, drawn):
     names = ("$x_{$", "\x1b", "手")
     observations = {name: np.arange(3, dtype=np.float32) for name in names}
     report_source([make_log(1, 2, observations=observations)])

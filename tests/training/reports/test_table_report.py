@@ -60,7 +60,7 @@ def test_stored_items_have_priorities_probabilities_and_an_order(directory):
     assert sorted(first.order - first.order.min()) == list(range(8)) and np.isnan(first.inserted_at).all()
 
 
-def test_report_on_a_directory_shows_all_items(directory, tmp_path, figures):
+def test_report_on_a_directory_shows_all_items(directory, tmp_path, figures, drawn):
     page = report_tables(directory, tmp_path / "a.html").html
     assert heights_by_priority(figures["Priorities"].axes[0].patches[0]) == [50, 50]
     assert read_bars(figures["Sample counts"].axes[0])[1] == [100] and "No item has been sampled yet." in page
