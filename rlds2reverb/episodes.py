@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -184,44 +184,23 @@ def join_transitions(
     return {fields.OBSERVATION: step_observations, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
-def make_single_transition_episodes(
-    observations: Nest,
-    actions: Nest,
-    *,
-    rewards: np.ndarray,
-    terminated: np.ndarray,
-    next_observations: Nest,
-    extras: dict[str, Nest] | None = None,
-    first_index: int = 0,
-) -> Iterator[Episode]:
-    """Yields each of `T` transitions as a separate episode of two steps, as `from_transitions` returns them.
+class SplitEpisodes(Sequence[Episode]):
+    """The episodes of concatenated columns, as views."""
 
-    Args:
-      observations: nest of arrays `[T, ...]`.
-      actions: nest of arrays `[T, ...]`.
-      rewards: float `[T]`.
-      terminated: bool `[T]`, whether a transition leads into a terminal state; the others are truncated.
-      next_observations: nest of arrays `[T, ...]` with the structure, dtypes and shapes of the observations.
-      extras: further columns `[T, ...]`.
-      first_index: index of the first episode.
+    def __init__(self, steps: dict[str, Nest], num_steps: np.ndarray):
+        """Splits columns `[R, ...]` into episodes of `num_steps` steps, int64 `[E]`."""
+        self._steps = steps
+        self._ends = np.cumsum(num_steps)
+        self._starts = self._ends - num_steps
 
-    Raises:
-      SpecMismatchError: If the dtypes or shapes of the next observations differ from those of the observations.
-    """
-    got, expected = make_step_spec(next_observations), make_step_spec(observations)
-    advice = "convert them to the same dtype and shape"
-    require_match(got, expected, holder="observations", advice=advice, root="next_observations")
-    steps, _ = join_transitions(
-        observations,
-        actions,
-        rewards=rewards,
-        num_transitions=np.ones(len(rewards), np.int64),
-        terminated=terminated,
-        final_observations=next_observations,
-        extras=extras,
-    )
-    for row in range(len(rewards)):
-        yield Episode(map_structure(operator.itemgetter(slice(2 * row, 2 * row + 2)), steps), first_index + row)
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        rows = slice(int(self._starts[index]), int(self._ends[index]))
+        return Episode(map_structure(operator.itemgetter(rows), self._steps), index)
 
 
 def locate_discontinuity(episode: Episode) -> str:
@@ -271,19 +250,16 @@ def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest 
       num_steps: int64 `[E]`, the number of steps of each episode.
       step_spec: see `find_problems`.
     """
-    ends = np.cumsum(num_steps)
-    if not num_steps.all() or any(len(column) != ends[-1] for _, column in leaves(steps)):
+    joined = Episode(steps, 0)
+    if not num_steps.all() or any(_find_length_problems(joined)):
         return True
+    ends = np.cumsum(num_steps)
     expected_first, expected_last = np.zeros((2, ends[-1]), bool)
     expected_first[ends - num_steps] = expected_last[ends - 1] = True
     is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
     if (is_first != expected_first).any() or (is_last != expected_last).any() or (is_terminal & ~is_last).any():
         return True
-    discount = steps[fields.DISCOUNT]
-    if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and make_step_spec(steps) != step_spec):
-        return True
-    numbers = leaves({name: steps[name] for name in _FINITE_FIELDS})
-    return any(column.dtype.kind in "fc" and not np.isfinite(column).all() for _, column in numbers)
+    return any(_find_number_problems(joined)) or (step_spec is not None and make_step_spec(steps) != step_spec)
 
 
 def require_same_spec(episode: Episode, step_spec: Nest) -> None:
