@@ -1,7 +1,7 @@
 """The steps of an RLDS dataset, one episode at a time: as columns in `tf.data`, or as numpy arrays.
 
 `tf.data` iterates over an episode step by step, which takes some microseconds per step. If the steps are slices of
-arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_columns` takes these arrays from the dataset's graph.
+arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_episodes` takes these arrays from the dataset's graph.
 """
 
 from __future__ import annotations
@@ -40,12 +40,6 @@ def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> t
     if with_index:
         return episodes.enumerate().interleave(indexed_columns, **parallel)
     return episodes.interleave(lambda episode: episode[fields.STEPS].batch(_ALL_STEPS), **parallel)
-
-
-def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the steps of each episode as a nest of arrays `[T, ...]`; see `read_episodes`."""
-    for columns, _ in read_episodes(dataset):
-        yield columns
 
 
 def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) -> Iterator[tuple[Any, dict[str, Any]]]:

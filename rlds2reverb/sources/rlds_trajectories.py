@@ -15,7 +15,7 @@ from rlds2reverb._internals.tensorflow import scan, with_autograph, without_auto
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     DiscountSource,
-    pair_step_types,
+    make_trajectory,
     require_discount_source,
     step_types,
     trajectory_columns,
@@ -23,7 +23,7 @@ from rlds2reverb.trajectories import (
     transition_discounts,
 )
 
-from .rlds_episodes import columns_dataset, read_columns
+from .rlds_episodes import columns_dataset, read_episodes
 
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 
@@ -113,7 +113,7 @@ def numpy_trajectories(
     """Yields the elements of `episode_trajectories` without a policy_info_fn, converted by numpy twice as fast."""
     require_discount_source(discount_source)
     previous: tuple[Any, Any] | None = None
-    for index, steps in enumerate(read_columns(rlds_data)):
+    for index, (steps, _) in enumerate(read_episodes(rlds_data)):
         if not len(steps[fields.IS_FIRST]):
             continue
         if cast_floats:
@@ -206,16 +206,8 @@ def _to_trajectories(
         policy_info = tf.map_fn(
             lambda pair: _to_tensors(compute(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
-    types_now, types_next = pair_step_types(types_now, types_next, tf.where)
-    return trajectory.Trajectory(
-        step_type=types_now,
-        observation=current[fields.OBSERVATION],
-        action=current[fields.ACTION],
-        policy_info=policy_info,
-        next_step_type=types_next,
-        reward=current[fields.REWARD],
-        discount=discounts,
-    )
+    made = make_trajectory(current, types_now, types_next, discounts, tf.where)
+    return made._replace(policy_info=policy_info)
 
 
 def _assert_rules(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:
