@@ -283,20 +283,18 @@ def _find_length_problems(episode: Episode) -> Iterator[Problem]:
 
 def _find_flag_problems(episode: Episode) -> Iterator[Problem]:
     is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
-    index, end = episode.index, episode.num_steps - 1
-    if not is_first[0]:
-        yield Problem(index, 0, fields.IS_FIRST, f"{fields.LAST_BEFORE_MID} is_first is not set on the first step.")
-    for step in np.flatnonzero(is_terminal & ~is_last):
-        yield Problem(index, int(step), fields.IS_TERMINAL, f"{fields.TERMINAL_NOT_LAST} is_last is not set here.")
-    for step in np.flatnonzero(is_last[:-1]):
-        message = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
-        yield Problem(index, int(step), fields.IS_LAST, message)
-    for step in np.flatnonzero(is_first[1:]) + 1:
-        message = f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."
-        yield Problem(index, int(step), fields.IS_FIRST, message)
-    if not is_last[end]:
-        message = f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."
-        yield Problem(index, end, fields.IS_LAST, message)
+    steps, end = np.arange(episode.num_steps), episode.num_steps - 1
+    too_early = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
+    rules = (
+        (fields.IS_FIRST, ~is_first & (steps == 0), f"{fields.LAST_BEFORE_MID} is_first is not set on the first step."),
+        (fields.IS_TERMINAL, is_terminal & ~is_last, f"{fields.TERMINAL_NOT_LAST} is_last is not set here."),
+        (fields.IS_LAST, is_last & (steps < end), too_early),
+        (fields.IS_FIRST, is_first & (steps > 0), f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."),
+        (fields.IS_LAST, ~is_last & (steps == end), f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."),
+    )
+    for name, is_broken, message in rules:
+        for step in np.flatnonzero(is_broken):
+            yield Problem(episode.index, int(step), name, message)
 
 
 def _find_number_problems(episode: Episode) -> Iterator[Problem]:

@@ -306,8 +306,7 @@ def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episo
     """Yields the episodes of the rows; `first_index` is the index of the first one."""
     check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
     for episode in _split_episodes(rows, first_index):
-        if episode.discontinuities:
-            check.add(episode)
+        check.add(episode)
         yield episode
 
 

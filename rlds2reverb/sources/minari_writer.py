@@ -24,11 +24,11 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.nest_paths import Keys
 from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
 
-from . import d4rl, minari
+from . import minari
 from .hdf5_output import create_hdf5
 from .minari_spaces import choose_space, map_space
 from .source import Source
-from .written_episodes import has_tuple, require_single_rewards, select_extras
+from .written_episodes import has_tuple, require_log_fields, select_extras
 
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
 #: Numbers of channels, after height and width, of the images that PNG represents.
@@ -229,12 +229,9 @@ def _replace_unpackable(space: Any, keys: Keys, *, is_image_space: Any) -> Any:
 
 def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if Minari cannot represent steps of this spec."""
-    require_single_rewards(step_spec, "Minari")
-    d4rl.require_new_names(select_extras(step_spec), "steps")
+    require_log_fields(step_spec, "Minari")
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
-        if any(isinstance(part, str) and ("/" in part or not part) for part in path):
-            raise SourceError(f"{where} must not have '/' in its name for Minari; rename the field")
         if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
             raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
         is_text = spec.dtype == object and path[0] in fields.STEP_FIELDS

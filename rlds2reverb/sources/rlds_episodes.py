@@ -95,6 +95,13 @@ def _submit_reads(
         yield threads.submit(read_episode, *episode)
 
 
+def make_zeros(columns_spec: Any, num_rows: int) -> Any:
+    """Returns columns of zeros; dimensions of varying size are 0."""
+    return tree.map_structure(
+        lambda spec: tf.zeros([num_rows, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
+    )
+
+
 def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     """Returns a function that reads the columns of a dataset of steps, passed as a variant."""
     step_spec = steps_spec.element_spec
@@ -102,10 +109,8 @@ def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)
     def read_by_step(steps: tf.Tensor) -> Any:
         columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
-        no_rows = tree.map_structure(
-            lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns.element_spec
-        )
-        first = columns.concatenate(tf.data.Dataset.from_tensors(no_rows)).take(1)
+        no_rows = tf.data.Dataset.from_tensors(make_zeros(columns.element_spec, 0))
+        first = columns.concatenate(no_rows).take(1)
         return first.get_single_element()
 
     has_arrays = True

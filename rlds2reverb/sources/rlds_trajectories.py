@@ -23,7 +23,7 @@ from rlds2reverb.trajectories import (
     transition_discounts,
 )
 
-from .rlds_episodes import columns_dataset, read_episodes
+from .rlds_episodes import columns_dataset, make_zeros, read_episodes
 
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 
@@ -95,7 +95,8 @@ def episode_trajectories(
     episodes = columns_dataset(rlds_data, with_index=True)
     if cast_floats:
         episodes = episodes.map(lambda index, steps: (index, tree.map_structure(_cast_float64, steps)))
-    closing_step = _make_closing_step(episodes.element_spec[1])
+    # A first step of zeros follows the last episode.
+    closing_step = {**make_zeros(episodes.element_spec[1], 1), fields.IS_FIRST: tf.ones([1], tf.bool)}
     episodes = episodes.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing_step)))
     no_rows = tree.map_structure(lambda column: column[:0], closing_step)
     pairs = scan(episodes, (np.int64(-1), no_rows), _pair_with_next)
@@ -150,14 +151,6 @@ def _find_broken_rules(steps: dict[str, Nest], next_is_first: Any) -> list[Any]:
 
 def _cast_float64(column: tf.Tensor) -> tf.Tensor:
     return tf.cast(column, tf.float32) if column.dtype == tf.float64 else column
-
-
-def _make_closing_step(columns_spec: Nest) -> Nest:
-    """Returns the columns of a first step of zeros, to follow the last episode; dimensions of varying size are 0."""
-    zeros = tree.map_structure(
-        lambda spec: tf.zeros([1, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
-    )
-    return {**zeros, fields.IS_FIRST: tf.ones([1], tf.bool)}
 
 
 def _pair_with_next(previous: Any, element: Any) -> tuple[Any, Any]:
