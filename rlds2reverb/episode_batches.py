@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import tree
 
-from rlds2reverb.episodes import Episode, find_problems, has_problems
+from rlds2reverb.episodes import Episode, SplitEpisodes, find_problems, has_problems
 from rlds2reverb.errors import InvalidEpisodeError
-from rlds2reverb.specs import Nest, concatenate, map_structure
+from rlds2reverb.specs import Nest, concatenate
 
 #: Size limit of a batch of several episodes: large enough to keep calls few, small enough to stay in the CPU caches.
 _MAX_BATCH_BYTES = 1 << 20
@@ -36,7 +35,7 @@ class EpisodeBatch:
           steps: columns `[R, ...]` of all episodes.
           num_steps: int64 `[E]`, the number of steps of each episode, at least 1.
         """
-        batch = cls(_SplitEpisodes(steps, num_steps))
+        batch = cls(SplitEpisodes(steps, num_steps))
         vars(batch).update(steps=steps, num_steps=num_steps)  # The values of the cached properties.
         return batch
 
@@ -64,24 +63,6 @@ class EpisodeBatch:
         for episode in self.episodes:
             if problems := find_problems(episode, step_spec):
                 raise InvalidEpisodeError(problems)
-
-
-class _SplitEpisodes(Sequence[Episode]):
-    """The episodes of concatenated columns, as views."""
-
-    def __init__(self, steps: dict[str, Nest], num_steps: np.ndarray):
-        self._steps = steps
-        self._ends = np.cumsum(num_steps)
-        self._starts = self._ends - num_steps
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        rows = slice(int(self._starts[index]), int(self._ends[index]))
-        return Episode(map_structure(lambda column: column[rows], self._steps), index)
 
 
 def batch_episodes(episodes: Iterable[Episode]) -> Iterator[EpisodeBatch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -184,44 +184,23 @@ def join_transitions(
     return {fields.OBSERVATION: step_observations, **rest, fields.DISCOUNT: discount, **flags}, num_steps
 
 
-def make_single_transition_episodes(
-    observations: Nest,
-    actions: Nest,
-    *,
-    rewards: np.ndarray,
-    terminated: np.ndarray,
-    next_observations: Nest,
-    extras: dict[str, Nest] | None = None,
-    first_index: int = 0,
-) -> Iterator[Episode]:
-    """Yields each of `T` transitions as a separate episode of two steps, as `from_transitions` returns them.
+class SplitEpisodes(Sequence[Episode]):
+    """The episodes of concatenated columns, as views."""
 
-    Args:
-      observations: nest of arrays `[T, ...]`.
-      actions: nest of arrays `[T, ...]`.
-      rewards: float `[T]`.
-      terminated: bool `[T]`, whether a transition leads into a terminal state; the others are truncated.
-      next_observations: nest of arrays `[T, ...]` with the structure, dtypes and shapes of the observations.
-      extras: further columns `[T, ...]`.
-      first_index: index of the first episode.
+    def __init__(self, steps: dict[str, Nest], num_steps: np.ndarray):
+        """Splits columns `[R, ...]` into episodes of `num_steps` steps, int64 `[E]`."""
+        self._steps = steps
+        self._ends = np.cumsum(num_steps)
+        self._starts = self._ends - num_steps
 
-    Raises:
-      SpecMismatchError: If the dtypes or shapes of the next observations differ from those of the observations.
-    """
-    got, expected = make_step_spec(next_observations), make_step_spec(observations)
-    advice = "convert them to the same dtype and shape"
-    require_match(got, expected, holder="observations", advice=advice, root="next_observations")
-    steps, _ = join_transitions(
-        observations,
-        actions,
-        rewards=rewards,
-        num_transitions=np.ones(len(rewards), np.int64),
-        terminated=terminated,
-        final_observations=next_observations,
-        extras=extras,
-    )
-    for row in range(len(rewards)):
-        yield Episode(map_structure(operator.itemgetter(slice(2 * row, 2 * row + 2)), steps), first_index + row)
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        rows = slice(int(self._starts[index]), int(self._ends[index]))
+        return Episode(map_structure(operator.itemgetter(rows), self._steps), index)
 
 
 def locate_discontinuity(episode: Episode) -> str:
@@ -271,19 +250,16 @@ def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest 
       num_steps: int64 `[E]`, the number of steps of each episode.
       step_spec: see `find_problems`.
     """
-    ends = np.cumsum(num_steps)
-    if not num_steps.all() or any(len(column) != ends[-1] for _, column in leaves(steps)):
+    joined = Episode(steps, 0)
+    if not num_steps.all() or any(_find_length_problems(joined)):
         return True
+    ends = np.cumsum(num_steps)
     expected_first, expected_last = np.zeros((2, ends[-1]), bool)
     expected_first[ends - num_steps] = expected_last[ends - 1] = True
     is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
     if (is_first != expected_first).any() or (is_last != expected_last).any() or (is_terminal & ~is_last).any():
         return True
-    discount = steps[fields.DISCOUNT]
-    if ((discount < 0) | (discount > 1)).any() or (step_spec is not None and make_step_spec(steps) != step_spec):
-        return True
-    numbers = leaves({name: steps[name] for name in _FINITE_FIELDS})
-    return any(column.dtype.kind in "fc" and not np.isfinite(column).all() for _, column in numbers)
+    return any(_find_number_problems(joined)) or (step_spec is not None and make_step_spec(steps) != step_spec)
 
 
 def require_same_spec(episode: Episode, step_spec: Nest) -> None:
@@ -307,20 +283,18 @@ def _find_length_problems(episode: Episode) -> Iterator[Problem]:
 
 def _find_flag_problems(episode: Episode) -> Iterator[Problem]:
     is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
-    index, end = episode.index, episode.num_steps - 1
-    if not is_first[0]:
-        yield Problem(index, 0, fields.IS_FIRST, f"{fields.LAST_BEFORE_MID} is_first is not set on the first step.")
-    for step in np.flatnonzero(is_terminal & ~is_last):
-        yield Problem(index, int(step), fields.IS_TERMINAL, f"{fields.TERMINAL_NOT_LAST} is_last is not set here.")
-    for step in np.flatnonzero(is_last[:-1]):
-        message = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
-        yield Problem(index, int(step), fields.IS_LAST, message)
-    for step in np.flatnonzero(is_first[1:]) + 1:
-        message = f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."
-        yield Problem(index, int(step), fields.IS_FIRST, message)
-    if not is_last[end]:
-        message = f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."
-        yield Problem(index, end, fields.IS_LAST, message)
+    steps, end = np.arange(episode.num_steps), episode.num_steps - 1
+    too_early = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
+    rules = (
+        (fields.IS_FIRST, ~is_first & (steps == 0), f"{fields.LAST_BEFORE_MID} is_first is not set on the first step."),
+        (fields.IS_TERMINAL, is_terminal & ~is_last, f"{fields.TERMINAL_NOT_LAST} is_last is not set here."),
+        (fields.IS_LAST, is_last & (steps < end), too_early),
+        (fields.IS_FIRST, is_first & (steps > 0), f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."),
+        (fields.IS_LAST, ~is_last & (steps == end), f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."),
+    )
+    for name, is_broken, message in rules:
+        for step in np.flatnonzero(is_broken):
+            yield Problem(episode.index, int(step), name, message)
 
 
 def _find_number_problems(episode: Episode) -> Iterator[Problem]:

@@ -54,18 +54,11 @@ class Evaluation:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the results as JSON values."""
-        return {
-            "mean": self.mean,
-            "std": self.std,
-            "score": self.score,
-            "returns": self.returns.tolist(),
-            "lengths": self.lengths.tolist(),
-            "seeds": list(self.seeds),
-            "reference_returns": self.reference_returns and list(self.reference_returns),
-            "num_clipped": self.num_clipped,
-            "discounted_return": self.discounted_return,
-            "num_cut_off": self.num_cut_off,
+        plain = {
+            name: np.asarray(value).tolist() if isinstance(value, (np.ndarray, tuple)) else value
+            for name, value in vars(self).items()
         }
+        return {"mean": self.mean, "std": self.std, "score": self.score, **plain}
 
     def __str__(self) -> str:
         text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"

@@ -32,12 +32,6 @@ def step_types(is_first: Any, is_last: Any, where: Callable[..., Any]) -> Any:
     return where(is_first, FIRST, where(is_last, LAST, MID))
 
 
-def pair_step_types(current: Any, following: Any, where: Callable[..., Any]) -> tuple[Any, Any]:
-    """Returns the step types of pairs of steps; a single-step episode (FIRST before FIRST) becomes LAST, LAST."""
-    is_single = (current == FIRST) & (following == FIRST)
-    return where(is_single, LAST, current), where(is_single, LAST, following)
-
-
 def transition_discounts(
     current: Nest, following: Nest, discounts: Any, source: DiscountSource, where: Callable[..., Any]
 ) -> Any:
@@ -95,13 +89,28 @@ def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSourc
     following = {fields.IS_TERMINAL: np.append(steps[fields.IS_TERMINAL][1:], False)[: len(current_types)]}
     discounts = steps[fields.DISCOUNT].astype(np.float32)
     discounts = transition_discounts(steps, following, discounts, discount_source, np.where)
-    current_types, next_types = pair_step_types(current_types, next_types, np.where)
+    return make_trajectory(steps, current_types, next_types, discounts, np.where)
+
+
+def make_trajectory(
+    steps: dict[str, Nest], current_types: Any, next_types: Any, discounts: Any, where: Callable[..., Any]
+) -> trajectory.Trajectory:
+    """Returns the trajectory of pairs of steps; a single-step episode (FIRST before FIRST) becomes LAST, LAST.
+
+    Args:
+      steps: the current steps, columns `[N, ...]`.
+      current_types: int32 `[N]`, their step types.
+      next_types: int32 `[N]`, those of the next steps.
+      discounts: float32 `[N, ...]`, see `transition_discounts`.
+      where: `np.where` or `tf.where`.
+    """
+    is_single = (current_types == FIRST) & (next_types == FIRST)
     return trajectory.Trajectory(
-        step_type=current_types,
+        step_type=where(is_single, LAST, current_types),
         observation=steps[fields.OBSERVATION],
         action=steps[fields.ACTION],
         policy_info=(),
-        next_step_type=next_types,
+        next_step_type=where(is_single, LAST, next_types),
         reward=steps[fields.REWARD],
         discount=discounts,
     )

@@ -26,7 +26,7 @@ from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
-from rlds2reverb.sources.summary import Fingerprint
+from rlds2reverb.sources.summary import Fingerprint, episode_digests
 from rlds2reverb.sources.transforms import (
     CastFloats,
     Clipping,
@@ -239,7 +239,7 @@ def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_contents` does; raises as `Source`."""
     fingerprint = Fingerprint()
     for batch in _read_batches(source, config, lambda stage, episode: None):
-        fingerprint.add_batch(_cast_floats(batch))
+        fingerprint.update(b"".join(episode_digests(_cast_floats(batch))))
     return fingerprint.hexdigest()
 
 
@@ -301,7 +301,7 @@ class _Reader:
         self.left_out.count_left_out(raw)
         self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
         batch = _cast_floats(raw)
-        self.fingerprint.add_batch(batch)
+        self.fingerprint.update(b"".join(episode_digests(batch)))
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
         kept = select_episodes(batch, batch.num_steps > 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +18,10 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
-from rlds2reverb.episodes import Episode, join_transitions
+from rlds2reverb.episodes import Episode, SplitEpisodes, join_transitions
 from rlds2reverb.errors import SourceError
 from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import Nest, concatenate, map_structure
+from rlds2reverb.specs import Nest, concatenate
 
 from . import hdf5
 from .columns import as_columns, as_flags
@@ -307,8 +306,7 @@ def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episo
     """Yields the episodes of the rows; `first_index` is the index of the first one."""
     check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
     for episode in _split_episodes(rows, first_index):
-        if episode.discontinuities:
-            check.add(episode)
+        check.add(episode)
         yield episode
 
 
@@ -425,13 +423,12 @@ def _build_episodes(
         extras=_select_extras(columns),
     )
     del columns, next_observations  # The steps are copies, so that these rows, which are as large, can be freed.
-    row = step = 0
-    for number, (length, count) in enumerate(zip(lengths.tolist(), num_steps.tolist(), strict=True)):
-        inside = tuple([at for at in discontinuities if row <= at - first_row < row + length])
-        rows = slice(step, step + count)
-        episode_steps = map_structure(operator.itemgetter(rows), steps)
-        yield Episode(episode_steps, first_index + number, unterminated, count == length, inside)
-        row, step = row + length, step + count
+    row = first_row
+    for episode, length in zip(SplitEpisodes(steps, num_steps), lengths.tolist(), strict=True):
+        inside = tuple([at for at in discontinuities if row <= at < row + length])
+        is_dropped = episode.num_steps == length
+        yield Episode(episode.steps, first_index + episode.index, unterminated, is_dropped, inside)
+        row += length
 
 
 def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:

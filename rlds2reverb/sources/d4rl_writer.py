@@ -25,7 +25,7 @@ from . import d4rl
 from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from .hdf5_output import create_hdf5
 from .source import Source
-from .written_episodes import require_single_rewards, select_extras
+from .written_episodes import require_log_fields, select_extras
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
@@ -49,10 +49,7 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
                 f"{path_name(path)} must contain numbers for D4RL, got {describe(spec)}; drop it with DropFields, or "
                 "use format='rlds'"
             )
-        if any("/" in str(part) for part in path):
-            raise SourceError(f"{path_name(path)} must not have '/' in its name for D4RL; rename it")
-    require_single_rewards(step_spec, "D4RL")
-    d4rl.require_new_names(select_extras(step_spec), "steps")
+    require_log_fields(step_spec, "D4RL")
 
 
 def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, source: Source, *, location: Path) -> None:

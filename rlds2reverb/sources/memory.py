@@ -12,10 +12,10 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode, make_single_transition_episodes
+from rlds2reverb.episodes import Episode, SplitEpisodes, join_transitions
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import leaves, map_structure, path_name
+from rlds2reverb.specs import leaves, make_step_spec, map_structure, path_name, require_match
 
 from . import d4rl
 from .columns import as_columns, as_flags, as_steps, make_log_episode, require_log_columns
@@ -162,14 +162,27 @@ def _read_rows(logs: Iterable[Any]) -> Iterator[Episode]:
                 raise SourceError(f"{where} has no {d4rl.NEXT_OBSERVATIONS}, which independent_rows=True requires")
             columns["next_observations"] = map_structure(lambda column: column[1:], observations)
         columns["observations"] = map_structure(lambda column: column[:num_rows], observations)  # noqa: B023
+        final_observations = columns.pop("next_observations")
         if len(terminated) == 1:  # A single flag applies to the last row.
             terminated = np.append(np.zeros(num_rows - 1, bool), terminated)
         try:
-            yield from make_single_transition_episodes(
-                **columns, terminated=terminated, extras=extras, first_index=num_read
+            require_match(
+                make_step_spec(final_observations),
+                make_step_spec(observations),
+                holder="observations",
+                advice="convert them to the same dtype and shape",
+                root="next_observations",
+            )
+            steps, num_steps = join_transitions(
+                **columns,
+                num_transitions=np.ones(num_rows, np.int64),
+                terminated=terminated,
+                final_observations=final_observations,
+                extras=extras,
             )
         except (SpecMismatchError, TypeError, ValueError) as error:
             raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
+        yield from (replace(episode, index=num_read + episode.index) for episode in SplitEpisodes(steps, num_steps))
         num_read += num_rows
 
 

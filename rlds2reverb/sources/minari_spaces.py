@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb.nest_paths import Keys, find_leaves, get_part, replace_part
+from rlds2reverb.spaces import add_bounds, describes
 from rlds2reverb.specs import ArraySpec, Nest
 
 
@@ -15,8 +18,8 @@ def choose_space(spec: Nest, own: Any = None) -> Any:
 
     Args:
       spec: nest of `ArraySpec`s in dicts and tuples.
-      own: the source's own space, or None. Parts of it that have other shapes or kinds than the spec are ignored, and
-        so are bounds of a different dtype.
+      own: the source's own space, a dict of such spaces, or None. Parts of it that have other shapes or kinds than the
+        spec are ignored, and so are bounds of a different dtype.
 
     Returns:
       A `gymnasium.Space`. Parts that the source does not describe are Boxes, with infinite bounds or those of their
@@ -25,7 +28,7 @@ def choose_space(spec: Nest, own: Any = None) -> Any:
     from gymnasium import spaces
 
     if isinstance(spec, Mapping):
-        parts = own.spaces if isinstance(own, spaces.Dict) else {}
+        parts = own if isinstance(own, Mapping) else {}
         return spaces.Dict({key: choose_space(part, parts.get(key)) for key, part in spec.items()})
     if isinstance(spec, tuple):
         own_parts = own.spaces if isinstance(own, spaces.Tuple) and len(own.spaces) == len(spec) else [None] * len(spec)
@@ -45,42 +48,27 @@ def choose_space(spec: Nest, own: Any = None) -> Any:
 
 
 def _describes(own: Any, spec: ArraySpec) -> bool:
-    from gymnasium import spaces
-
-    if not isinstance(own, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        return False
-    if tuple(own.shape or ()) != spec.shape:
-        return False
-    return own.dtype == spec.dtype if isinstance(own, spaces.Box) else spec.dtype.kind in "iu"
+    return describes(own, spec) and (own.dtype == spec.dtype or not hasattr(own, "low"))
 
 
-def map_space(function: Callable[[Any, tuple[Any, ...]], Any], space: Any, path: tuple[Any, ...] = ()) -> Any:
+def map_space(function: Callable[[Any, Keys], Any], space: Any) -> Any:
     """Returns a space with the results of a function in the place of its parts that are neither dicts nor tuples.
 
     Args:
-      function: called with each part and its path.
+      function: called with each part, and with its keys as `keys`.
       space: a `gymnasium.Space`.
-      path: path of the space.
     """
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: map_space(function, part, (*path, key)) for key, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([map_space(function, part, (*path, key)) for key, part in enumerate(space.spaces)])
-    return function(space, path)
+    for keys, _ in find_leaves(space, None):
+        space = replace_part(space, keys, functools.partial(function, keys=keys))
+    return space
 
 
 def is_unbounded(space: Any) -> bool:
     """Returns whether a space consists of Boxes without bounds and Texts, and so tells only dtypes and shapes."""
-    from gymnasium import spaces
+    parts = [get_part(space, keys) for keys, _ in find_leaves(space, None)]
+    return all(_has_no_bounds(part) for part in parts)
 
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces
-        return all(map(is_unbounded, parts.values() if isinstance(parts, Mapping) else parts))
-    if isinstance(space, spaces.Box):
-        if space.dtype is None or space.dtype.kind == "f":
-            return not np.isfinite([space.low, space.high]).any()
-        limits = (0, 1) if space.dtype.kind == "b" else (np.iinfo(space.dtype).min, np.iinfo(space.dtype).max)
-        return bool((space.low == limits[0]).all() and (space.high == limits[1]).all())
-    return isinstance(space, spaces.Text)
+
+def _has_no_bounds(part: Any) -> bool:
+    spec = ArraySpec(tuple(part.shape or ()), np.dtype(part.dtype or object))
+    return add_bounds(spec, part).minimum is None

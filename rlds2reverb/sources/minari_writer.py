@@ -21,13 +21,14 @@ from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.nest_paths import Keys
 from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
 
-from . import d4rl, minari
+from . import minari
 from .hdf5_output import create_hdf5
 from .minari_spaces import choose_space, map_space
 from .source import Source
-from .written_episodes import has_tuple, require_single_rewards, select_extras
+from .written_episodes import has_tuple, require_log_fields, select_extras
 
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
 #: Numbers of channels, after height and width, of the images that PNG represents.
@@ -78,11 +79,9 @@ def write_minari(
     serialize_space, is_image_space, version = import_minari()
     dataset_id = choose_dataset_id(location)
     _require_minari_spec(step_spec)
-    own_spaces = {
-        "observations": choose_space(step_spec[fields.OBSERVATION], source.observation_space),
-        "actions": choose_space(step_spec[fields.ACTION], source.action_space),
-    }
-    columns = _ColumnWriter(own_spaces, is_image_space)
+    spec = {"observations": step_spec[fields.OBSERVATION], "actions": step_spec[fields.ACTION]}
+    own_spaces = {"observations": source.observation_space, "actions": source.action_space}
+    columns = _ColumnWriter(choose_space(spec, own_spaces), is_image_space)
     data = directory / "data"
     data.mkdir(parents=True)
     num_episodes = num_steps = 0
@@ -147,9 +146,9 @@ def _is_object(text: str) -> bool:
 class _ColumnWriter:
     """Writes the columns of episodes, and adapts the spaces to their images and strings."""
 
-    def __init__(self, spaces: Mapping[str, Any], is_image_space: Any):
+    def __init__(self, spaces: Any, is_image_space: Any):
         replace_unpackable = functools.partial(_replace_unpackable, is_image_space=is_image_space)
-        self._spaces = {name: map_space(replace_unpackable, space, (name,)) for name, space in spaces.items()}
+        self._spaces = map_space(replace_unpackable, spaces)
         self._is_image_space = is_image_space
         self._texts: dict[tuple[Any, ...], tuple[int, set[str]]] = {}  # The maximum length and the characters.
 
@@ -198,17 +197,17 @@ class _ColumnWriter:
         else:
             group.create_dataset(name, data=nest)
 
-    def make_spaces(self) -> dict[str, Any]:
+    def make_spaces(self) -> Any:
         """Returns the spaces of what was written, 'observations' and 'actions'."""
         from gymnasium import spaces
 
-        def add_limits(space: Any, path: tuple[Any, ...]) -> Any:
-            if path not in self._texts:
+        def add_limits(space: Any, keys: Keys) -> Any:
+            if keys not in self._texts:
                 return space
-            length, characters = self._texts[path]
+            length, characters = self._texts[keys]
             return spaces.Text(length, min_length=0, charset="".join(sorted(characters)) or " ")
 
-        return {name: map_space(add_limits, space, (name,)) for name, space in self._spaces.items()}
+        return map_space(add_limits, self._spaces)
 
 
 def _encode_png(frame: np.ndarray) -> np.ndarray:
@@ -219,7 +218,7 @@ def _encode_png(frame: np.ndarray) -> np.ndarray:
     return np.frombuffer(stream.getvalue(), np.uint8)
 
 
-def _replace_unpackable(space: Any, path: tuple[Any, ...], *, is_image_space: Any) -> Any:
+def _replace_unpackable(space: Any, keys: Keys, *, is_image_space: Any) -> Any:
     """Returns a space of wider integers for images that PNG cannot represent, so that they remain arrays."""
     from gymnasium import spaces
 
@@ -230,12 +229,9 @@ def _replace_unpackable(space: Any, path: tuple[Any, ...], *, is_image_space: An
 
 def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if Minari cannot represent steps of this spec."""
-    require_single_rewards(step_spec, "Minari")
-    d4rl.require_new_names(select_extras(step_spec), "steps")
+    require_log_fields(step_spec, "Minari")
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
-        if any(isinstance(part, str) and ("/" in part or not part) for part in path):
-            raise SourceError(f"{where} must not have '/' in its name for Minari; rename the field")
         if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
             raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
         is_text = spec.dtype == object and path[0] in fields.STEP_FIELDS

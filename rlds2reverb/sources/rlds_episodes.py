@@ -1,7 +1,7 @@
 """The steps of an RLDS dataset, one episode at a time: as columns in `tf.data`, or as numpy arrays.
 
 `tf.data` iterates over an episode step by step, which takes some microseconds per step. If the steps are slices of
-arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_columns` takes these arrays from the dataset's graph.
+arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_episodes` takes these arrays from the dataset's graph.
 """
 
 from __future__ import annotations
@@ -40,12 +40,6 @@ def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> t
     if with_index:
         return episodes.enumerate().interleave(indexed_columns, **parallel)
     return episodes.interleave(lambda episode: episode[fields.STEPS].batch(_ALL_STEPS), **parallel)
-
-
-def read_columns(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the steps of each episode as a nest of arrays `[T, ...]`; see `read_episodes`."""
-    for columns, _ in read_episodes(dataset):
-        yield columns
 
 
 def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -101,6 +95,13 @@ def _submit_reads(
         yield threads.submit(read_episode, *episode)
 
 
+def make_zeros(columns_spec: Any, num_rows: int) -> Any:
+    """Returns columns of zeros; dimensions of varying size are 0."""
+    return tree.map_structure(
+        lambda spec: tf.zeros([num_rows, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
+    )
+
+
 def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     """Returns a function that reads the columns of a dataset of steps, passed as a variant."""
     step_spec = steps_spec.element_spec
@@ -108,10 +109,8 @@ def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)
     def read_by_step(steps: tf.Tensor) -> Any:
         columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
-        no_rows = tree.map_structure(
-            lambda spec: tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns.element_spec
-        )
-        first = columns.concatenate(tf.data.Dataset.from_tensors(no_rows)).take(1)
+        no_rows = tf.data.Dataset.from_tensors(make_zeros(columns.element_spec, 0))
+        first = columns.concatenate(no_rows).take(1)
         return first.get_single_element()
 
     has_arrays = True

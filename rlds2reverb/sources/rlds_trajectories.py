@@ -15,7 +15,7 @@ from rlds2reverb._internals.tensorflow import scan, with_autograph, without_auto
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     DiscountSource,
-    pair_step_types,
+    make_trajectory,
     require_discount_source,
     step_types,
     trajectory_columns,
@@ -23,7 +23,7 @@ from rlds2reverb.trajectories import (
     transition_discounts,
 )
 
-from .rlds_episodes import columns_dataset, read_columns
+from .rlds_episodes import columns_dataset, make_zeros, read_episodes
 
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 
@@ -95,7 +95,8 @@ def episode_trajectories(
     episodes = columns_dataset(rlds_data, with_index=True)
     if cast_floats:
         episodes = episodes.map(lambda index, steps: (index, tree.map_structure(_cast_float64, steps)))
-    closing_step = _make_closing_step(episodes.element_spec[1])
+    # A first step of zeros follows the last episode.
+    closing_step = {**make_zeros(episodes.element_spec[1], 1), fields.IS_FIRST: tf.ones([1], tf.bool)}
     episodes = episodes.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing_step)))
     no_rows = tree.map_structure(lambda column: column[:0], closing_step)
     pairs = scan(episodes, (np.int64(-1), no_rows), _pair_with_next)
@@ -113,7 +114,7 @@ def numpy_trajectories(
     """Yields the elements of `episode_trajectories` without a policy_info_fn, converted by numpy twice as fast."""
     require_discount_source(discount_source)
     previous: tuple[Any, Any] | None = None
-    for index, steps in enumerate(read_columns(rlds_data)):
+    for index, (steps, _) in enumerate(read_episodes(rlds_data)):
         if not len(steps[fields.IS_FIRST]):
             continue
         if cast_floats:
@@ -150,14 +151,6 @@ def _find_broken_rules(steps: dict[str, Nest], next_is_first: Any) -> list[Any]:
 
 def _cast_float64(column: tf.Tensor) -> tf.Tensor:
     return tf.cast(column, tf.float32) if column.dtype == tf.float64 else column
-
-
-def _make_closing_step(columns_spec: Nest) -> Nest:
-    """Returns the columns of a first step of zeros, to follow the last episode; dimensions of varying size are 0."""
-    zeros = tree.map_structure(
-        lambda spec: tf.zeros([1, *(size or 0 for size in spec.shape[1:])], spec.dtype), columns_spec
-    )
-    return {**zeros, fields.IS_FIRST: tf.ones([1], tf.bool)}
 
 
 def _pair_with_next(previous: Any, element: Any) -> tuple[Any, Any]:
@@ -206,16 +199,8 @@ def _to_trajectories(
         policy_info = tf.map_fn(
             lambda pair: _to_tensors(compute(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
-    types_now, types_next = pair_step_types(types_now, types_next, tf.where)
-    return trajectory.Trajectory(
-        step_type=types_now,
-        observation=current[fields.OBSERVATION],
-        action=current[fields.ACTION],
-        policy_info=policy_info,
-        next_step_type=types_next,
-        reward=current[fields.REWARD],
-        discount=discounts,
-    )
+    made = make_trajectory(current, types_now, types_next, discounts, tf.where)
+    return made._replace(policy_info=policy_info)
 
 
 def _assert_rules(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:

@@ -18,7 +18,7 @@ from rlds2reverb.specs import Nest, describe, leaves, path_name
 
 from .source import Source
 from .tf_examples import encode_episode, make_features
-from .written_episodes import has_tuple
+from .written_episodes import has_tuple, require_plain_names
 
 #: Default size of the files of a dataset.
 SHARD_BYTES = 256 << 20
@@ -138,12 +138,11 @@ def _save_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if the steps contain tuples, or names or shapes that TFDS cannot store."""
+    require_plain_names(step_spec, "RLDS")
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
         if not all(isinstance(part, str) for part in path) or has_tuple(step_spec, path):
             raise SourceError(f"{where} is in a tuple, which RLDS cannot represent; use dicts, or format='minari'")
-        if any("/" in part or not part for part in path):
-            raise SourceError(f"{where} must not have '/' in its name for RLDS; rename the field")
         if None in spec.shape:
             raise SourceError(f"{where} must have a fixed shape for RLDS, got {describe(spec)}; drop the field")
         if spec.dtype == np.uint32 and 0 in spec.shape:  # TFDS cannot read its bytes, and TensorFlow its values.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,6 +19,10 @@ from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
 from .source import Source
+
+#: An incremental 128-bit hash (XXH3) of the `episode_digests` of all episodes, in order. It is equal for datasets with
+#: the same content in the same order, and the digests can be computed in several processes.
+Fingerprint = xxhash.xxh3_128
 
 _COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
 _QUANTILES = (0.25, 0.5, 0.75)
@@ -139,33 +143,6 @@ class Summary:
         return facts + [("warning", sentence) for sentence in self.warnings]
 
 
-@dataclass
-class Fingerprint:
-    """An incremental 128-bit hash (XXH3) of episodes; equal for datasets with the same content in the same order.
-
-    It is the hash of the digests of all episodes, so that these can be computed in several processes.
-    """
-
-    _hash: Any = field(default_factory=xxhash.xxh3_128)
-
-    def add(self, episode: Episode) -> None:
-        """Adds one episode to the hash."""
-        self.add_batch(EpisodeBatch([episode]))
-
-    def add_batch(self, batch: EpisodeBatch) -> None:
-        """Adds the episodes of a batch to the hash, in order."""
-        self.add_digests(episode_digests(batch))
-
-    def add_digests(self, digests: Iterable[bytes]) -> None:
-        """Adds episodes, given their `episode_digests`, in order."""
-        for digest in digests:
-            self._hash.update(digest)
-
-    def hexdigest(self) -> str:
-        """Returns the fingerprint of the episodes added up to now, 32 hexadecimal digits."""
-        return self._hash.hexdigest()
-
-
 def episode_digests(batch: EpisodeBatch) -> list[bytes]:
     """Returns a 128-bit hash (XXH3) of the field names, dtypes, shapes and bytes of each episode."""
     columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
@@ -264,8 +241,7 @@ class SummaryParts:
     ) -> Summary:
         """Returns the summary; the arguments are those of `summarize`, and the source is not read."""
         ordered = sorted(self.episodes)
-        fingerprint = Fingerprint()
-        fingerprint.add_digests(digest for _, digest, _, _ in ordered)
+        fingerprint = Fingerprint(b"".join(digest for _, digest, _, _ in ordered))
         returns = [total for _, _, total, _ in ordered if total is not None]
         lengths = [float(length) for _, _, total, length in ordered if total is not None]
         reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)

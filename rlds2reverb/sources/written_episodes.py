@@ -17,6 +17,7 @@ from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
+from . import d4rl
 from .source import Source
 
 _STAGE = "writing"
@@ -182,8 +183,17 @@ def select_extras(steps: Mapping[str, Any]) -> dict[str, Any]:
     return {name: nest for name, nest in steps.items() if name not in fields.STEP_FIELDS}
 
 
-def require_single_rewards(step_spec: Mapping[str, Nest], format_name: str) -> None:
-    """Raises `SourceError` unless a reward is one number."""
+def require_plain_names(step_spec: Mapping[str, Nest], format_name: str) -> None:
+    """Raises `SourceError` if the name of a field is empty or contains '/', which separates names in files."""
+    for path, _ in leaves(dict(step_spec)):
+        if any(isinstance(part, str) and ("/" in part or not part) for part in path):
+            raise SourceError(f"{path_name(path)} must not have '/' in its name for {format_name}; rename the field")
+
+
+def require_log_fields(step_spec: Mapping[str, Nest], format_name: str) -> None:
+    """Raises `SourceError` unless a reward is one number, and the names of the fields are plain and not reserved."""
+    require_plain_names(step_spec, format_name)
+    d4rl.require_new_names(select_extras(step_spec), "steps")
     reward = step_spec[fields.REWARD]
     if not isinstance(reward, ArraySpec) or reward.shape:
         raise SourceError(

@@ -210,8 +210,7 @@ def _plan_shard(shard: int, episodes: list[_Measured], part_bytes: int) -> Shard
         nonlocal first_item
         members = [episode for group in groups for episode in group]
         num_items = sum(max(episode.num_items, 0) for episode in members)
-        fingerprint = Fingerprint()
-        fingerprint.add_digests(episode.digest for episode in members)
+        fingerprint = Fingerprint(b"".join(episode.digest for episode in members))
         sizes = tuple(map(len, groups))
         begin, end = members[0].number, members[-1].number + 1
         parts.append(Part(shard, len(parts), begin, end, sizes, first_item, num_items, fingerprint.hexdigest()))
@@ -225,7 +224,6 @@ def _plan_shard(shard: int, episodes: list[_Measured], part_bytes: int) -> Shard
     if groups:
         end_part()
     kept = [episode for episode in episodes if episode.num_items >= 0]
-    fingerprint = Fingerprint()
-    fingerprint.add_digests(episode.digest for episode in kept)
+    fingerprint = Fingerprint(b"".join(episode.digest for episode in kept))
     too_short = sum(episode.num_items == 0 for episode in kept)
     return ShardPlan(tuple(parts), TransferState(len(episodes), fingerprint.hexdigest(), first_item, too_short))

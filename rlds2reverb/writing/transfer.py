@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Problem, ResumeError
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.summary import Fingerprint
+from rlds2reverb.sources.summary import Fingerprint, episode_digests
 from rlds2reverb.tables import MAX_ITEMS
 
 from .conversion import ItemConversion, OnInvalid
@@ -195,7 +195,7 @@ class Transfer:
             seen += 1
             _, is_skipped = self._find_problems(episode)
             if not is_skipped:
-                fingerprint.add(episode)
+                fingerprint.update(b"".join(episode_digests(EpisodeBatch([episode]))))
         saved.require_same_data(seen, fingerprint)
 
     def run(self, destination: Destination) -> None:
@@ -237,7 +237,7 @@ class Transfer:
         kept = self._drop_skipped(batch)
         if kept is None:
             return []
-        fingerprint.add_batch(kept)
+        fingerprint.update(b"".join(episode_digests(kept)))
         self.report.add_batch(kept)
         blocks = [] if count_only else self.conversion.convert(kept)
         self.report.items += sum(len(block.starts) for block in blocks)

@@ -44,9 +44,6 @@ class EpisodeFilter:
         Raises:
           InvalidEpisodeError: If there are problems and they are errors.
         """
-        if self.on_invalid == "error":
-            batch.require_valid(self.step_spec)
-            return batch
         if batch.is_valid(self.step_spec):
             return batch
         kept = []

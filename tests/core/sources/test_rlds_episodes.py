@@ -6,7 +6,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb._internals.tensorflow import extract_sliced_arrays
-from rlds2reverb.sources.rlds_episodes import read_columns
+from rlds2reverb.sources.rlds_episodes import read_episodes
 
 
 def make_steps(length, seed=0):
@@ -59,7 +59,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_columns_match_the_steps_in_order(change):
     lengths = (5, 1, 0, 7, 3) if change != "joined" else (5, 3, 7, 3)
-    episodes = list(read_columns(make_episodes(*lengths, change=CHANGES[change])))
+    episodes = [steps for steps, _ in read_episodes(make_episodes(*lengths, change=CHANGES[change]))]
     assert len(episodes) == len(lengths)
     for seed, (got, length) in enumerate(zip(episodes, lengths, strict=True)):
         assert_equal(got, make_steps(length, seed))
@@ -77,7 +77,7 @@ def test_arrays_are_extracted_only_from_slices(change):
 )
 def test_subsets_of_slices_are_read_step_by_step(change):
     (expected,) = change(slice_steps({"x": np.arange(4)})).batch(10).as_numpy_iterator()
-    (got,) = read_columns(
+    ((got, _),) = read_episodes(
         tf.data.Dataset.from_tensors(0).map(lambda _: {"steps": change(slice_steps({"x": np.arange(4)}))})
     )
     assert_equal(got, expected)
@@ -87,7 +87,7 @@ def test_subsets_of_slices_are_read_step_by_step(change):
 def test_sliced_and_mapped_episodes_can_be_mixed(first):
     second = {"slices": "mapped", "mapped": "slices"}[first]
     mixed = make_episodes(4, 2, change=CHANGES[first]).concatenate(make_episodes(3, 5, change=CHANGES[second]))
-    assert [len(steps["reward"]) for steps in read_columns(mixed)] == [4, 2, 3, 5]
+    assert [len(steps["reward"]) for steps, _ in read_episodes(mixed)] == [4, 2, 3, 5]
 
 
 def test_error_in_a_step_is_raised_after_the_previous_episodes():
@@ -98,7 +98,7 @@ def test_error_in_a_step_is_raised_after_the_previous_episodes():
     dataset = tf.data.Dataset.range(4).map(
         lambda index: {"steps": slice_steps({"x": tf.range(2) + 2 * tf.cast(index, tf.int32)}).map(fail)}
     )
-    episodes = read_columns(dataset)
+    episodes = (steps for steps, _ in read_episodes(dataset))
     assert [next(episodes)["x"].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         next(episodes)
@@ -109,7 +109,7 @@ def test_error_in_an_episode_is_raised_after_the_previous_ones():
         tf.debugging.assert_less(index, np.int64(2), "too many")
         return {"steps": slice_steps({"x": tf.fill([3], index)})}
 
-    episodes = read_columns(tf.data.Dataset.range(4).map(make_episode))
+    episodes = (steps for steps, _ in read_episodes(tf.data.Dataset.range(4).map(make_episode)))
     assert [next(episodes)["x"].tolist() for _ in range(2)] == [[0, 0, 0], [1, 1, 1]]
     with pytest.raises(tf.errors.InvalidArgumentError, match="too many"):
         next(episodes)
@@ -120,5 +120,5 @@ def test_datasets_without_a_graph_are_read_step_by_step(monkeypatch):
         raise tf.errors.UnimplementedError(None, None, "no graph")
 
     monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", refuse)
-    for got, (seed, length) in zip(read_columns(make_episodes(4, 2)), enumerate((4, 2)), strict=True):
+    for (got, _), (seed, length) in zip(read_episodes(make_episodes(4, 2)), enumerate((4, 2)), strict=True):
         assert_equal(got, make_steps(length, seed))
