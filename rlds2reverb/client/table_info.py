@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -47,19 +47,9 @@ class TableInfo:
     @classmethod
     def from_message(cls, message: Any) -> TableInfo:
         """Converts a `TableInfo` message."""
-        return cls(
-            name=message.name,
-            sampler_options=message.sampler_options,
-            remover_options=message.remover_options,
-            max_size=message.max_size,
-            max_times_sampled=message.max_times_sampled,
-            rate_limiter_info=message.rate_limiter_info,
-            current_size=message.current_size,
-            num_episodes=message.num_episodes,
-            num_deleted_episodes=message.num_deleted_episodes,
-            num_unique_samples=message.num_unique_samples,
-            encoded_signature=message.signature or None,
-        )
+        names = [field.name for field in fields(cls) if field.name != "encoded_signature"]
+        values = {name: getattr(message, name) for name in names}
+        return cls(**values, encoded_signature=message.signature or None)
 
     @cached_property
     def signature(self) -> Nest:

@@ -41,18 +41,13 @@ def read_spec(dtype: int, encoded_shape: bytes) -> tuple[np.dtype, tuple[int, ..
     return _NUMPY_TYPES[dtype], shape
 
 
-@functools.lru_cache(maxsize=4096)
-def _stored_header(size: int) -> bytes:
-    return literal_header(size)
-
-
 def raw_content(content: bytes, size: int) -> tuple[bytes, int]:
     """Decompresses a snappy stream; returns bytes, and the position in them at which its `size` bytes begin.
 
     Raises:
       ValueError: If the stream is damaged, or has a different size.
     """
-    header = _stored_header(size)
+    header = literal_header(size)
     if len(content) == len(header) + size and content.startswith(header):  # It is not compressed.
         return content, len(header)
     try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -78,15 +79,17 @@ class ItemBlock:
 
     def slice_items(self, begin: int, end: int) -> ItemBlock:
         """Returns a block of the items from `begin` to `end` (exclusive) of a block of one episode."""
-        items = slice(begin, end)
+        return replace(self._select(0, begin, end), first_item=self.first_item + begin)
+
+    def _select(self, index: int, begin: int, end: int, first_row: int = 0, end_row: int | None = None) -> ItemBlock:
+        """Returns a block of the items from `begin` to `end` of an episode, whose rows these are."""
         return ItemBlock.from_episode(
-            self.columns,
-            self.starts[items],
-            self.lengths[items],
-            self.priorities[items],
-            digest=self.digests[0],
-            episode=int(self.episodes[0]),
-            first_item=self.first_item + begin,
+            [column[first_row:end_row] for column in self.columns],
+            self.starts[begin:end] - first_row,
+            self.lengths[begin:end],
+            self.priorities[begin:end],
+            digest=self.digests[index],
+            episode=int(self.episodes[index]),
         )
 
     def split_by_episode(self) -> Iterator[ItemBlock]:
@@ -94,19 +97,10 @@ class ItemBlock:
         if len(self.digests) == 1:
             yield self
             return
-        ends = np.append(self.first_rows[1:], len(self.columns[0])).tolist()
-        first_item = 0
-        for index, (row, end, num_items) in enumerate(zip(self.first_rows, ends, self.num_items, strict=True)):
-            items = slice(first_item, first_item + num_items)
-            first_item += num_items
-            yield ItemBlock.from_episode(
-                [column[row:end] for column in self.columns],
-                self.starts[items] - row,
-                self.lengths[items],
-                self.priorities[items],
-                digest=self.digests[index],
-                episode=int(self.episodes[index]),
-            )
+        rows = itertools.pairwise([*self.first_rows.tolist(), len(self.columns[0])])
+        items = itertools.pairwise([0, *np.cumsum(self.num_items).tolist()])
+        for index, (own_items, own_rows) in enumerate(zip(items, rows, strict=True)):
+            yield self._select(index, *own_items, *own_rows)
 
     @property
     def num_rows(self) -> int:

@@ -64,6 +64,7 @@ def require_dtype(spec: ArraySpec, where: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=4096)
 def literal_header(size: int) -> bytes:
     """Returns the header of a snappy stream with one literal of `size` bytes (see snappy's format_description.txt)."""
     if size == 0:

@@ -62,14 +62,9 @@ def require_beta(beta: Beta) -> None:
         raise ValueError(f"beta must return a scalar in [0, 1], got {first} for the first batch")
 
 
-def evaluate_beta(beta: Beta, batch: Any) -> Any:
-    """Returns the exponent for a batch number from 0, float64 `[]`; a tensor if the number is a symbolic tensor."""
-    value = beta(batch) if callable(beta) else beta
-    if hasattr(value, "graph"):
-        import tensorflow as tf
-
-        return tf.cast(value, tf.float64)
-    return np.asarray(value, np.float64)
+def evaluate_beta(beta: Beta, batch: int | np.int64) -> np.ndarray:
+    """Returns the exponent for a batch number from 0, float64 `[]`."""
+    return np.asarray(beta(batch) if callable(beta) else beta, np.float64)
 
 
 def importance_weights(

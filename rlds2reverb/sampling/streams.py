@@ -235,7 +235,9 @@ class _Reader:
             size = self._streams.block_size
             end = len(block) - len(block) % size
             if end:
-                self._put([block.slice_items(begin, begin + size) for begin in range(0, end, size)])
+                self._streams.put(
+                    self._server, [block.slice_items(begin, begin + size) for begin in range(0, end, size)]
+                )
             if end < len(block):
                 self._rest = block.slice_items(end, len(block))
 
@@ -263,7 +265,7 @@ class _Reader:
                 num_arrived = 0
             if len(self._samples) == self._streams.block_size:
                 samples, self._samples = self._samples, []
-                self._put([self._streams.decoder.decode_samples(samples)])
+                self._streams.put(self._server, [self._streams.decoder.decode_samples(samples)])
 
     def _iterate(self, call: Any) -> Iterator[bytes]:
         """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""
@@ -277,9 +279,6 @@ class _Reader:
             if response is None:
                 return
             yield response
-
-    def _put(self, blocks: Sequence[Block]) -> None:
-        self._streams.put(self._server, blocks)
 
     def cancel(self) -> None:
         """Ends the call, if one is in progress."""

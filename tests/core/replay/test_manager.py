@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tree
 
-from rlds2reverb._system.sealed_files import MANIFEST, load_json, save_json
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
 from rlds2reverb.replay import BufferConfig, BufferManager, ReplayBuffer, SampleRefusal
 from rlds2reverb.replay.monitors import table
@@ -574,9 +573,6 @@ def test_save_data_transfers_all_buffers_of_a_manager(tmp_path):
             second.load_data(tmp_path / "one")
         with pytest.raises(CheckpointError, match="has no checkpoint; pass the directory that was passed to save_data"):
             second.load_data(tmp_path / "missing")
-        save_json(path / MANIFEST, {**load_json(path / MANIFEST), "buffers": 1.5})
-        with pytest.raises(CheckpointError, match="is not a valid checkpoint: its manifest lists no buffers"):
-            second.load_data(tmp_path / "data")
         assert [second.count(name) for name in configs] == [3, 4, 0]
 
 
