@@ -294,7 +294,7 @@ class Run:
     def _write_to_directory(self, transfer: Transfer, path: Path, description: dict[str, Any]) -> None:
         conversion = transfer.conversion
         description["example"] = example_hash(conversion)
-        _require_capacity(transfer, [config.capacity for config in self.configs], allow_eviction=False)
+        _require_capacity(transfer, [config.capacity for config in self.configs], allow_eviction=None)
         encoder = self._make_encoder(conversion, number_items=True)
         signature = conversion.signature
         with DirectoryDestination(path, self.configs, signature, encoder, description=description) as directory:
@@ -459,8 +459,11 @@ def _evicts(info: TableInfo) -> bool:
     return info.rate_limiter_info.max_diff > NO_LIMIT
 
 
-def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool) -> None:
-    """Raises `ValueError`, or warns if eviction is allowed, unless each table can hold all items."""
+def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_eviction: bool | None) -> None:
+    """Raises `ValueError`, or warns if eviction is allowed, unless each table can hold all items.
+
+    `allow_eviction` is None for directories, which cannot evict.
+    """
     smallest = min(max_sizes, default=MAX_ITEMS)
     if transfer.definitely_fits(smallest):
         transfer.max_items = smallest
@@ -469,7 +472,7 @@ def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_evi
     if num_items <= smallest:
         transfer.max_items = smallest
     elif not allow_eviction:
-        raise capacity_error(num_items, smallest)
+        raise capacity_error(num_items, smallest, can_evict=allow_eviction is not None)
     else:
         transfer.report.warn(
             f"the dataset has {num_items:,} items, but the smallest table holds {smallest:,}: at least "

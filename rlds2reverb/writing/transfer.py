@@ -76,11 +76,12 @@ def changed_data_error(difference: str) -> ResumeError:
     )
 
 
-def capacity_error(num_items: int, max_items: int) -> ValueError:
-    """Returns the error for more items than a table holds."""
+def capacity_error(num_items: int, max_items: int, *, can_evict: bool = False) -> ValueError:
+    """Returns the error for more items than a table holds; `can_evict` if the tables are those of a server."""
+    remedy = ", or pass allow_eviction=True to let new items replace older ones" if can_evict else ""
     return ValueError(
         f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}; use a larger "
-        "max_size, or, for a server, pass allow_eviction=True to let new items replace older ones"
+        f"max_size{remedy}"
     )
 
 
