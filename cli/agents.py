@@ -53,7 +53,7 @@ def agents(as_json: bool, name: str | None) -> None:
 
     hyperparameters = get_hyperparameters(name)
     if as_json:
-        described = [_as_json(each) for each in hyperparameters.values()]
+        described = [_as_json(hyperparameter) for hyperparameter in hyperparameters.values()]
         output.print_json({**_describe(algorithm), "hyperparameters": described})
         return
     output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), _make_facts(algorithm))
@@ -61,19 +61,21 @@ def agents(as_json: bool, name: str | None) -> None:
         print("\nno hyperparameters")
         return
     print("\nhyperparameters (train --set NAME=VALUE)")
-    for each in hyperparameters.values():
-        _print_hyperparameter(each)
+    for hyperparameter in hyperparameters.values():
+        _print_hyperparameter(hyperparameter)
 
 
 def _list_algorithms(*, as_json: bool) -> None:
     if as_json:
-        output.print_json({"algorithms": [_describe(each) for each in ALGORITHMS.values()]})
+        output.print_json({"algorithms": [_describe(algorithm) for algorithm in ALGORITHMS.values()]})
         return
-    rows = [
-        (each.name, each.actions or "", each.items or "", f"{each.batch_size:,}", each.source.rpartition(", ")[0])
-        for each in ALGORITHMS.values()
-    ]
+    rows = [_make_row(algorithm) for algorithm in ALGORITHMS.values()]
     print(format_columns(["name", "actions", "items", "batch", "source"], rows))
+
+
+def _make_row(algorithm: Algorithm) -> tuple[str, ...]:
+    source = algorithm.source.rpartition(", ")[0]
+    return algorithm.name, algorithm.actions or "", algorithm.items or "", f"{algorithm.batch_size:,}", source
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:

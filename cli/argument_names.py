@@ -34,7 +34,7 @@ def name_options(message: str, command: click.Command | None) -> str:
       command: the running command; None leaves the message unchanged.
     """
     parameters = command.params if command else []
-    options = {each.name: each.opts[0] for each in parameters if isinstance(each, click.Option)}
+    options = {parameter.name: parameter.opts[0] for parameter in parameters if isinstance(parameter, click.Option)}
 
     def replace(match: re.Match[str]) -> str:
         named, name, value, empty, bare = match.groups()

@@ -137,7 +137,7 @@ def inspect(
             from rlds2reverb.training.reports import report_source
 
         with output.StepProgress(source) as progress:
-            report = report_source(source, report_path, **scores, on_episode=lambda each: progress("read", each))
+            report = report_source(source, report_path, **scores, on_episode=lambda episode: progress("read", episode))
         _print_report(report, report_path, as_json=as_json)
         return
     with output.StepProgress(source) as progress:
@@ -217,14 +217,14 @@ def _inspect_server(address: str, timeout: float, report_path: Path | None, *, a
     addresses = address.split(",")
     tables: dict[str, dict[str, Any]] = {}
     failures: list[ServerUnavailableError] = []
-    for each in addresses:
+    for shard_address in addresses:
         try:
-            infos = table_infos(each, timeout_secs=timeout)
+            infos = table_infos(shard_address, timeout_secs=timeout)
         except ServerUnavailableError as error:
             failures.append(error)
             continue
         for name, info in sorted(infos.items()):
-            tables[name] = _add_tables(tables.get(name), _describe_table(info), each)
+            tables[name] = _add_tables(tables.get(name), _describe_table(info), shard_address)
     if len(failures) == len(addresses):
         raise failures[0]
     for failure in failures:

@@ -125,7 +125,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _find_command(arguments: Sequence[str]) -> click.Command | None:
     """Returns the command of a command line, or None if it cannot be imported."""
     command: click.Command | None = cli
-    names = (each for each in arguments if not each.startswith("-"))
+    names = (argument for argument in arguments if not argument.startswith("-"))
     with contextlib.suppress(ImportError):
         while isinstance(command, click.Group):
             command = command.get_command(click.Context(command), next(names, ""))

@@ -44,7 +44,8 @@ def _combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 def _takers(option: str) -> str:
     """Returns the formats that take an option of `load`, for its help."""
-    return ", ".join(each.title for each in FORMATS if each.title and option in each.options)
+    titles = (file_format.title for file_format in FORMATS if option in file_format.options)
+    return ", ".join(title for title in titles if title)
 
 
 reading_options = _combine(
@@ -371,9 +372,9 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
 def open_source(options: dict[str, Any]) -> Source:
     """Opens the source that the `source_options` describe, and prints its warnings."""
     location = options["source"]
-    for each in [location] if isinstance(location, str) else location:
-        if server_address(each) is not None:
-            raise click.UsageError(f"SRC must be a dataset, got the server {each!r}; use its original data")
+    for path in [location] if isinstance(location, str) else location:
+        if server_address(path) is not None:
+            raise click.UsageError(f"SRC must be a dataset, got the server {path!r}; use its original data")
     name = location if isinstance(location, str) else f"{len(location)} datasets"
     with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
         source = load(location, **get_reading_options(options))

@@ -777,8 +777,8 @@ MUTATIONS = [
         "the spread is that of all evaluations of a run",
         "runs",
         "training/experiments.py",
-        "np.std(each[-_NUM_LAST:])",
-        "np.std(each)",
+        "np.std(means[-_NUM_LAST:])",
+        "np.std(means)",
         EXPERIMENTS,
     ),
     Mutation(

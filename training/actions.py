@@ -83,7 +83,7 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
         raise SpecMismatchError(f"continuous actions must be vectors, got {got}; reshape them")
     kind = "discrete" if is_discrete else "continuous"
     if algorithm.actions not in (kind, None):
-        names = ", ".join(name for name, each in ALGORITHMS.items() if each.actions == kind)
+        names = ", ".join(name for name, other in ALGORITHMS.items() if other.actions == kind)
         raise SpecMismatchError(
             f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
             f"one of {names}"

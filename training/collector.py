@@ -143,8 +143,8 @@ class Collector:
         until = self.num_collected + num_steps
         while self.num_collected < until:
             self._add(next(self._rollout))
-        taken = [each for track in self._tracks for each in track.take(self._num_kept)]
-        return [_make_piece(*each, self._observation_spec) for each in taken]
+        taken = [steps for track in self._tracks for steps in track.take(self._num_kept)]
+        return [_make_piece(steps, is_complete, self._observation_spec) for steps, is_complete in taken]
 
     def _add(self, time_step: TimeStep) -> None:
         rows = self._read(time_step)

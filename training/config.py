@@ -80,10 +80,11 @@ def declare_fields(config: Any) -> dict[str, TrainingOption]:
     """Returns the declarations of the fields of a dataclass by name; the texts are those of its docstring."""
     hints, texts = get_type_hints(config, include_extras=True), read_descriptions(config)
     declared = {}
-    for each in fields(config):
-        default = REQUIRED if each.default is MISSING else each.default
-        option = declare(each.name, default, hints[each.name], texts.get(each.name, ""))
-        declared[each.name] = TrainingOption(**vars(option), **each.metadata)
+    for attribute in fields(config):
+        name = attribute.name
+        default = REQUIRED if attribute.default is MISSING else attribute.default
+        option = declare(name, default, hints[name], texts.get(name, ""))
+        declared[name] = TrainingOption(**vars(option), **attribute.metadata)
     return declared
 
 
@@ -430,7 +431,7 @@ class TrainingConfig:
     def online_settings(self) -> list[str]:
         """Returns the names of the settings that a run gets when an online phase is added to it; see `settings`."""
         options = declared_options().items()
-        names = [name for name, each in options if each.identifies and each.group == _ONLINE]
+        names = [name for name, option in options if option.identifies and option.group == _ONLINE]
         return [*names, "steps"] if self.online_steps else []
 
     def describe_unused(self) -> list[str]:
@@ -438,7 +439,7 @@ class TrainingConfig:
         unused = {_ONLINE: "online_steps"} if not self.online_steps else {}
         unused |= {_EVALUATION: "an environment"} if self.env is None else {}
         declared, sentences = declared_options(), []
-        changed = [name for name, each in declared.items() if name != "env" and getattr(self, name) != each.default]
+        changed = [name for name, option in declared.items() if name != "env" and getattr(self, name) != option.default]
         for group, missing in unused.items():
             names = [name for name in changed if declared[name].group == group]
             if names:
@@ -456,8 +457,11 @@ class TrainingConfig:
           environment: name of the evaluation environment; None without evaluation.
           spec: its description; see `describe_env`.
         """
-        options = declared_options().items()
-        names = [name for name, each in options if each.identifies and (self.online_steps or each.group != _ONLINE)]
+        names = [
+            name
+            for name, option in declared_options().items()
+            if option.identifies and (self.online_steps or option.group != _ONLINE)
+        ]
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
         hyperparameters = {

@@ -38,8 +38,8 @@ def describe_env(env: Any) -> dict[str, Any]:
         encoded = _encode(env)
         return encoded if isinstance(encoded, dict) else {_OBJECT: describe_reference(env)}
     wrappers = [
-        {"name": each.name, "entry_point": each.entry_point, "kwargs": _encode(each.kwargs)}
-        for each in spec.additional_wrappers
+        {"name": wrapper.name, "entry_point": wrapper.entry_point, "kwargs": _encode(wrapper.kwargs)}
+        for wrapper in spec.additional_wrappers
     ]
     return {**{name: _encode(getattr(spec, name)) for name in _FIELDS}, _WRAPPERS: wrappers}
 
@@ -70,8 +70,8 @@ def restore_env(description: Mapping[str, Any]) -> Any:
             f"the environment {values['id']} cannot be made again, because {values['entry_point']} {_CANNOT_IMPORT}"
         )
     wrappers = [
-        registration.WrapperSpec(each["name"], each["entry_point"], _decode(each["kwargs"]))
-        for each in description.get(_WRAPPERS, ())
+        registration.WrapperSpec(wrapper["name"], wrapper["entry_point"], _decode(wrapper["kwargs"]))
+        for wrapper in description.get(_WRAPPERS, ())
     ]
     return registration.EnvSpec(**values, additional_wrappers=tuple(wrappers))
 

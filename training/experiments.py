@@ -169,9 +169,9 @@ class Experiment:
             return Row(**row)
         runs = [self.runs[name] for name in evaluated]
         returns = [run.evaluations["mean"] for run in runs]
-        row["swing"] = float(np.mean([np.std(each[-_NUM_LAST:]) for each in returns]))
+        row["swing"] = float(np.mean([np.std(means[-_NUM_LAST:]) for means in returns]))
         scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
-        has_scores = all(np.isfinite(each).all() for each in scores)
+        has_scores = all(np.isfinite(series).all() for series in scores)
         row |= {**_summarize(returns), "scores": _summarize(scores) if has_scores else {}}
         return Row(**row)
 
@@ -316,13 +316,13 @@ def run_plan(
         stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
         if (root / "config.json").is_file():
             raise CheckpointError(f"{root} contains a single run; use a different run_dir")
-        saved = {name: each for name, each in (load_json(root / PLAN_FILE) or {}).items() if _is_run(root / name)}
+        saved = {name: entry for name, entry in (load_json(root / PLAN_FILE) or {}).items() if _is_run(root / name)}
         require_continuation(saved, plan, root)
         begun = [run for run in plan if run.name in saved]
         _require_same_runs(begun, root)
         for run in begun:
             _set_reference_returns(root / run.name, run.config)
-        status = {name: each for name, each in (load_json(root / STATUS_FILE) or {}).items() if name in planned}
+        status = {name: entry for name, entry in (load_json(root / STATUS_FILE) or {}).items() if name in planned}
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
         _require_valid(waiting)
         save_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
@@ -360,7 +360,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         try:
             run.config.require_valid_hyperparameters()
-            make_hooks(each for each in run.config.hooks if isinstance(each, (str, Mapping)))
+            make_hooks(hook for hook in run.config.hooks if isinstance(hook, (str, Mapping)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{run.name}: {error}") from error
     for source in {str(run.source): run.source for run in runs if isinstance(run.source, (str, Path))}.values():
@@ -428,11 +428,11 @@ def _write_results(experiment: Experiment) -> None:
 def _summarize(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:
     """Returns mean and deviation over runs of the last, the last five and the best of their evaluations."""
     by_name = {
-        "last": [each[-1] for each in values],
-        "last_five": [each[-_NUM_LAST:].mean() for each in values],
-        "best": [each.max() for each in values],
+        "last": [series[-1] for series in values],
+        "last_five": [series[-_NUM_LAST:].mean() for series in values],
+        "best": [series.max() for series in values],
     }
-    return {name: (float(np.mean(each)), float(np.std(each))) for name, each in by_name.items()}
+    return {name: (float(np.mean(numbers)), float(np.std(numbers))) for name, numbers in by_name.items()}
 
 
 def _format_table(rows: Sequence[Row]) -> str:
@@ -440,9 +440,8 @@ def _format_table(rows: Sequence[Row]) -> str:
     is_one_data = len({row.data for row in rows}) == 1
     headings = ["data", "agent", "seeds", "updates", "mean of data", "last", "last five", "swing", "best"]
     headings += ["last five scores"] if has_scores else []
-    table = [_format_row(row, has_scores=has_scores) for row in rows]
-    columns = range(is_one_data, len(headings))
-    return format_columns([headings[each] for each in columns], [[row[each] for each in columns] for row in table])
+    first = int(is_one_data)
+    return format_columns(headings[first:], [_format_row(row, has_scores=has_scores)[first:] for row in rows])
 
 
 def _format_row(row: Row, *, has_scores: bool) -> list[str]:

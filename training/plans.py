@@ -110,7 +110,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     if isinstance(sweep, (str, Path)):
         sweep = _read_sweep(Path(sweep))
     parameters = inspect.signature(load).parameters.values()
-    reading_options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    reading_options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     _require_names("a sweep", sweep, {_DATA, _SEEDS, _VARIANTS, _PRESETS, *reading_options, *declared_options()})
     if _DATA not in sweep:
         raise ValueError("a sweep must contain 'data': a path, a list of paths, or a dict of paths by name")
@@ -237,7 +237,7 @@ def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tupl
     if variants is None:
         yield from _expand("", options)
         return
-    if not isinstance(variants, Mapping) or not all(isinstance(each, Mapping) for each in variants.values()):
+    if not isinstance(variants, Mapping) or not all(isinstance(variant, Mapping) for variant in variants.values()):
         raise TypeError(f"the 'variants' of a sweep must be a dict of options by name, got {variants!r}")
     if not variants:
         raise ValueError("the 'variants' of a sweep must contain at least one")
@@ -307,8 +307,8 @@ def _format_value(value: Any) -> str:
 
 def _read_list(value: Any) -> Any:
     """Returns the value of an option that is a list: a tuple, or a list of tuples for several values."""
-    if isinstance(value, list) and value and all(isinstance(each, (list, tuple)) for each in value):
-        return [tuple(each) for each in value]
+    if isinstance(value, list) and value and all(isinstance(element, (list, tuple)) for element in value):
+        return [tuple(element) for element in value]
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 

@@ -181,11 +181,11 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
         raise SourceError(f"{where} has the tables {', '.join(sorted(infos))}; {expected}")
     if len(addresses) > 1:
         ServerTables.fetch(server, name, timeout_secs=_INFO_SECS)  # Raises an error unless the tables match.
-    size = sum(each[name].current_size for each in all_infos)
+    size = sum(server_infos[name].current_size for server_infos in all_infos)
     if not size:
         raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
-    for address, each in zip(addresses, all_infos, strict=True):
-        _require_enough_items(each[name], address)
+    for address, server_infos in zip(addresses, all_infos, strict=True):
+        _require_enough_items(server_infos[name], address)
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
@@ -199,7 +199,8 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     fields = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
-    _require_float32({each: rows[each] for each in ("observation", "action", "reward")}, f"table {name!r} at {where}")
+    read = {column: rows[column] for column in ("observation", "action", "reward")}
+    _require_float32(read, f"table {name!r} at {where}")
     action = fields["action"]
     bounds = (action.minimum, action.maximum) if isinstance(action, tensor_spec.BoundedTensorSpec) else None
     return ServedTable(server, name, rows, bounds, has_trajectories, size)

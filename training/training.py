@@ -426,7 +426,7 @@ def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str |
     """Returns a shell command that repeats the run from any directory, or None if the data are objects in memory."""
     values, defaults = config.as_dict(), TrainingConfig(config.algo).as_dict()
     references = [get_algorithm(config.algo).agent] if ":" in config.algo else []
-    references += [values["hyperparameters"][name] for name, each in config.hyperparameters.items() if callable(each)]
+    references += [values["hyperparameters"][name] for name, value in config.hyperparameters.items() if callable(value)]
     are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
     if not isinstance(source, (str, Path, type(None))) or not are_named:
         return None

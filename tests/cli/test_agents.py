@@ -39,7 +39,7 @@ def test_every_algorithm_is_described_as_json(name, capsys):
     assert run(["agents", name, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["name"] == name and document["batch_size"] == ALGORITHMS[name].batch_size
-    described = {each["name"]: each for each in document["hyperparameters"]}
+    described = {hyperparameter["name"]: hyperparameter for hyperparameter in document["hyperparameters"]}
     assert described["seed"]["default"] == 0 and described["seed"]["range"] == "in [0, 4294967295]"
     if name == "td3":
         assert described["alpha"] == {
@@ -55,7 +55,7 @@ def test_every_algorithm_is_described_as_json(name, capsys):
 def test_list_is_printed_as_json(capsys):
     assert run(["agents", "--json"]) == 0
     algorithms = json.loads(capsys.readouterr().out)["algorithms"]
-    assert [each["name"] for each in algorithms] == list(ALGORITHMS)
+    assert [algorithm["name"] for algorithm in algorithms] == list(ALGORITHMS)
     assert algorithms[0]["agent"] == "AWACAgent" and algorithms[0]["source"].endswith("arXiv:2006.09359")
 
 

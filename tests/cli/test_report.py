@@ -11,7 +11,7 @@ from rlds2reverb.cli import run
 
 
 def call(capsys, *arguments):
-    code = run([str(each) for each in arguments])
+    code = run([str(argument) for argument in arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -43,7 +43,7 @@ def test_inspect_describes_runs_and_writes_reports_on_them(tmp_path, capsys, fig
     code, out, _ = call(capsys, "inspect", *paths)
     assert code == 0 and out.splitlines()[0] == f"run in {paths[0]}: 3,000 updates, last return 15.0, best 20.0"
     code, out, _ = call(capsys, "inspect", *paths, "--json")
-    assert [each["updates"] for each in json.loads(out)["runs"]] == [3000, 3000]
+    assert [description["updates"] for description in json.loads(out)["runs"]] == [3000, 3000]
     code, _, err = call(capsys, "inspect", *paths, "--report", tmp_path / "a.html")
     assert (code, err) == (0, "") and (tmp_path / "a.html").is_file()
     legend = figures["Evaluations in Pendulum-v1"].axes[0].get_legend()

@@ -43,7 +43,7 @@ def prioritized():
 def test_uniform_batches_are_those_of_the_items_in_memory(data):
     hopper = data / "d4rl" / "hopper_medium-v2.hdf5"
     config = TrainingConfig("iql", seed=3, batch_size=16)
-    items = collect_items(NStep(1, 0.99)(each) for each in load(hopper))
+    items = collect_items(NStep(1, 0.99)(episode) for episode in load(hopper))
     expected = InMemoryDataset(items, 16, seed=3, to_experience=NStep(1, 0.99).as_transition)
     with open_data(hopper, config) as opened, opened.open_batches(config) as batches:
         assert batches.priorities is None and batches.replay is None

@@ -57,7 +57,7 @@ def test_items_are_those_of_the_adder_for_each_episode(hopper):
         (TrainingConfig("iql", n_step=3, gamma=0.9), NStep(3, 0.9)),
         (TrainingConfig("rebrac"), TrajectoryWindows(2)),
     ):
-        got, expected = open_data(hopper, config), collect_items(adder(each) for each in load(hopper))
+        got, expected = open_data(hopper, config), collect_items(map(adder, load(hopper)))
         assert_equal_nests(got.items.columns, expected.columns)
         np.testing.assert_array_equal(got.items.starts, expected.starts)
         assert got.num_transitions == 10_202 and got.num_episodes == 32 and got.adder == adder
@@ -85,7 +85,9 @@ def test_dataset_is_read_once_and_reports_each_episode(hopper):
 
     options = {"top_percent": 50, "clip_actions": True, "action_bounds": (-1, 1), "drop_fields": ()}
     config = TrainingConfig("td3_bc", reward="iql_locomotion", **options)
-    open_data(Source("few", "d4rl", read), config, progress=lambda stage, each: seen.append((stage, each.index)))
+    open_data(
+        Source("few", "d4rl", read), config, progress=lambda stage, recorded: seen.append((stage, recorded.index))
+    )
     assert num_reads == 1 and seen == [("read", 0), ("read", 1), ("read", 2)]
 
 
@@ -110,10 +112,10 @@ def test_episode_with_other_fields_raises():
 
 def test_statistics_leave_out_final_observations(hopper):
     got, episodes = open_data(hopper, IQL), list(load(hopper))
-    seen = np.concatenate([each.steps["observation"][:-1] for each in episodes]).astype(np.float64)
+    seen = np.concatenate([recorded.steps["observation"][:-1] for recorded in episodes]).astype(np.float64)
     np.testing.assert_allclose(got.moments.mean, seen.mean(0), rtol=1e-6)
     np.testing.assert_allclose(got.moments.std, seen.std(0) + 1e-3, rtol=1e-6)
-    np.testing.assert_array_equal(got.returns, [each.total_reward for each in episodes])
+    np.testing.assert_array_equal(got.returns, [recorded.total_reward for recorded in episodes])
     assert got.behaviour_return == pytest.approx(978.3, abs=0.1)
     assert got.time_step_spec.observation.shape == (11,) and got.name == "hopper_medium-v2.hdf5"
 
@@ -161,7 +163,7 @@ def test_preprocessing_matches_the_transforms_of_convert(hopper):
     transforms = [CastFloats(), ScaleRewards(2.0, 0.5), ActionBounds(-0.5, 1), ClipActions()]
     source, statistics = apply_transforms(load(hopper), transforms)
     assert statistics["notes"][0] in open_data(hopper, config).notes and statistics["clipped_actions"] > 100
-    expected = collect_items(NStep(1, 0.99)(each) for each in source)
+    expected = collect_items(map(NStep(1, 0.99), source))
     assert_equal_nests(open_data(hopper, config).items.columns, expected.columns)
 
 
@@ -400,7 +402,7 @@ def test_warnings_of_the_source_and_left_out_data_are_reported():
 def test_datasets_of_every_format_are_opened(data, place, config, num_transitions, bounds):
     source = open_source(str(data / place))
     got = open_data(source, config)
-    assert len(got.items) == got.num_transitions == sum(each.num_transitions for each in source)
+    assert len(got.items) == got.num_transitions == sum(recorded.num_transitions for recorded in source)
     assert num_transitions in (None, got.num_transitions) and any(bounds in note for note in got.notes)
     assert all(np.isfinite(leaf).all() for leaf in tree.flatten(got.moments))
 

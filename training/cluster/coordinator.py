@@ -133,8 +133,9 @@ class Coordinator:
     def next_task(self, learner: str) -> dict[str, Any] | None:
         """Returns the task that a learner was training before it was restarted, or else one that waits, or None."""
         with self._lock:
-            own = (each for each in self._tasks.values() if each["state"] == "running" and each["learner"] == learner)
-            waiting = (each for each in self._tasks.values() if each["state"] == "waiting")
+            running = (entry for entry in self._tasks.values() if entry["state"] == "running")
+            own = (entry for entry in running if entry["learner"] == learner)
+            waiting = (entry for entry in self._tasks.values() if entry["state"] == "waiting")
             chosen = next(own, None) or next(waiting, None)
             if chosen is None or self._stop_reason:
                 return None
@@ -156,7 +157,7 @@ class Coordinator:
     def running_task(self) -> dict[str, Any] | None:
         """Returns the task that is being trained, for learners that take part in it; None if there is none."""
         with self._lock:
-            running = (each["task"] for each in self._tasks.values() if each["state"] == "running")
+            running = (entry["task"] for entry in self._tasks.values() if entry["state"] == "running")
             return next(running, None)
 
     def join_learners(self, rank: int, life: str, address: str, num_learners: int) -> list[str]:
@@ -179,7 +180,7 @@ class Coordinator:
             self._learners[rank] = (life, address)
             if len(self._learners) < num_learners:
                 return []
-            return [self._learners[each][1] for each in range(num_learners)]
+            return [self._learners[index][1] for index in range(num_learners)]
 
     # --- The learner
 
@@ -262,7 +263,7 @@ class Coordinator:
 
     def _alive_collectors(self) -> list[_CollectorState]:
         now = time.monotonic()
-        return [each for each in self._collectors.values() if now - each.secs < ALIVE_SECS]
+        return [collector for collector in self._collectors.values() if now - collector.secs < ALIVE_SECS]
 
     def _max_collected(self) -> int:
         """Returns the number of environment steps that may be collected up to now."""
@@ -281,7 +282,7 @@ class Coordinator:
         """
         with self._lock:
             every, step = self._config.eval_every, self._policy_step
-            is_last = bool(self._tasks) and all(each["state"] in _ENDED for each in self._tasks.values())
+            is_last = bool(self._tasks) and all(entry["state"] in _ENDED for entry in self._tasks.values())
             is_due = step > 0 and (
                 step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
             )
@@ -307,7 +308,7 @@ class Coordinator:
         """Returns whether the replay servers may end: all who use them have, or do not in time."""
         if not self._stop_reason:
             return False
-        is_training = any(each["state"] == "running" for each in self._tasks.values())
+        is_training = any(entry["state"] == "running" for entry in self._tasks.values())
         is_used = is_training or bool(self._alive_collectors())
         return not is_used or time.monotonic() - self._stop_time > _END_SECS
 
@@ -345,8 +346,8 @@ class Coordinator:
         """
         with self._lock:
             collected, collectors = self._num_collected, self._alive_collectors()
-            returns = [value for each in collectors for value in each.returns]
-            oldest = min((each.policy_step for each in collectors), default=self._policy_step)
+            returns = [value for collector in collectors for value in collector.returns]
+            oldest = min((collector.policy_step for collector in collectors), default=self._policy_step)
             online_updates = max(self._learner_step - self._config.steps, 0)
             return {
                 "step": self._learner_step,

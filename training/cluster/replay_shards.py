@@ -93,7 +93,7 @@ class ReplayShards:
         """
         self._reports[shard], self._report_secs[shard] = report, time.monotonic()
         if self._request and self._have_all_answered():
-            self._log.add([str(self._reports[each].checkpoint.name) for each in range(self._num_shards)])
+            self._log.add([str(self._reports[index].checkpoint.name) for index in range(self._num_shards)])
             self._committed_request, self._committed_secs, self._request = self._request, time.monotonic(), ""
         is_due = is_ending or time.monotonic() - self._committed_secs > self._checkpoint_secs
         if not self._request and is_due and self._has_changes():
@@ -112,21 +112,21 @@ class ReplayShards:
         return self._committed_request == request
 
     def _have_all_answered(self) -> bool:
-        answers = [each.checkpoint.request for each in self._reports.values()]
+        answers = [report.checkpoint.request for report in self._reports.values()]
         return answers == [self._request] * self._num_shards
 
     def _has_changes(self) -> bool:
         """Returns whether items were inserted after the last commit."""
         return any(
-            each.num_inserted != each.checkpoint.num_inserted or each.checkpoint.name != self._log.newest[shard]
-            for shard, each in self._reports.items()
+            report.num_inserted != report.checkpoint.num_inserted or report.checkpoint.name != self._log.newest[shard]
+            for shard, report in self._reports.items()
         )
 
     def addresses(self) -> dict[int, str]:
         """Returns the addresses of the servers that have reported within the last seconds, by shard."""
         now = time.monotonic()
         reports = sorted(self._reports.items())
-        return {shard: each.address for shard, each in reports if now - self._report_secs[shard] < ALIVE_SECS}
+        return {shard: report.address for shard, report in reports if now - self._report_secs[shard] < ALIVE_SECS}
 
     def sizes(self) -> dict[str, int]:
         """Returns the number of items of all servers, by table."""

@@ -176,7 +176,7 @@ class ReverbCommLearner(BaseCommLearner):
         learner = super()._create_learner(task_info)
         learner.run.writes_evaluations = False  # The evaluator does.
         variables = tf.nest.flatten(learner.agent.collect_policy.variables())
-        self._variables = [(tuple(map(int, each.shape)), each.dtype.name) for each in variables]
+        self._variables = [(tuple(map(int, variable.shape)), variable.dtype.name) for variable in variables]
         self._policy = None
         return learner
 

@@ -94,11 +94,11 @@ def load_runs(runs: Any) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     is_one = isinstance(runs, (str, Path, Run)) or hasattr(runs, "outcomes")
-    for each in [runs] if is_one else runs:
-        if isinstance(each, (str, Path)):
-            loaded: Iterable[Run] = list_runs(Path(each).expanduser())
+    for entry in [runs] if is_one else runs:
+        if isinstance(entry, (str, Path)):
+            loaded: Iterable[Run] = list_runs(Path(entry).expanduser())
         else:
-            loaded = [each] if isinstance(each, Run) else each.runs.values()
+            loaded = [entry] if isinstance(entry, Run) else entry.runs.values()
         found |= {run.path.resolve(): run for run in loaded}
     if not found:
         raise ValueError("runs must contain at least one run that has begun")
@@ -227,7 +227,7 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
 def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Returns the label, the steps and the values of a logged number of each run that has logged it."""
     series = [(label, *_get_logged(run, name)) for label, group in groups.items() for run in group]
-    return [each for each in series if len(each[1])]
+    return [line for line in series if len(line[1])]
 
 
 def _make_row(curve: Curve) -> list[str]:
@@ -264,7 +264,7 @@ def _draw_q_values(group: Sequence[Run]) -> Figure:
     for number, (steps, values) in enumerate(achieved):
         label = None if number else "achieved discounted return"
         axes.plot(steps, values, color=COLOURS[0], linestyle="--", marker="D", markersize=4, label=label)
-    q_values, returns = (np.abs(np.concatenate([values for _, values in each])) for each in (logged, achieved))
+    q_values, returns = (np.abs(np.concatenate([values for _, values in lines])) for lines in (logged, achieved))
     unit = max(float(returns.max() if len(returns) else np.median(q_values)), 1e-9)
     if q_values.max() > _SPAN * unit:
         axes.set_yscale("symlog", linthresh=unit)

@@ -115,7 +115,9 @@ class _TolerantReading:
 def _add_summary(page: Page, summary: Summary) -> None:
     page.add_section("Summary")
     page.add_facts([(name, value) for name, value in summary.facts() if name != "warning"])
-    rows = [(each.name, each.spec, f"{each.non_finite:,}" if each.non_finite else "none") for each in summary.fields]
+    rows = [
+        (field.name, field.spec, f"{field.non_finite:,}" if field.non_finite else "none") for field in summary.fields
+    ]
     page.add_text("")
     page.add_table(("field", "one step", "NaN or Inf"), rows)
 

@@ -64,8 +64,8 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
             for _, info in sorted(table_infos(address, timeout_secs=timeout_secs).items()):
                 facts.append([*([("server", address)] if is_sharded else []), *_describe_info(info)])
                 statistics.append(sample_item_statistics(address, info, timeout_secs=timeout_secs))
-    for each, rows in zip(statistics, facts, strict=True):
-        _add_table(page, each, rows)
+    for items, rows in zip(statistics, facts, strict=True):
+        _add_table(page, items, rows)
     return page.build(path)
 
 
@@ -221,7 +221,7 @@ def _draw_ages(items: ItemStatistics) -> Figure | None:
     if is_known.any():
         now = time.time() if items.is_sample else float(items.inserted_at[is_known].max())
         ages = np.maximum(now - items.inserted_at[is_known], 0)
-        scale, unit = next(each for each in _UNITS if ages.max() >= 2 * each[0] or each[0] == 1)
+        scale, unit = next((secs, name) for secs, name in _UNITS if ages.max() >= 2 * secs or secs == 1)
         ages, title = ages / scale, f"age ({unit})"
     else:
         is_known = items.order >= 0
@@ -230,7 +230,7 @@ def _draw_ages(items: ItemStatistics) -> Figure | None:
         ages, title = items.order[is_known].max() - items.order[is_known], "age (number of items inserted later)"
     weights, counts = items.weights[is_known], items.times_sampled[is_known]
     edges = np.linspace(0, max(float(ages.max()), 1e-9), _NUM_BINS + 1)
-    shares, sampled = (np.histogram(ages, edges, weights=each)[0] for each in (weights, weights * counts))
+    shares, sampled = (np.histogram(ages, edges, weights=bin_weights)[0] for bin_weights in (weights, weights * counts))
     centres = (edges[:-1] + edges[1:]) / 2
     figure = make_figure(HALF_WIDTH[0], 1.4 * HALF_WIDTH[1])
     upper, lower = figure.subplots(2, sharex=True)

@@ -74,7 +74,7 @@ def break_everything(training: ClusterTraining, cluster: Cluster, nodes: list, r
         secs += wait_for(lambda: read_step(training) > step + 100, f"updates after the kill of {name}")  # noqa: B023
         report["recovery_secs"][name] = round(secs, 1)
     state = ray._private.state.actors(training.actors["learner"]._actor_id.hex())
-    node = next((each for each in nodes if each.node_id == state["Address"]["NodeID"]), nodes[-1])
+    node = next((candidate for candidate in nodes if candidate.node_id == state["Address"]["NodeID"]), nodes[-1])
     step = read_step(training)
     cluster.remove_node(node, allow_graceful=False)
     report["recovery_secs"]["node"] = round(

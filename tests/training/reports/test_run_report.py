@@ -100,8 +100,8 @@ def test_single_log_entries_are_visible(tmp_path, figures):
         for axes in figure.axes:
             for line in axes.get_lines():
                 assert len(line.get_xdata()) > 1 or line.get_marker() != "None"
-    for each in (run, replace(run, evaluations={})):
-        (axes,) = each.plot().axes
+    for plotted in (run, replace(run, evaluations={})):
+        (axes,) = plotted.plot().axes
         assert axes.lines[0].get_marker() == "o"
 
 

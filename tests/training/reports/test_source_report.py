@@ -55,12 +55,12 @@ def test_report_shows_marginals_without_the_last_steps(figures):
     shares = figures["Actions"].axes[0].patches[0].get_data().values
     assert shares[0] == 50 and shares.sum() == 100  # The actions are 0, 0.1, 0.2 and 0.
     points, _ = figures["Coverage of the states"].axes
-    assert sum(len(each.get_offsets()) for each in points.collections) == 4
+    assert sum(len(collection.get_offsets()) for collection in points.collections) == 4
 
 
 def test_episodes_with_the_best_the_median_and_the_lowest_return_come_first(figures):
     page = report_source([make_log(reward, 0) for reward in range(9)]).html
-    headings = [each for each in figures if each.startswith("Episode ")]
+    headings = [heading for heading in figures if heading.startswith("Episode ")]
     assert headings == [
         "Episode 8: best return, timeout",
         "Episode 4: median return, timeout",
@@ -77,7 +77,7 @@ def test_episodes_with_the_best_the_median_and_the_lowest_return_come_first(figu
 def test_report_lists_problems_and_shows_the_invalid_episode_first(figures):
     page = report_source([make_log(1, 2), make_log(np.nan, 2)]).html
     assert read_findings(page) == [("problem", "step['reward'] holds NaN. (episode 1, step 0, field reward)")]
-    headings = [each for each in figures if each.startswith("Episode ")]
+    headings = [heading for heading in figures if heading.startswith("Episode ")]
     assert headings[0] == "Episode 1: has problems, timeout" and "Return nan, 2 transitions." in page
 
 
@@ -156,7 +156,7 @@ def test_names_of_fields_are_no_formulas(figures, drawn):
     names = ("$x_{$", "\x1b", "手")
     observations = {name: np.arange(3, dtype=np.float32) for name in names}
     report_source([make_log(1, 2, observations=observations)])
-    (heading,) = [each for each in figures if each.startswith("Episode ")]
+    (heading,) = [title for title in figures if title.startswith("Episode ")]
     assert r"observation['\$x_{\$']" in read_legend(figures[heading].axes[0])
 
 

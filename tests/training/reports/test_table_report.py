@@ -48,7 +48,8 @@ def heights_by_priority(patch):
     """Returns the heights of a histogram's outline at the priorities 1 and 3."""
     heights, edges, _ = patch.get_data()
     return [
-        float(heights[min(np.searchsorted(edges, each, side="right") - 1, len(heights) - 1)]) for each in (1.0, 3.0)
+        float(heights[min(np.searchsorted(edges, priority, side="right") - 1, len(heights) - 1)])
+        for priority in (1.0, 3.0)
     ]
 
 
