@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -77,6 +77,10 @@ class Episode:
     def is_terminal(self) -> bool:
         """Whether the episode ends in a terminal state, whose value is 0, rather than being truncated."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
+
+
+#: Called with a stage, such as 'check', 'read' or 'write', and each of its episodes.
+ProgressCallback = Callable[[str, Episode], None]
 
 
 def from_transitions(

@@ -24,6 +24,7 @@ from rlds2reverb.client import (
 from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
@@ -45,7 +46,7 @@ from rlds2reverb.writing.report import IngestReport
 from rlds2reverb.writing.reverb_writer import ReverbWriter
 from rlds2reverb.writing.server_destination import ServerDestination
 from rlds2reverb.writing.sharding import select_shard
-from rlds2reverb.writing.transfer import Progress, Transfer, capacity_error
+from rlds2reverb.writing.transfer import Transfer, capacity_error
 
 #: How items are sent to a server: in bulk by rlds2reverb, or by Reverb's own writer.
 Writer = Literal["bulk", "reverb"]
@@ -104,7 +105,7 @@ def ingest(
     resume: bool = True,
     timeout_secs: float = 30.0,
     options: IngestOptions = _DEFAULT_OPTIONS,
-    progress: Progress = lambda stage, episode: None,
+    progress: ProgressCallback = lambda stage, episode: None,
 ) -> IngestReport:
     """Writes a dataset into tables of a running Reverb server, or into a directory that a server can start from.
 
@@ -220,7 +221,7 @@ class Run:
     options: IngestOptions
     resume: bool = True
     timeout_secs: float = 30.0
-    progress: Progress = lambda stage, episode: None
+    progress: ProgressCallback = lambda stage, episode: None
 
     def __post_init__(self) -> None:
         require_one_of("on_invalid", self.on_invalid, get_args(OnInvalid))

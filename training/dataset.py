@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -57,9 +57,6 @@ from .data import Batches, Moments, TrainingData, make_adder, sample_table, star
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
-
-#: Called with a stage ('read') and each episode.
-Progress = Callable[[str, Episode], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,46 +113,46 @@ def open_dataset(
     *,
     action_space: Any = None,
     as_episodes: bool = False,
-    progress: Progress = lambda stage, episode: None,
+    progress: ProgressCallback = lambda stage, episode: None,
 ) -> ItemData | EpisodeData:
     """Reads a dataset, and converts it unless its episodes are requested; see `sources.open_data`."""
-    contents = read_contents(source, config, action_space=action_space, progress=progress)
-    action_spec, about_bounds = make_action_spec(contents.actions, config, action_space, source.action_space)
-    notes, warnings = [*contents.notes], list(source.warnings)
+    dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+    action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
+    notes, warnings = [*dataset.notes], list(source.warnings)
     if about_bounds is not None:
         notes.append(about_bounds)
-    clipping = contents.find_clipping(action_spec)
+    clipping = dataset.find_clipping(action_spec)
     if clipping.counts[1] and config.clip_actions:
         notes.append(clipping.describe())
     elif clipping.counts[1]:
         kept = f"are not clipped to {describe_bounds(action_spec)}; pass clip_actions=True to clip them"
         warnings.append(clipping.describe(kept))
-    is_kept = np.ones(len(contents.returns), bool)
+    is_kept = np.ones(len(dataset.returns), bool)
     if config.top_percent is not None:
-        is_kept = find_best(contents.returns, config.top_percent)
-        notes.append(_describe_kept(contents.returns, is_kept, config.top_percent))
+        is_kept = find_best(dataset.returns, config.top_percent)
+        notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
     if config.normalize_observations:
-        notes += contents.moments.describe_constants()
-    time_step_spec = time_step.time_step_spec(to_tensor_spec(contents.step_spec[fields.OBSERVATION]))
-    num_steps = np.concatenate([batch.num_steps for batch in contents.batches])
-    transform = fit_reward(config, contents.returns, contents.name)
+        notes += dataset.moments.describe_constants()
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(dataset.step_spec[fields.OBSERVATION]))
+    num_steps = np.concatenate([batch.num_steps for batch in dataset.batches])
+    transform = fit_reward(config, dataset.returns, dataset.name)
     common: dict[str, Any] = {
-        "name": contents.name,
+        "name": dataset.name,
         "time_step_spec": time_step_spec,
         "action_spec": action_spec,
-        "fingerprint": contents.fingerprint,
+        "fingerprint": dataset.fingerprint,
         "adder": make_adder(config, time_step_spec, action_spec),
         "num_transitions": int((num_steps[is_kept] - 1).sum()),
-        "returns": contents.returns,
+        "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
-        "moments": Moments(*contents.moments.agent_statistics()),
+        "moments": Moments(*dataset.moments.agent_statistics()),
         "reward_transform": transform,
         "notes": tuple(notes),
         "warnings": tuple(warnings),
     }
-    batches = prepare_batches(contents, config, action_spec, is_kept, transform)
+    batches = prepare_batches(dataset, config, action_spec, is_kept, transform)
     if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(contents.name, list(batches)))
+        return EpisodeData(**common, episodes=_make_source(dataset.name, list(batches)))
     return ItemData(**common, items=convert_batches(batches, common["adder"]))
 
 
@@ -176,7 +173,7 @@ def _make_source(name: str, batches: list[EpisodeBatch]) -> Source:
 
 
 @dataclass
-class Contents:
+class LoadedDataset:
     """The episodes of a dataset with at least one transition, and statistics of all of them.
 
     Attributes:
@@ -207,7 +204,9 @@ class Contents:
         return clipping
 
 
-def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, progress: Progress) -> Contents:
+def read_dataset(
+    source: Source, config: TrainingConfig, *, action_space: Any, progress: ProgressCallback
+) -> LoadedDataset:
     """Reads a dataset once, and validates it as `ingest` does.
 
     Fields are dropped, episodes cut and floats cast first; `source` yields everything else unchanged.
@@ -236,14 +235,14 @@ def read_contents(source: Source, config: TrainingConfig, *, action_space: Any, 
 
 
 def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
-    """Returns the fingerprint of a dataset, as `read_contents` does; raises as `Source`."""
+    """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
     fingerprint = Fingerprint()
     for batch in _read_batches(source, config, lambda stage, episode: None):
         fingerprint.update(b"".join(episode_digests(_cast_floats(batch))))
     return fingerprint.hexdigest()
 
 
-def _read_batches(source: Source, config: TrainingConfig, progress: Progress) -> Iterator[EpisodeBatch]:
+def _read_batches(source: Source, config: TrainingConfig, progress: ProgressCallback) -> Iterator[EpisodeBatch]:
     transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
     transforms += [CutAtTerminal()] if config.cut_at_terminal else []
     return batch_episodes(_report(apply_transforms(source, transforms)[0], progress))
@@ -253,7 +252,7 @@ def _cast_floats(batch: EpisodeBatch) -> EpisodeBatch:
     return EpisodeBatch.from_columns(CastFloats().cast(batch.steps), batch.num_steps)
 
 
-def _report(episodes: Source, progress: Progress) -> Iterator[Episode]:
+def _report(episodes: Source, progress: ProgressCallback) -> Iterator[Episode]:
     show = isolate(progress)
     for episode in episodes:
         show("read", episode)
@@ -313,9 +312,9 @@ class _Reader:
         steps[fields.REWARD] = _as_float(steps[fields.REWARD])
         self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
 
-    def finish(self, name: str) -> Contents:
+    def finish(self, name: str) -> LoadedDataset:
         """Returns the result."""
-        return Contents(
+        return LoadedDataset(
             name,
             self.batches,
             make_step_spec(self.batches[0].steps),
@@ -374,7 +373,7 @@ def fit_reward(config: TrainingConfig, returns: np.ndarray, name: str) -> ScaleR
 
 
 def prepare_batches(
-    contents: Contents,
+    dataset: LoadedDataset,
     config: TrainingConfig,
     action_spec: tensor_spec.BoundedTensorSpec,
     is_kept: np.ndarray,
@@ -382,18 +381,18 @@ def prepare_batches(
 ) -> Iterator[EpisodeBatch]:
     """Yields the episodes to train on, with transformed rewards and clipped actions.
 
-    The batches are removed from `contents`, so that dataset and items need not be in memory at the same time.
+    The batches are removed from `dataset`, so that dataset and items need not be in memory at the same time.
 
     Args:
-      contents: the dataset.
+      dataset: the dataset.
       config: the options of the run.
       action_spec: spec of the actions, with the bounds to clip to.
       is_kept: bool `[E]`, the episodes to train on.
       transform: transform of the rewards, from `fit_reward`.
     """
     first = 0
-    while contents.batches:
-        batch = contents.batches.popleft()
+    while dataset.batches:
+        batch = dataset.batches.popleft()
         end = first + len(batch.num_steps)
         kept = select_episodes(batch, is_kept[first:end])
         first = end

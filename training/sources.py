@@ -14,6 +14,7 @@ from tf_agents.trajectories import time_step
 
 from rlds2reverb import fields
 from rlds2reverb.envs.evaluation import Evaluator
+from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
@@ -22,7 +23,7 @@ from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec
 
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, make_adder
-from .dataset import Progress, cast_spec, compute_fingerprint, fit_reward, open_dataset, require_trainable
+from .dataset import cast_spec, compute_fingerprint, fit_reward, open_dataset, require_trainable
 from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
 
 #: Fingerprint of a run without data.
@@ -73,7 +74,7 @@ def open_data(
     *,
     action_space: Any = None,
     as_episodes: bool = False,
-    progress: Progress = lambda stage, episode: None,
+    progress: ProgressCallback = lambda stage, episode: None,
 ) -> TrainingData:
     """Opens the data of a training run, and checks that the algorithm can learn from them.
 

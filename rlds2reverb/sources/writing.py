@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import format_bytes, format_facts, suggest
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import ProgressCallback
 
 from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
@@ -86,7 +86,7 @@ def write_dataset(
     on_invalid: OnInvalid = "error",
     recompute_discounts: bool = False,
     shard_bytes: int | None = None,
-    progress: Callable[[str, Episode], None] = lambda stage, episode: None,
+    progress: ProgressCallback = lambda stage, episode: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, find_problems, require_same_spec
+from rlds2reverb.episodes import Episode, ProgressCallback, find_problems, require_same_spec
 from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
 from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
@@ -61,7 +61,7 @@ class WrittenEpisodes:
         *,
         on_invalid: str,
         recompute_discounts: bool,
-        progress: Callable[[str, Episode], None] = lambda stage, episode: None,
+        progress: ProgressCallback = lambda stage, episode: None,
         step_spec: dict[str, Nest] | None = None,
         may_be_empty: bool = False,
     ):

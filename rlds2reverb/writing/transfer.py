@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Protocol
 
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import Problem, ResumeError
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
@@ -25,9 +25,6 @@ from .validation import EpisodeFilter
 _MAX_CACHED_BYTES = 512 << 20
 #: Number of items of the first episode from which the server's memory is estimated.
 _EXAMPLE_ITEMS = 4096
-
-#: Called with a stage ('check', 'resume' or 'write') and each episode that passed it.
-Progress = Callable[[str, Episode], None]
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class Transfer:
     on_invalid: OnInvalid
     resume: bool
     report: IngestReport
-    progress: Progress
+    progress: ProgressCallback
     max_items: int = MAX_ITEMS
     num_steps: int | None = None
 
