@@ -87,7 +87,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     from .main import OK, TEMPORARY_FAILURE
 
     passed, source = read_options(context, options), options["source"]
-    texts = passed.pop("hyperparameters")
+    values = passed.pop("hyperparameters")
     if options["config_file"].suffix == ".json":
         document = _read_document(options["config_file"])
         source = _find_source(document) if source is None else source
@@ -108,17 +108,17 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     algo = passed.pop("algo")
     passed["hyperparameters"] = {
         **dict(passed.get("hyperparameters") or {}),
-        **{name: parse_hyperparameter(algo, name, text) for name, text in texts.items()},
+        **{name: parse_hyperparameter(algo, name, value) for name, value in values.items()},
     }
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
     source = None if source == NO_DATA else source
-    settings = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
+    cluster_config = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
     config = config.for_source(source)
     progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
     with (
         raise_on_sigterm(),
         ClusterTraining(
-            source, config, options["run_dir"], settings, progress=progress, repeat=format_command()
+            source, config, options["run_dir"], cluster_config, progress=progress, repeat=format_command()
         ) as training,
     ):
         try:

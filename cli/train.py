@@ -170,9 +170,9 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
 
 
 def read_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of `TrainingConfig` on the command line; values of hyperparameters are still texts."""
+    """Returns the options of `TrainingConfig` on the command line; values of hyperparameters are still strings."""
     passed = passed_options(context)
-    passed["hyperparameters"] = _split_settings(options["hyperparameters"])
+    passed["hyperparameters"] = _split_hyperparameters(options["hyperparameters"])
     if options["reference_file"] and options["is_d4rl"]:
         raise click.UsageError("pass only one of --reference-file and --d4rl-score")
     if options["reference_file"] or options["is_d4rl"]:
@@ -188,15 +188,15 @@ def _require_seeds(passed: dict[str, Any], options: dict[str, Any]) -> None:
         raise click.UsageError("--jobs requires --seeds, because a single run is trained in one process")
 
 
-def _split_settings(pairs: tuple[str, ...]) -> dict[str, str]:
+def _split_hyperparameters(pairs: tuple[str, ...]) -> dict[str, str]:
     """Returns the values of `--set` by name."""
-    settings = {}
+    hyperparameters = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not name:
             raise click.UsageError(f"--set must be NAME=VALUE such as alpha=2.5, got {pair!r}")
-        settings[name] = value
-    return settings
+        hyperparameters[name] = value
+    return hyperparameters
 
 
 def _report(training: Training, run: Run, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
 from .data import TrainingData as TrainingData
 from .environment import (
-    Environment as Environment,
+    EvaluationEnvironment as EvaluationEnvironment,
     resolve_environment as resolve_environment,
     restore_environment as restore_environment,
 )

@@ -77,13 +77,13 @@ def make_option(group: str, *, default: Any = MISSING, **declaration: Any) -> An
 
 @cache
 def declare_fields(config: Any) -> dict[str, TrainingOption]:
-    """Returns the declarations of the fields of a dataclass by name; the texts are those of its docstring."""
-    hints, texts = get_type_hints(config, include_extras=True), read_descriptions(config)
+    """Returns the declarations of the fields of a dataclass by name; the descriptions are those of its docstring."""
+    hints, descriptions = get_type_hints(config, include_extras=True), read_descriptions(config)
     declared = {}
     for attribute in fields(config):
         name = attribute.name
         default = REQUIRED if attribute.default is MISSING else attribute.default
-        option = declare(name, default, hints[name], texts.get(name, ""))
+        option = declare(name, default, hints[name], descriptions.get(name, ""))
         declared[name] = TrainingOption(**vars(option), **attribute.metadata)
     return declared
 
@@ -428,8 +428,8 @@ class TrainingConfig:
         """Raises `ValueError` or `TypeError` as `resolved_hyperparameters` does."""
         dict(self.resolved_hyperparameters)
 
-    def online_settings(self) -> list[str]:
-        """Returns the names of the settings that a run gets when an online phase is added to it; see `settings`."""
+    def online_options(self) -> list[str]:
+        """Returns the names of the options that an online phase adds to the identity of a run."""
         options = declared_options().items()
         names = [name for name, option in options if option.identifies and option.group == _ONLINE]
         return [*names, "steps"] if self.online_steps else []
@@ -450,7 +450,7 @@ class TrainingConfig:
                 sentences.append(f"{', '.join(names)}: no effect on {self.algo}, which does not learn from rewards")
         return sentences
 
-    def settings(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def identity(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the part of the run's identity that is known before the data are read, as JSON values.
 
         Args:

@@ -151,7 +151,7 @@ def identify_run(
       environment: name of the evaluation environment; None without evaluation.
       spec: its description; see `describe_env`.
     """
-    return {**config.settings(environment, spec), **data.identity()}
+    return {**config.identity(environment, spec), **data.identity()}
 
 
 def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitStack, *, is_own: bool) -> Batches:

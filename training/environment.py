@@ -37,7 +37,7 @@ _DISABLE = "pass env=None for no evaluation"
 
 
 @dataclass(frozen=True)
-class Environment:
+class EvaluationEnvironment:
     """The environment of the evaluations, or the reason why there are none.
 
     Attributes:
@@ -56,12 +56,12 @@ class Environment:
         return None if self.make_env is None else describe_env(self.make_env)
 
 
-def environment_key(environment: Environment | None) -> tuple[str | None, dict[str, Any] | None]:
+def environment_key(environment: EvaluationEnvironment | None) -> tuple[str | None, dict[str, Any] | None]:
     """Returns the name and the description of an environment; None for both if there is none."""
     return (None, None) if environment is None or environment.make_env is None else (environment.name, environment.spec)
 
 
-def restore_environment(run: Run) -> Environment | None:
+def restore_environment(run: Run) -> EvaluationEnvironment | None:
     """Returns the environment in which a run was evaluated, with its arguments, own time limit and wrappers.
 
     The option `eval_max_episode_steps` of the run is not a part of it.
@@ -76,16 +76,16 @@ def restore_environment(run: Run) -> Environment | None:
     spec: Any = run.config.get("environment_spec")
     if name is None:
         return None
-    environment = Environment(name, name)
+    environment = EvaluationEnvironment(name, name)
     try:
         if spec is None or environment.spec == spec:
             return environment
     except (ImportError, ValueError):  # It is not registered here.
         pass
-    return Environment(name, restore_env(spec))
+    return EvaluationEnvironment(name, restore_env(spec))
 
 
-def resolve_environment(env: Any, source: Any) -> Environment | None:
+def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
     """Returns the environment of the evaluations.
 
     Args:
@@ -108,18 +108,20 @@ def resolve_environment(env: Any, source: Any) -> Environment | None:
     if env is None or (isinstance(env, str) and env == NO_ENVIRONMENT):
         return None
     if not (isinstance(env, str) and env == AUTO):
-        return Environment(*name_environment(restore_env(env) if isinstance(env, Mapping) else env))
+        return EvaluationEnvironment(*name_environment(restore_env(env) if isinstance(env, Mapping) else env))
     if isinstance(source, Source) and source.env_spec is not None:
         return _find_own(source.env_spec)
     words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
     name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
     if name is None:
-        return Environment("", None, f"no evaluation, because the environment of the dataset is unknown; {_CHOOSE}")
+        return EvaluationEnvironment(
+            "", None, f"no evaluation, because the environment of the dataset is unknown; {_CHOOSE}"
+        )
     if name not in _read_registry():
-        return Environment(
+        return EvaluationEnvironment(
             "", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
         )
-    return Environment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
+    return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
 
 
 def _get_name(source: Any) -> str:
@@ -142,7 +144,7 @@ def _read_registry() -> Mapping[str, Any]:
     return registry
 
 
-def _find_own(env_spec: str) -> Environment:
+def _find_own(env_spec: str) -> EvaluationEnvironment:
     """Returns the environment that a dataset describes, if it is registered and nothing else needs to be imported.
 
     Args:
@@ -161,8 +163,10 @@ def _find_own(env_spec: str) -> Environment:
         limit = spec.max_episode_steps or registered.max_episode_steps
         own = replace(registered, kwargs={**registered.kwargs, **spec.arguments}, max_episode_steps=limit)
         note = f"evaluating in {spec.name}, the environment of the dataset; {_DISABLE}"
-        return Environment(spec.name, spec.name if own == registered else own, note)
-    return Environment("", None, f"no evaluation in the dataset's environment, because {reason}; pass {advice}")
+        return EvaluationEnvironment(spec.name, spec.name if own == registered else own, note)
+    return EvaluationEnvironment(
+        "", None, f"no evaluation in the dataset's environment, because {reason}; pass {advice}"
+    )
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,10 @@ class _OwnSpec:
     has_wrappers: bool
 
     @classmethod
-    def parse(cls, text: str) -> _OwnSpec:
+    def parse(cls, env_spec: str) -> _OwnSpec:
         """Parses the JSON."""
         try:
-            spec = json.loads(text)
+            spec = json.loads(env_spec)
         except (ValueError, RecursionError):
             spec = None
         if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
@@ -196,7 +200,7 @@ class _OwnSpec:
         )
 
 
-def evaluator_arguments(config: TrainingConfig, environment: Environment) -> dict[str, Any]:
+def evaluator_arguments(config: TrainingConfig, environment: EvaluationEnvironment) -> dict[str, Any]:
     """Returns the arguments of the `Evaluator` of a run in an environment that has a `make_env`.
 
     Raises:
@@ -213,7 +217,7 @@ def evaluator_arguments(config: TrainingConfig, environment: Environment) -> dic
 
 
 def make_evaluator(
-    config: TrainingConfig, environment: Environment | None, warn: Callable[[str], None]
+    config: TrainingConfig, environment: EvaluationEnvironment | None, warn: Callable[[str], None]
 ) -> Evaluator | None:
     """Returns the evaluator of a run; None without evaluation.
 

@@ -56,14 +56,14 @@ class Outcome:
         return asdict(self)
 
 
-Report = Callable[[str, Outcome], None]
-Placement = Callable[[Sequence[PlannedRun], Path, Report], str]
+OutcomeCallback = Callable[[str, Outcome], None]
+Placement = Callable[[Sequence[PlannedRun], Path, OutcomeCallback], str]
 
 
 def run_here(
     runs: Sequence[PlannedRun],
     root: Path,
-    report: Report,
+    report: OutcomeCallback,
     *,
     quiet: bool = False,
     translate: Callable[[str], str] = str,
@@ -94,7 +94,7 @@ def run_here(
 def run_in_processes(
     runs: Sequence[PlannedRun],
     root: Path,
-    report: Report,
+    report: OutcomeCallback,
     *,
     jobs: int,
     quiet: bool = False,
@@ -192,7 +192,7 @@ class _Worker:
             self._result += chunk
             return [] if chunk else None
         *complete, self._line = (self._line + chunk).split(b"\n") if chunk else (self._line, b"")
-        lines = [text for line in complete if (text := line.decode(errors="replace").rstrip())]
+        lines = [line for raw in complete if (line := raw.decode(errors="replace").rstrip())]
         self._last_line = lines[-1] if lines else self._last_line
         return lines if chunk else None
 

@@ -183,25 +183,25 @@ def require_continuation(saved: Mapping[str, Any], plan: Sequence[PlannedRun], r
       plan: the runs of this call.
       root: path of the directory, for the message.
     """
-    planned = {run.name: _find_settings(run.as_dict()) for run in plan}
-    texts = []
+    planned = {run.name: _find_identity(run.as_dict()) for run in plan}
+    messages = []
     for name, before in saved.items():
         if name not in planned:
-            texts.append(f"{name} is missing")
+            messages.append(f"{name} is missing")
             continue
-        changes = differences(_find_settings(before), planned[name], only_common=True)
-        texts += [f"{name}: {text}" for text in changes.values()]
-    if any(not run.config.allow_config_mismatch for run in plan) and texts:
-        more = f" (and {len(texts) - 1} more differences)" if len(texts) > 1 else ""
-        require_same(f"{root} contains a different plan", [texts[0] + more])
+        changes = differences(_find_identity(before), planned[name], only_common=True)
+        messages += [f"{name}: {change}" for change in changes.values()]
+    if any(not run.config.allow_config_mismatch for run in plan) and messages:
+        more = f" (and {len(messages) - 1} more differences)" if len(messages) > 1 else ""
+        require_same(f"{root} contains a different plan", [messages[0] + more])
 
 
-def _find_settings(description: Mapping[str, Any]) -> dict[str, Any]:
+def _find_identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a run's description in which the runs of one plan may not differ from earlier ones."""
     names = [name for name, option in declared_options().items() if option.identifies]
     configuration = description["configuration"]
-    settings = {name: configuration[name] for name in (*names, "env", "hyperparameters") if name in configuration}
-    return {"source": description["source"], **settings}
+    options = {name: configuration[name] for name in (*names, "env", "hyperparameters") if name in configuration}
+    return {"source": description["source"], **options}
 
 
 def _describe_source(source: Any) -> str:

@@ -27,7 +27,7 @@ from rlds2reverb.scores import d4rl_score
 
 from .config import AUTO, TrainingConfig
 from .data import Batches, TrainingData, identify_run
-from .environment import Environment, environment_key, make_evaluator, resolve_environment
+from .environment import EvaluationEnvironment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .plans import is_experiment
@@ -94,7 +94,7 @@ class Training:
     Attributes:
       config: the `TrainingConfig`.
       data: the `TrainingData`.
-      environment: the `Environment` of the evaluations; None without evaluation.
+      environment: the `EvaluationEnvironment` of the evaluations; None without evaluation.
       evaluator: the `Evaluator`; None without evaluation.
       agent: the agent.
       learner: the `Learner`, with its hooks.
@@ -170,7 +170,7 @@ class Training:
                         hooks=[*self._make_hooks(), *custom_hooks],
                         jit_compile=config.jit_compile,
                         identity=identify_run(config, self.data, *self._evaluated_in),
-                        addable=config.online_settings(),
+                        addable=config.online_options(),
                         keep_checkpoints=config.keep_checkpoints,
                         on_log=self._log,
                     )
@@ -253,7 +253,7 @@ class Training:
         self._progress.log(step, numbers)
         self._trackers.log(step, numbers)
 
-    def _find_environment(self, source: Any) -> Environment | None:
+    def _find_environment(self, source: Any) -> EvaluationEnvironment | None:
         environment = resolve_environment(self.config.env, source)
         if self.config.online_steps and (environment is None or environment.make_env is None):
             raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
@@ -370,13 +370,13 @@ def require_same_run(
     document = read_run_config(run_dir) if steps else {}
     saved = document.get("identity") or {}
     if saved and not config.allow_config_mismatch:
-        now = config.settings(*environment) | ({} if fingerprint is None else {"data": fingerprint})
+        now = config.identity(*environment) | ({} if fingerprint is None else {"data": fingerprint})
         is_same_request = (document.get("configuration") or {}).get("env") == config.as_dict()["env"]
         if saved.get("environment") is None and is_same_request:
             # Then the data did not match the environment, or a package was missing.
             now = {name: value for name, value in now.items() if not name.startswith("environment")}
-        texts = differences(saved, now, only_common=True).values()
-        require_same(f"{run_dir} contains a different run", texts)
+        changes = differences(saved, now, only_common=True).values()
+        require_same(f"{run_dir} contains a different run", changes)
     if saved and max(steps) > config.num_updates:
         raise CheckpointError(
             f"steps must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "

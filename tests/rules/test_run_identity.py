@@ -99,7 +99,7 @@ def find_key(config):
 def write_run(folder, config, *, step=10, **identity):
     """Writes what a run with a checkpoint leaves behind."""
     name, spec = find_key(config)
-    document = {"configuration": config.as_dict(), "identity": {**config.settings(name, spec), **identity}}
+    document = {"configuration": config.as_dict(), "identity": {**config.identity(name, spec), **identity}}
     document |= {"environment": name, "environment_spec": spec, "reference_returns": config.reference_returns}
     with RunDirectory(folder) as directory:
         directory.writes_events = False

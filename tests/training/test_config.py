@@ -67,12 +67,12 @@ def test_invalid_hyperparameters_raise_without_data():
 
 
 def test_own_statistics_of_observations_are_part_of_the_identity():
-    def get_settings(**values):
-        return TrainingConfig("iql", hyperparameters=values).settings(None)
+    def get_identity(**values):
+        return TrainingConfig("iql", hyperparameters=values).identity(None)
 
-    first, second = (get_settings(observation_mean=np.full(2, mean), observation_std=np.ones(2)) for mean in (0.0, 1.0))
+    first, second = (get_identity(observation_mean=np.full(2, mean), observation_std=np.ones(2)) for mean in (0.0, 1.0))
     assert first != second and first["hyperparameter observation_mean"] == [0, 0]
-    assert not any(name.startswith("hyperparameter observation") for name in get_settings())
+    assert not any(name.startswith("hyperparameter observation") for name in get_identity())
 
 
 def test_the_run_determines_discount_schedule_and_seed():
@@ -108,14 +108,14 @@ def test_options_override_gin_files_which_override_presets(tmp_path):
         TrainingConfig.from_gin("iql", stepz=2)
 
 
-def test_settings_contain_what_distinguishes_runs():
-    settings = TrainingConfig("iql", hyperparameters={"expectile": 0.8}).settings("Hopper-v5")
-    assert settings["algo"] == "iql" and settings["environment"] == "Hopper-v5" and settings["gamma"] == 0.99
-    assert settings["hyperparameter expectile"] == 0.8
-    names = settings.keys()
+def test_identity_contains_what_distinguishes_runs():
+    identity = TrainingConfig("iql", hyperparameters={"expectile": 0.8}).identity("Hopper-v5")
+    assert identity["algo"] == "iql" and identity["environment"] == "Hopper-v5" and identity["gamma"] == 0.99
+    assert identity["hyperparameter expectile"] == 0.8
+    names = identity.keys()
     assert not names & {"steps", "keep_checkpoints", "allow_config_mismatch", "log_every", "hyperparameter num_updates"}
     longer = TrainingConfig("iql", steps=7, keep_checkpoints=9, hyperparameters={"expectile": 0.8})
-    assert longer.settings("Hopper-v5") == settings
+    assert longer.identity("Hopper-v5") == identity
 
 
 def test_every_option_is_described():

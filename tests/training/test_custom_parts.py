@@ -321,7 +321,7 @@ def test_networks_are_part_of_the_identity():
     )
     same = TrainingConfig.from_dict(config.as_dict())
     assert same.resolved_hyperparameters["critic_network"] == networks["critic_network"]
-    assert same.settings(None) == config.settings(None) != TrainingConfig("td3").settings(None)
+    assert same.identity(None) == config.identity(None) != TrainingConfig("td3").identity(None)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from ..config import TrainingConfig
 from ..data import TrainingData, identify_run
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
 from ..environment import (
-    Environment,
+    EvaluationEnvironment,
     environment_key,
     evaluator_arguments,
     make_evaluator,
@@ -56,7 +56,7 @@ class Preparation:
 
     task: dict[str, Any]
     document: dict[str, Any]
-    environment: Environment | None
+    environment: EvaluationEnvironment | None
     evaluator: dict[str, Any] | None
     convert: PieceConverter
     tables: list[TableConfig]
