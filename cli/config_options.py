@@ -81,13 +81,13 @@ def passed_options(context: click.Context) -> dict[str, Any]:
 
 
 def _make_option(name: str, option: TrainingOption, *, without_default: bool) -> Callable[[Any], Any]:
-    text = f"{option.text} {_HINTS[name]}" if name in _HINTS else option.text
+    description = f"{option.text} {_HINTS[name]}" if name in _HINTS else option.text
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-    declaration: dict[str, Any] = {"help": text, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
+    declaration: dict[str, Any] = {"help": description, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
     if option.type == "boolean" and (without_default or not option.is_optional):
-        return click.option(flag, name, is_flag=True, help=text)
+        return click.option(flag, name, is_flag=True, help=description)
     if name in _REPEATABLE:
-        return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{text} Repeatable."})
+        return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{description} Repeatable."})
     if option.default is REQUIRED:
         declaration["required"] = True
     else:

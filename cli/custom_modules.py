@@ -23,7 +23,7 @@ def allow_custom_modules(context: click.Context, parameter: click.Parameter, val
 
     A callback of options; returns the value unchanged.
     """
-    if any(":" in text for text in ([value] if isinstance(value, str) else value or ())):
+    if any(":" in name for name in ([value] if isinstance(value, str) else value or ())):
         add_current_directory()
         import_quietly("tf_agents.agents.tf_agent")  # Most of these modules import it, with many notices.
     return value

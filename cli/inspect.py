@@ -256,8 +256,8 @@ def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for name, value in table.items():
         if name not in ("name", "signature", "servers"):
-            text = f"{value:,}" if isinstance(value, int) else value
-            rows.append((name.replace("_", " "), "no limit" if value == no_limit.get(name) else text))
+            shown = f"{value:,}" if isinstance(value, int) else value
+            rows.append((name.replace("_", " "), "no limit" if value == no_limit.get(name) else shown))
     rows += [("server", f"{address}  {count:,} items") for address, count in table.get("servers", {}).items()]
     fields = table["signature"] or {"any": "(no signature)"}
     return rows + [("field", f"{name}  {spec}") for name, spec in fields.items()]

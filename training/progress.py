@@ -55,10 +55,10 @@ class Progress:
         """Whether each line that `show` prints replaces the one before."""
         return self._line.is_live
 
-    def show(self, text: str) -> None:
+    def show(self, line: str) -> None:
         """Prints a line about the progress."""
         if not self._quiet:
-            self._line.show(text)
+            self._line.show(line)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Prints the numbers logged after `step` iterations: an evaluation, or losses and rates."""
@@ -89,55 +89,55 @@ class Progress:
 
 
 class _TerminalLine:
-    """A line on stderr that is overwritten on a terminal; elsewhere every text is a line of its own."""
+    """A line on stderr that is overwritten on a terminal; elsewhere each `show` prints a new line."""
 
     def __init__(self) -> None:
         self.is_live = is_terminal(sys.stderr)
 
-    def show(self, text: str) -> None:
-        """Shows a text until the next one is shown or printed."""
+    def show(self, line: str) -> None:
+        """Shows a line until the next one is shown or printed."""
         start, end = ("\r\x1b[K", "") if self.is_live else ("", "\n")
-        print(f"{start}{text}", end=end, file=sys.stderr, flush=True)
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
 
-    def print(self, text: str) -> None:
-        """Prints a text that stays visible."""
+    def print(self, line: str) -> None:
+        """Prints a line that stays visible."""
         self.clear()
-        print(text, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Removes the text that is shown."""
+        """Removes the line that is shown."""
         if self.is_live:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class _NotebookLine:
-    """A text below a notebook cell that is replaced in place."""
+    """A line below a notebook cell that is replaced in place."""
 
     is_live = True
 
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def show(self, text: str) -> None:
-        """Shows a text until the next one is shown or printed."""
+    def show(self, line: str) -> None:
+        """Shows a line until the next one is shown or printed."""
         from IPython.display import display
 
-        data = {"text/plain": text}
+        data = {"text/plain": line}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)
         else:
             self._handle.update(data, raw=True)
 
-    def print(self, text: str) -> None:
-        """Prints a text that stays visible."""
+    def print(self, line: str) -> None:
+        """Prints a line that stays visible."""
         if self._handle is None:
-            print(text, flush=True)
-        else:  # The live text becomes the printed one, and the next live text appears below it.
-            self.show(text)
+            print(line, flush=True)
+        else:  # The live line becomes the printed one, and the next live line appears below it.
+            self.show(line)
             self._handle = None
 
     def clear(self) -> None:
-        """Leaves the text that is shown."""
+        """Leaves the line that is shown."""
 
 
 _LiveLine = _TerminalLine | _NotebookLine

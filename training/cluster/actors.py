@@ -307,6 +307,6 @@ class EvaluatorActor:
             self._call("report_evaluation", step, evaluation.mean, evaluation.score)
 
 
-def _hash(text: str) -> int:
-    """Returns a number in [0, 2^31) that depends on the text only."""
-    return int(xxhash.xxh32_intdigest(text.encode()) >> 1)
+def _hash(name: str) -> int:
+    """Returns a number in [0, 2^31) that depends on the name only."""
+    return int(xxhash.xxh32_intdigest(name.encode()) >> 1)

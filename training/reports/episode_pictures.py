@@ -77,8 +77,9 @@ def describe_texts(episode: Episode) -> Iterator[str]:
     """Yields a sentence for each field of strings: its distinct values, in the order of the steps."""
     for path, column in episode.columns:
         if column.dtype.kind in "OSU":
-            text = escape_controls(", ".join(dict.fromkeys(map(_format_text, column))))
-            yield f"{path_name(path[1:], path[0])}: {text if len(text) <= _MAX_CHARS else f'{text[:_MAX_CHARS]}…'}."
+            values = escape_controls(", ".join(dict.fromkeys(map(_format_text, column))))
+            shown = values if len(values) <= _MAX_CHARS else f"{values[:_MAX_CHARS]}…"
+            yield f"{path_name(path[1:], path[0])}: {shown}."
 
 
 def _format_text(value: Any) -> str:
