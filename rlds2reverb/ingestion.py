@@ -163,7 +163,7 @@ def ingest(
         `IngestOptions.allow_eviction`).
     """
     require_timeout(timeout_secs)
-    run = Run(
+    run = IngestRun(
         make_table_configs(tables),
         adder or TrajectoryWindows(),
         priority,
@@ -210,7 +210,7 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class Run:
+class IngestRun:
     """The checked arguments of `ingest`, without the source and the destination."""
 
     configs: list[TableConfig]

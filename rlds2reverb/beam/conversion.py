@@ -18,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.ingestion import IngestOptions, Run, example_hash, make_table_configs
+from rlds2reverb.ingestion import IngestOptions, IngestRun, example_hash, make_table_configs
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.priorities import ByReturn, Priority
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
@@ -99,7 +99,7 @@ def convert_with_beam(
     require_count("num_shards", num_shards or 1, 1)
     require_count("part_bytes", part_bytes, 1)
     options.require_for_directory()
-    run = Run(
+    run = IngestRun(
         make_table_configs(tables),
         adder or TrajectoryWindows(),
         1.0 if priority == "return" else priority,
@@ -166,7 +166,7 @@ class _Target:
     description: dict[str, Any]
 
 
-def _make_target(run: Run, source: Source, shard: tuple[int, int] | None) -> _Target:
+def _make_target(run: IngestRun, source: Source, shard: tuple[int, int] | None) -> _Target:
     """Returns what `ingest` derives from the first episode of a dataset or shard."""
     source = source if shard is None else select_shard(source, *shard)
     conversion = run.make_conversion(source)
