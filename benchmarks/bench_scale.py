@@ -142,13 +142,15 @@ def run_cluster(source: Any, config: TrainingConfig, folder: Path, **cluster: in
         finally:
             has_ended.set()
             observer.join()
-    first, last = (next(each for each in observed if each["step"] >= part * config.num_updates) for part in (0.2, 0.95))
+    first, last = (
+        next(status for status in observed if status["step"] >= part * config.num_updates) for part in (0.2, 0.95)
+    )
     secs, updates = last["secs"] - first["secs"], last["step"] - first["step"]
-    running = [each for each in observed if first["secs"] <= each["secs"] <= last["secs"]]
+    running = [status for status in observed if first["secs"] <= status["secs"] <= last["secs"]]
     return {
         "updates": updates / secs,
-        "steps": max(each["collected_per_sec"] for each in observed),
-        "age": statistics.mean(each["policy_age_updates"] for each in running),
+        "steps": max(status["collected_per_sec"] for status in observed),
+        "age": statistics.mean(status["policy_age_updates"] for status in running),
         "bytes": (last["bytes"] - first["bytes"]) / max(updates, 1),
     }
 

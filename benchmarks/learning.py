@@ -115,9 +115,9 @@ def main() -> None:
     for name, reason in experiment.failures.items():
         print(f"{name} failed: {reason}")
     groups: dict[str, dict[str, list[Run]]] = {}
-    for name, each in experiment.plan.items():
+    for name, planned in experiment.plan.items():
         if name in experiment.runs:
-            groups.setdefault(each["data"], {}).setdefault(each["variant"], []).append(experiment.runs[name])
+            groups.setdefault(planned["data"], {}).setdefault(planned["variant"], []).append(experiment.runs[name])
     save_png(draw_figure(groups), arguments.out / "learning.png")
 
 

@@ -34,19 +34,19 @@ def _make_callback(check: Callable[[Any], Any]) -> Callable[[click.Context, clic
     return callback
 
 
-def _require_address(text: str) -> None:
-    for address in text.split(","):
+def _require_address(addresses: str) -> None:
+    for address in addresses.split(","):
         if server_address(address) is None or not 0 < int(address.rpartition(":")[2]) < 65536:
             raise ValueError(f"the address must be HOST:PORT such as localhost:8000, got {address!r}")
 
 
-def _require_priority(text: str) -> None:
+def _require_priority(priority: str) -> None:
     try:
-        is_valid = text == "return" or 0 <= float(text) <= 1e12
+        is_valid = priority == "return" or 0 <= float(priority) <= 1e12
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {text!r}")
+        raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {priority!r}")
 
 
 def _require_film(path: Path) -> None:

@@ -148,7 +148,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     from rlds2reverb.training import Progress, Training
 
     passed["hyperparameters"] = {
-        name: parse_hyperparameter(algo, name, text) for name, text in passed["hyperparameters"].items()
+        name: parse_hyperparameter(algo, name, value) for name, value in passed["hyperparameters"].items()
     }
     config = TrainingConfig.from_gin(algo, presets=options["presets"], gin_files=options["gin_files"], **passed)
     if options["seeds"]:

@@ -50,7 +50,7 @@ def write_reference_pages(directory: Path) -> None:
         names = sorted(
             public_names(module), key=lambda name: (not inspect.isclass(getattr(module, name)), name.lower())
         )
-        missing = [each for name in names for each in find_undocumented(name, module)]
+        missing = [undocumented for name in names for undocumented in find_undocumented(name, module)]
         if missing:
             raise ValueError(f"public names of {package} without a docstring: {', '.join(missing)}")
         homes = {name: home.setdefault(_identity(name, module), package) for name in names}
@@ -60,9 +60,11 @@ def write_reference_pages(directory: Path) -> None:
         for name in here:  # Constants do not know their module.
             modules.setdefault(getattr(getattr(module, name), "__module__", package), []).append(name)
         own = modules.pop(package, [])
-        pages = {f"modules/{package}-{_shorten(each, package)}": (each, part) for each, part in sorted(modules.items())}
-        for page, (each, part) in pages.items():
-            _write(directory / f"{page}.md", _format_module(package, each, part, module))
+        pages = {
+            f"modules/{package}-{_shorten(origin, package)}": (origin, part) for origin, part in sorted(modules.items())
+        }
+        for page, (origin, part) in pages.items():
+            _write(directory / f"{page}.md", _format_module(package, origin, part, module))
         _write(directory / f"{package}.md", _format_package(package, module, here, own, elsewhere, pages))
     for name in cli.list_commands(None):
         _write(directory / f"commands/rlds2reverb-{name}.md", _format_command(name))
@@ -135,7 +137,7 @@ def _format_package(
         yield from ("| name | summary |", "|---|---|")
         for name in names:
             yield f"| {{py:obj}}`{name} <{package}.{name}>` | {_first_sentence(_documentation(name, module))} |"
-        entries = [f"{_title(package, each, part)} <{page}>" for page, (each, part) in pages.items()]
+        entries = [f"{_title(package, origin, part)} <{page}>" for page, (origin, part) in pages.items()]
         yield from ("", "```{toctree}", ":hidden:", *entries, "```", "")
     yield from (_format_entry(package, name, module) for name in own)
 
@@ -147,7 +149,7 @@ def _title(package: str, name: str, names: list[str]) -> str:
 def _format_module(package: str, name: str, names: list[str], module: Any) -> Iterator[str]:
     yield from (f"# {_title(package, name, names)}", "", inspect.getdoc(importlib.import_module(name)) or "", "")
     yield from (f"Import from {{doc}}`{package} </reference/{package}>`.", "")
-    yield from (_format_entry(package, each, module) for each in names)
+    yield from (_format_entry(package, member, module) for member in names)
 
 
 def _format_command(name: str) -> Iterator[str]:

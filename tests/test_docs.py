@@ -104,7 +104,7 @@ def test_commands_of_a_page_have_valid_arguments(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_options_mentioned_on_a_page_exist(page):
-    parameters = [each for command in find_commands(cli) for each in command.params]
+    parameters = [parameter for command in find_commands(cli) for parameter in command.params]
     options = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     text = re.sub(r"python[^\n]*benchmarks/[^`\n]*", "", page.read_text())  # Benchmarks have their own options.
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text)) <= options | FOREIGN_OPTIONS

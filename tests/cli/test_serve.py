@@ -61,16 +61,16 @@ def set_outcomes(monkeypatch, server, *outcomes):
 
 
 @pytest.mark.parametrize(
-    ("text", "secs"), [("600", 600), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 ", 2), ("0.1", 0.1)]
+    ("duration", "secs"), [("600", 600), ("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 ", 2), ("0.1", 0.1)]
 )
-def test_duration_is_a_number_with_a_unit(text, secs):
-    assert checks.duration.convert(text, None, None) == secs
+def test_duration_is_a_number_with_a_unit(duration, secs):
+    assert checks.duration.convert(duration, None, None) == secs
 
 
-@pytest.mark.parametrize("text", ["", "0", "0m", "-5", "ten", "5d", "1e3", "nan", "m"])
-def test_invalid_durations_raise(text):
+@pytest.mark.parametrize("duration", ["", "0", "0m", "-5", "ten", "5d", "1e3", "nan", "m"])
+def test_invalid_durations_raise(duration):
     with pytest.raises(click.BadParameter, match="must be greater than 0, such as 600, 90s, 10m or 2h, got"):
-        checks.duration.convert(text, None, None)
+        checks.duration.convert(duration, None, None)
 
 
 @pytest.mark.parametrize("arguments", [["serve"], ["serve", "no.hdf5"]])

@@ -76,9 +76,9 @@ def test_items_of_failed_episodes_are_those_of_truncated_ones(n):
     items = [convert(piece) for _ in range(7) for piece in collector.collect(2)]
     collector.close()
     columns = [
-        (int(each.columns["observation"][k, 0]), int(each.columns["next_observation"][k, 0]))
-        for each in items
-        for k in each.starts
+        (int(converted.columns["observation"][k, 0]), int(converted.columns["next_observation"][k, 0]))
+        for converted in items
+        for k in converted.starts
     ]
     running = [(0, 1)] * 2 if n == 1 else []
     assert sorted(columns) == sorted([(k, min(k + n, 3)) for k in range(3)] * 4 + running)

@@ -96,11 +96,13 @@ def fingerprint(source):
 
 
 @pytest.mark.parametrize("option", VALUES)
-@pytest.mark.parametrize("name", [each.name for each in BUILT_IN if each.name != "a MinariDataset"])
+@pytest.mark.parametrize(
+    "name", [file_format.name for file_format in BUILT_IN if file_format.name != "a MinariDataset"]
+)
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
-    (found,) = [each for each in BUILT_IN if each.name == name]
+    (found,) = [file_format for file_format in BUILT_IN if file_format.name == name]
     source, value = sources[name], VALUES[option]
     if option not in found.options:
         with pytest.raises(ValueError, match=rf"^{option}=.* does not apply to {name}"):
@@ -120,8 +122,12 @@ def test_options_of_an_open_source_are_an_error():
 
 
 def test_declared_options_are_the_arguments_of_load():
-    arguments = {name for name, each in inspect.signature(load).parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert set(VALUES) == arguments == {option for each in BUILT_IN for option in each.options}
+    arguments = {
+        name
+        for name, parameter in inspect.signature(load).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert set(VALUES) == arguments == {option for file_format in BUILT_IN for option in file_format.options}
 
 
 def test_robomimic_split_selects_the_demonstrations_of_a_filter_key(sources):
@@ -137,14 +143,16 @@ def test_documentation_lists_the_options_of_each_format():
         r"^\| ([^|]+) \| ([^|]*) \|$", text.partition("## Options of `load`")[2].partition("\n## ")[0], re.M
     )
     listed = {name.strip(): tuple(re.findall(r"`(\w+)`", options)) for name, options in rows[1:]}
-    assert listed == {each.name: each.options for each in BUILT_IN}
+    assert listed == {file_format.name: file_format.options for file_format in BUILT_IN}
 
 
 def test_help_lists_the_formats_of_each_option(capsys):
     run(["validate", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
     for option in VALUES:
-        titles = ", ".join(each.title for each in BUILT_IN if each.title and option in each.options)
+        titles = ", ".join(
+            file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options
+        )
         flag = "--extra-field NAME" if option == "extra_fields" else "--" + option.replace("_", "-")
         assert titles and re.search(rf"{flag}( [A-Z]+)? {titles}[:,]", help_text), (flag, titles)
 

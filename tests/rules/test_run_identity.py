@@ -110,7 +110,7 @@ def write_run(folder, config, *, step=10, **identity):
     (folder / "checkpoints" / f"{step:010d}").mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(TrainingConfig)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TrainingConfig)])
 def test_change_of_an_option_is_refused_or_free(name, tmp_path):
     phase = {} if name in OFFLINE else {"online_steps": 2000}
     before = TrainingConfig("td3_bc", steps=100, env="Pendulum-v1", **phase)

@@ -117,12 +117,12 @@ def test_sweep_reads_json_and_gin_files(tmp_path):
     (tmp_path / "a.json").write_text('{"data": "a", "algo": ["bc", "iql"], "steps": 5}')
     (tmp_path / "a.gin").write_text('sweep.data = "a"\nsweep.algo = ["bc", "iql"]\nsweep.steps = 5\n')
     assert plan_sweep(tmp_path / "a.json") == plan_sweep(str(tmp_path / "a.gin"))
-    for name, text, message in (
+    for name, content, message in (
         ("b.json", "{", "is not valid JSON"),
         ("c.json", "[]", "must contain a JSON object"),
         ("d.gin", "train.algo = 1", "must be a binding such as sweep.algo"),
     ):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(content)
         with pytest.raises(ValueError, match=message):
             plan_sweep(tmp_path / name)
 

@@ -127,8 +127,8 @@ def test_several_servers_of_one_command_are_inspected_and_saved_together(data, t
     with serve(tmp_path / "data", port, tmp_path / "root") as process:
         while not (tmp_path / "root/commit.json").exists():
             time.sleep(0.1)
-        text = call("inspect", f"localhost:{port},localhost:{port + 1}", "--json")
-        (table,) = json.loads(text)["tables"]
+        printed = call("inspect", f"localhost:{port},localhost:{port + 1}", "--json")
+        (table,) = json.loads(printed)["tables"]
         assert table["items"] == sum(table["servers"].values()) == 16000 and len(table["servers"]) == 2
         process.terminate()
         assert process.wait(60) == 75

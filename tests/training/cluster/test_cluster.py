@@ -31,11 +31,11 @@ def find_ray_processes():
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            text = path.read_bytes().replace(b"\0", b" ").decode()
+            command_line = path.read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        if text.startswith("ray::") or "/raylet " in text or "/gcs_server " in text:
-            found.append(text)
+        if command_line.startswith("ray::") or "/raylet " in command_line or "/gcs_server " in command_line:
+            found.append(command_line)
     return found
 
 
