@@ -63,20 +63,6 @@ class Interrupted(Counting):
         return super().step(action)
 
 
-class SlowReset(gymnasium.Wrapper):
-    """Waits in each reset but the first until a file exists."""
-
-    def __init__(self, env, file):
-        super().__init__(env)
-        self.file, self.num_resets = file, 0
-
-    def reset(self, **options):
-        self.num_resets += 1
-        while self.num_resets > 1 and not self.file.exists():
-            time.sleep(0.01)
-        return self.env.reset(**options)
-
-
 class Random(Counting):
     """Has random observations and lengths, and resets of random duration that do not depend on the seed."""
 
