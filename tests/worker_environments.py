@@ -5,7 +5,6 @@ than everything else that a worker does.
 """
 
 import os
-import time
 
 import gymnasium
 import numpy as np
@@ -61,20 +60,6 @@ class Interrupted(Counting):
             self.fails_at = 1000
             raise KeyboardInterrupt
         return super().step(action)
-
-
-class Random(Counting):
-    """Has random observations and lengths, and resets of random duration that do not depend on the seed."""
-
-    def reset(self, *, seed=None, options=None):
-        time.sleep(np.random.default_rng().uniform(0, 0.01))
-        observation, info = super().reset(seed=seed)
-        self.length = int(self.np_random.integers(2, 6))
-        return observation, info
-
-    def step(self, action):
-        observation, *rest = super().step(action)
-        return observation + np.float32(self.np_random.uniform()), *rest
 
 
 class Nested(gymnasium.Env):
