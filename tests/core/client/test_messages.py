@@ -17,7 +17,6 @@ UNDESCRIBED = {
     "InsertStreamRequest",
     "InsertStreamResponse",
     "MutatePrioritiesRequest",
-    "ResetRequest",
     "SampleEntry",
     "SampleStreamRequest",
     "SampleStreamResponse",
