@@ -24,6 +24,7 @@ from .messages import (
     CheckpointResponse,
     InsertStreamResponse,
     MutatePrioritiesRequest,
+    ResetRequest,
     SampleStreamRequest,
     SampleStreamResponse,
     ServerInfoResponse,
@@ -79,9 +80,9 @@ class Connection:
     def _unary(self, method: str) -> Any:
         return self._channel.unary_unary(REVERB_SERVICE + method)
 
-    def insert_stream(self, requests: Iterator[bytes], *, timeout_secs: float | None = None) -> Any:
+    def insert_stream(self, requests: Iterator[bytes]) -> Any:
         """Opens a stream of insertions; returns the call, an iterator of responses (see `confirmed_keys`)."""
-        return self._channel.stream_stream(REVERB_SERVICE + "InsertStream")(requests, timeout=timeout_secs)
+        return self._channel.stream_stream(REVERB_SERVICE + "InsertStream")(requests, wait_for_ready=False)
 
     def state_id(self, *, timeout_secs: float) -> str:
         """Returns an identifier of the server process's current run; it changes with every start.
@@ -136,7 +137,7 @@ class Connection:
           ServerUnavailableError: If there is no answer in time.
         """
         request = encode_priority_updates(table, keys, priorities)
-        self._mutate(request, timeout_secs, "update priorities", may_return=may_return)
+        self._call("MutatePriorities", request, timeout_secs, "update priorities", may_return=may_return)
 
     def delete(self, table: str, keys: Iterable[int], *, timeout_secs: float) -> None:
         """Removes items; ignores keys that are not in the table.
@@ -145,18 +146,14 @@ class Connection:
           ServerUnavailableError: If there is no answer in time.
         """
         request = MutatePrioritiesRequest(table=table, delete_keys=keys)
-        self._mutate(request.SerializeToString(), timeout_secs, "delete items")
+        self._call("MutatePriorities", request.SerializeToString(), timeout_secs, "delete items")
 
-    def _mutate(self, request: bytes, timeout_secs: float, action: str, *, may_return: bool = False) -> None:
-        """Sends a `MutatePrioritiesRequest`.
-
-        It may arrive twice if the server `may_return`, which changes nothing the second time.
-        """
+    def _call(self, method: str, request: bytes, timeout_secs: float, action: str, *, may_return: bool = False) -> None:
+        """Sends a request. It may arrive twice if the server `may_return`, which changes nothing the second time."""
         until = time.monotonic() + timeout_secs
         while True:
             try:
-                call = self._unary("MutatePriorities")
-                call(request, timeout=until - time.monotonic(), wait_for_ready=may_return)
+                self._unary(method)(request, timeout=until - time.monotonic(), wait_for_ready=may_return)
                 return
             except grpc.RpcError as error:
                 code = error.code()
@@ -170,6 +167,14 @@ class Connection:
                 raise ServerUnavailableError(
                     f"{self.address} did not {action} ({code.name}: {error.details()}); start the server again"
                 ) from None
+
+    def reset(self, table: str, *, timeout_secs: float) -> None:
+        """Removes all items of a table, and resets its rate limiter.
+
+        Raises:
+          ServerUnavailableError: If there is no answer in time.
+        """
+        self._call("Reset", ResetRequest(table=table).SerializeToString(), timeout_secs, f"reset table {table!r}")
 
     def sample(self, table: str, *, num_samples: int = 1, timeout_secs: float) -> Generator[Any, None, None]:
         """Takes samples and yields their parts; the first of each contains the `info`, and each some chunks (`data`).
@@ -226,7 +231,7 @@ class Connection:
             yield request
             is_over.wait(timeout_secs)  # A stream that ends may lose its confirmations.
 
-        call = self.insert_stream(send(), timeout_secs=timeout_secs)
+        call = self._channel.stream_stream(REVERB_SERVICE + "InsertStream")(send(), timeout=timeout_secs)
         try:
             if next(call, None) is None:
                 raise ServerUnavailableError(f"{self.address} did not confirm an item of table {table!r}")

@@ -17,6 +17,7 @@ UNDESCRIBED = {
     "InsertStreamRequest",
     "InsertStreamResponse",
     "MutatePrioritiesRequest",
+    "ResetRequest",
     "SampleEntry",
     "SampleStreamRequest",
     "SampleStreamResponse",
