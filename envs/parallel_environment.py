@@ -7,7 +7,6 @@ import os
 import time
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -46,10 +45,7 @@ class ParallelEnvironment(LockedEnvironment):
     `prev_action` of the time steps is the action that was passed to `step`, and `untransformed` is `()`. Environments
     reset themselves, each at the end of its own episodes.
 
-    A reset normally takes place in the step after the end of an episode, which lasts as long as the slowest reset. With
-    `num_spares`, resets do not block the batch: when an episode ends, its environment is reset in the background, and
-    the next episode is that of the spare environment that has been waiting, or is being reset, for the longest time.
-    Time steps therefore depend on seeds and actions alone, and not on the durations of resets.
+    A reset takes place in the step after the end of an episode, which lasts as long as the slowest reset.
     """
 
     def __init__(
@@ -57,8 +53,7 @@ class ParallelEnvironment(LockedEnvironment):
         constructors: Sequence[Callable[[], Environment]],
         *,
         num_workers: int | None = None,
-        caller_steps: bool | None = None,
-        num_spares: int = 0,
+        caller_steps: bool = True,
         timeout_secs: float = 60.0,
         construction_timeout_secs: float = 60.0,
         on_failure: Literal["restart", "raise"] = "restart",
@@ -71,20 +66,16 @@ class ParallelEnvironment(LockedEnvironment):
             Lambdas and functions of scripts and notebooks are allowed.
           num_workers: number of processes in addition to the calling one; None for one process per core, at most B in
             total.
-          caller_steps: whether the calling process steps a share of the environments; None for True without spares.
-            Without it, an environment that hangs or crashes cannot affect the calling process.
-          num_spares: number of additional environments for resets in the background; 0 for resets that block the batch.
-            With spares, each of the B + num_spares environments has its own process. The number should be at least
-            that of the episodes that end during a reset.
+          caller_steps: whether the calling process steps a share of the environments. Without it, an environment that
+            hangs or crashes cannot affect the calling process.
           timeout_secs: maximum duration of a step, or a `reset`, of the environments of one worker.
           construction_timeout_secs: maximum duration of the construction of the environments of one worker.
           on_failure: 'restart' to create failed environments again, with a warning; 'raise' to close the batch and
             raise `EnvironmentFailedError`.
-          seed: environment i gets the seed `seed + i`, and spare environment k the seed `seed + B + k`; None for no
-            seeds.
+          seed: environment i gets the seed `seed + i`; None for no seeds.
 
         Raises:
-          ValueError: If an argument is out of range, or `num_spares` is combined with `num_workers` or `caller_steps`.
+          ValueError: If an argument is out of range.
           TypeError: If a constructor is no function, cannot be sent to another process, or does not return an
             environment.
           SpecMismatchError: If the specs of the environments differ; the message names the path.
@@ -95,41 +86,28 @@ class ParallelEnvironment(LockedEnvironment):
             raise ValueError("constructors must contain at least one function, got none")
         for index, constructor in enumerate(constructors):
             require_constructor(constructor, f"constructors[{index}]")
-        require_count("num_spares", num_spares, 0)
-        if num_spares and (num_workers is not None or caller_steps):
-            raise ValueError(
-                "num_spares requires a process for each environment; leave num_workers and caller_steps out"
-            )
-        caller_steps = not num_spares if caller_steps is None else caller_steps
         if num_workers is not None:
             require_count("num_workers", num_workers, 0 if caller_steps else 1)
         require_timeout(timeout_secs)
         require_timeout(construction_timeout_secs)
         require_one_of("on_failure", on_failure, ("restart", "raise"))
         num_envs, cores = len(constructors), available_cores()
-        constructors = [*constructors, *itertools.islice(itertools.cycle(constructors), num_spares)]
-        num_rows = num_envs + num_spares
-        if num_spares:
-            num_workers = num_rows
-        elif num_workers is None:
+        if num_workers is None:
             num_workers = max(min(cores, num_envs) - caller_steps, 0 if caller_steps else 1)
-        num_workers = min(num_workers, num_rows - caller_steps)
+        num_workers = min(num_workers, num_envs - caller_steps)
         self._timeout_secs, self._on_failure = timeout_secs, on_failure
         self._construction_timeout_secs = construction_timeout_secs
-        self._num_envs, self._num_rows, self._num_spares = num_envs, num_rows, num_spares
+        self._num_envs = num_envs
         self._ids = make_env_ids(num_envs)
-        #: With spares, the row of each environment in the shared arrays, and those that are reset in the background.
-        self._rows: Any = np.arange(num_envs) if num_spares else slice(None)
-        self._waiting: deque[int] = deque()
         self._is_closed = self._is_running = False
         #: Which episodes have ended, and how often an environment has failed without a real step in between.
-        self._ended, self._num_failures = np.ones(num_envs, bool), np.zeros(num_rows, np.int64)
+        self._ended, self._num_failures = np.ones(num_envs, bool), np.zeros(num_envs, np.int64)
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
         self._channel: Any = None
         self._memory = create_anonymous_file("rlds2reverb_envs")
         self._spin_secs = _SPIN_SECS if num_workers + caller_steps <= cores else 0.0
-        bounds = np.linspace(0, num_rows, num_workers + caller_steps + 1).round().astype(int).tolist()
+        bounds = np.linspace(0, num_envs, num_workers + caller_steps + 1).round().astype(int).tolist()
         shares = list(itertools.pairwise(bounds))
         try:
             registered = serialise_registered_specs() if num_workers else []
@@ -145,7 +123,7 @@ class ParallelEnvironment(LockedEnvironment):
                 specs += worker.receive(self._construction_timeout_secs)
             require_same_specs(specs)
             self._spec: TimeStep = specs[0]
-            self._channel = Channel(self._memory, self._spec, num_rows, num_workers)
+            self._channel = Channel(self._memory, self._spec, num_envs, num_workers)
             #: What lost environments repeat: the last time steps, which the caller cannot modify.
             self._last_bytes = self._channel.time_step_bytes.copy()
             self._last = self._channel.map_time_step(self._last_bytes)
@@ -188,12 +166,12 @@ class ParallelEnvironment(LockedEnvironment):
         return self._spec.env_info
 
     def seed(self, seed: int) -> None:
-        """Sets the seed of environment i to `seed + i`; with spares, the next step starts new episodes.
+        """Sets the seed of environment i to `seed + i`.
 
         Raises:
           NotImplementedError: If the environments cannot be seeded.
         """
-        self._seed_rows(range(seed, seed + self._num_rows))
+        self.seed_each(range(seed, seed + self._num_envs))
 
     def seed_each(self, seeds: Sequence[int]) -> None:
         """Sets the seed of each environment.
@@ -202,19 +180,14 @@ class ParallelEnvironment(LockedEnvironment):
           seeds: B seeds.
         """
         seeds = [int(seed) for seed in seeds]
-        self._seed_rows([*seeds, *range(max(seeds) + 1, max(seeds) + 1 + self._num_spares)])
-
-    def _seed_rows(self, seeds: Sequence[int]) -> None:
         with self._lock:
             self._require_open()
             if self._own is not None:
                 self._own.seed(seeds[: len(self._own.envs)])
             for worker in self._workers:
-                own_seeds = list(seeds[worker.first : worker.end])
+                own_seeds = seeds[worker.first : worker.end]
                 worker.call("seed", None, own_seeds, timeout_secs=self._timeout_secs)
                 worker.seeds = own_seeds
-            if self._num_spares:  # Some episodes have been started with the old seeds.
-                self._must_reset = True
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the first environment renders."""
@@ -222,8 +195,7 @@ class ParallelEnvironment(LockedEnvironment):
             self._require_open()
             if self._own is not None:
                 return self._own.envs[0].render(mode)
-            worker = self._workers[int(self._rows[0]) if self._num_spares else 0]
-            return worker.call("render", 0, mode, timeout_secs=self._timeout_secs)
+            return self._workers[0].call("render", 0, mode, timeout_secs=self._timeout_secs)
 
     def close(self) -> None:
         """Closes all environments, ends the workers, and frees the shared memory. Idempotent.
@@ -257,7 +229,7 @@ class ParallelEnvironment(LockedEnvironment):
 
     @property
     def _layout(self) -> Any:
-        return self._spec, self._num_rows, len(self._workers), self._spin_secs
+        return self._spec, self._num_envs, len(self._workers), self._spin_secs
 
     def _run(self, command: int, action: Nest) -> TimeStep:
         self._require_open()
@@ -265,7 +237,7 @@ class ParallelEnvironment(LockedEnvironment):
             if self._is_running:  # Ctrl-C has interrupted the last call.
                 self._finish_requests()
             self._is_running = True
-            failures = self._run_with_spares(command, action) if self._num_spares else self._run_all(command, action)
+            failures = self._run_all(command, action)
             if failures:
                 self._handle(failures)
             time_step = self._make_time_step(action)
@@ -276,10 +248,6 @@ class ParallelEnvironment(LockedEnvironment):
             raise
         self._is_running = False
         self._ended = time_step.step_type == LAST
-        if self._num_spares:
-            for row in self._rows[self._ended].tolist():
-                self._workers[row].request(RESET)
-                self._waiting.append(row)
         return time_step
 
     def _run_all(self, command: int, action: Nest) -> list[_Failure]:
@@ -306,42 +274,14 @@ class ParallelEnvironment(LockedEnvironment):
             texts = "\n".join(text for _, text in failures)
             raise EnvironmentFailedError(f"{texts}\n{traceback.format_exc()}") from None
 
-    def _run_with_spares(self, command: int, action: Nest) -> list[_Failure]:
-        """Steps environments whose episodes are running, and replaces the others by spare ones."""
-        failures: list[_Failure] = []
-        is_new, rows = self._ended, self._rows
-        if action is None:
-            failures += self._finish_requests()
-            is_new = np.ones(self._num_envs, bool)
-            rows[:] = self._ids
-            self._waiting = deque(range(self._num_envs, self._num_rows))
-            for worker in self._workers:
-                worker.request(command)
-        else:
-            for env in np.flatnonzero(is_new):
-                rows[env] = self._waiting.popleft()
-            _copy_into(self._channel.action, action, rows)
-            for row in rows[~is_new]:
-                self._workers[row].request(command)
-        for env, row in enumerate(rows.tolist()):
-            try:
-                found = self._workers[row].wait(self._spin_secs, self._timeout_secs)
-            except LostProcessError as lost:
-                found = self._recover(self._workers[row], str(lost), is_new[env])
-            # A reset in the background has failed in the environment itself, before it has become one of the batch.
-            failures += found if is_new[env] else [(env, text) for _, text in found]
-        return failures
-
-    def _finish_requests(self) -> list[_Failure]:
+    def _finish_requests(self) -> None:
         """Waits for all requests that have not been waited for; new episodes follow."""
-        failures: list[_Failure] = []
         for worker in self._workers:
             if worker.is_busy or worker.is_lost:
                 try:
-                    failures += worker.wait(self._spin_secs, self._timeout_secs)
+                    worker.wait(self._spin_secs, self._timeout_secs)
                 except LostProcessError as lost:
-                    failures += self._recover(worker, str(lost), True)
-        return failures
+                    self._recover(worker, str(lost), True)
 
     def _recover(self, worker: WorkerProcess, reason: str, is_new: Any) -> list[_Failure]:
         """Starts a lost worker again, and truncates the running episodes of its environments.
@@ -402,27 +342,27 @@ class ParallelEnvironment(LockedEnvironment):
             raise EnvironmentFailedError(f"{name} {places} failed:\n{texts}")
         previous, failed = self._current_time_step, list({index for index, _ in failures})
         if previous is not None:
-            self._num_failures[: self._num_envs][previous.step_type == MID] = 0
+            self._num_failures[previous.step_type == MID] = 0
         self._num_failures[failed] += 1
         if self._num_failures.max() > _MAX_FAILURES:
             raise EnvironmentFailedError(f"{name} {places} failed {_MAX_FAILURES + 1} times without a step:\n{texts}")
         warnings.warn(f"{name} {places} failed and started new episodes:\n{texts}", RuntimeWarning, stacklevel=5)
 
     def _make_time_step(self, action: Nest) -> TimeStep:
-        shared, rows = self._channel.time_step, self._rows
-        step_type = shared.step_type[rows].copy()
+        shared = self._channel.time_step
+        step_type = shared.step_type.copy()
         if action is None or _FIRST in step_type.tolist():
             action = make_prev_action(self._first_action, action, step_type == FIRST)
         return TimeStep(
             step_type,
-            shared.reward[rows].copy(),
-            shared.discount[rows].copy(),
-            _copy(shared.observation, rows),
+            shared.reward.copy(),
+            shared.discount.copy(),
+            _copy(shared.observation),
             action,
             self._ids,
             (),
-            _copy(shared.env_info, rows),
-            shared.has_failed[rows].copy(),
+            _copy(shared.env_info),
+            shared.has_failed.copy(),
         )
 
 
@@ -437,5 +377,5 @@ def _copy_into(arrays: Nest, values: Nest, rows: Any = slice(None)) -> None:
             _copy_into(array, value, rows)
 
 
-def _copy(nest: Nest, rows: Any) -> Nest:
+def _copy(nest: Nest, rows: Any = slice(None)) -> Nest:
     return nest[rows].copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf[rows].copy(), nest)

@@ -284,7 +284,7 @@ class IngestRun:
         source = _load(source)
         conversion = self.make_conversion(source)
         report = replace(self.make_report(source), left_out_fields=conversion.left_out_fields)
-        transfer = Transfer(source, conversion, self.on_invalid, self.resume, report, self.progress)
+        transfer = Transfer(source, conversion, self.resume, report, self.progress)
         description = self.describe(source, conversion, shard)
         if isinstance(destination, Path):
             self._write_to_directory(transfer, destination, description)

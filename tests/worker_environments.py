@@ -5,7 +5,6 @@ than everything else that a worker does.
 """
 
 import os
-import time
 
 import gymnasium
 import numpy as np
@@ -61,34 +60,6 @@ class Interrupted(Counting):
             self.fails_at = 1000
             raise KeyboardInterrupt
         return super().step(action)
-
-
-class SlowReset(gymnasium.Wrapper):
-    """Waits in each reset but the first until a file exists."""
-
-    def __init__(self, env, file):
-        super().__init__(env)
-        self.file, self.num_resets = file, 0
-
-    def reset(self, **options):
-        self.num_resets += 1
-        while self.num_resets > 1 and not self.file.exists():
-            time.sleep(0.01)
-        return self.env.reset(**options)
-
-
-class Random(Counting):
-    """Has random observations and lengths, and resets of random duration that do not depend on the seed."""
-
-    def reset(self, *, seed=None, options=None):
-        time.sleep(np.random.default_rng().uniform(0, 0.01))
-        observation, info = super().reset(seed=seed)
-        self.length = int(self.np_random.integers(2, 6))
-        return observation, info
-
-    def step(self, action):
-        observation, *rest = super().step(action)
-        return observation + np.float32(self.np_random.uniform()), *rest
 
 
 class Nested(gymnasium.Env):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, IngestRun, example_hash, make_table_configs
@@ -29,13 +31,12 @@ from rlds2reverb.sources.d4rl import CONTINUITY_ADVICE
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.tables import TableConfig
 from rlds2reverb.trajectory_items import TrajectoryWindows
-from rlds2reverb.writing.conversion import Layout, OnInvalid
+from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid
 from rlds2reverb.writing.directory_destination import DirectoryDestination
-from rlds2reverb.writing.parts import ItemParts, Part, Scan, ShardPlan, plan_parts
+from rlds2reverb.writing.parts import Part, Scan, ShardPlan, encode_part, plan_parts, scan_episodes
 from rlds2reverb.writing.report import IngestReport
 from rlds2reverb.writing.sharding import filter_shard, select_shard
 from rlds2reverb.writing.transfer import TransferState, capacity_error, changed_data_error
-from rlds2reverb.writing.validation import EpisodeFilter
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
 from .fitting import combine_returns, fit_transforms
@@ -121,7 +122,7 @@ def convert_with_beam(
             shards = [(shard, num_shards) for shard in range(num_shards)]
         targets = tuple(_make_target(run, opened, shard) for shard in shards)
         job = _Job(dataset, work, tuple(run.configs), _absolute(destination), targets)
-        report = replace(run.make_report(opened), left_out_fields=targets[0].items.conversion.left_out_fields)
+        report = replace(run.make_report(opened), left_out_fields=targets[0].conversion.left_out_fields)
         _run(job, report, workers, part_bytes)
     report.emit_note_warnings()
     return report
@@ -157,12 +158,14 @@ class _Target:
 
     Attributes:
       shard: index of the shard and number of shards, or None for the only directory.
-      items: the conversion of its episodes.
+      conversion: the conversion of its episodes to items.
+      make_encoder: function that returns a new encoder of the items.
       description: arguments of the run, for the manifest.
     """
 
     shard: tuple[int, int] | None
-    items: ItemParts
+    conversion: ItemConversion
+    make_encoder: Callable[[], Encoder]
     description: dict[str, Any]
 
 
@@ -170,9 +173,16 @@ def _make_target(run: IngestRun, source: Source, shard: tuple[int, int] | None) 
     """Returns what `ingest` derives from the first episode of a dataset or shard."""
     source = source if shard is None else select_shard(source, *shard)
     conversion = run.make_conversion(source)
-    episode_filter = EpisodeFilter(conversion.step_spec, run.on_invalid)
-    items = ItemParts(conversion, episode_filter, run.names, run.options.chunk_length, run.options.key_seed)
-    return _Target(shard, items, {**run.describe(source, conversion, shard), "example": example_hash(conversion)})
+    options = run.options
+    make_encoder = functools.partial(
+        conversion.make_encoder, run.names, options.chunk_length, options.key_seed, number_items=True
+    )
+    return _Target(
+        shard,
+        conversion,
+        make_encoder,
+        {**run.describe(source, conversion, shard), "example": example_hash(conversion)},
+    )
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,7 @@ class _Job:
 
     def scan(self, part: Slice) -> dict[str, Any]:
         """Measures the episodes of a slice."""
-        return self.targets[0].items.scan(self.dataset.read(part)).as_dict()
+        return scan_episodes(self.targets[0].conversion, self.dataset.read(part)).as_dict()
 
     def write_part(self, part: Part) -> None:
         """Encodes a part, unless its file exists."""
@@ -212,7 +222,8 @@ class _Job:
         if name in self.work.names(name):
             return
         stream = io.BytesIO()
-        np.savez(stream, **self.targets[part.shard].items.encode(self._read(part), part))
+        target = self.targets[part.shard]
+        np.savez(stream, **encode_part(target.conversion, target.make_encoder(), self._read(part), part))
         self.work.write(name, stream.getvalue())
 
     def _read(self, part: Part) -> Iterator[Episode]:
@@ -246,7 +257,7 @@ class _Job:
 
     def _make_destination(self, path: Path, shard: int) -> DirectoryDestination:
         target = self.targets[shard]
-        signature, encoder = target.items.conversion.signature, target.items.make_encoder()
+        signature, encoder = target.conversion.signature, target.make_encoder()
         return DirectoryDestination(path, self.configs, signature, encoder, description=target.description)
 
     def _locate(self, shard: int) -> str:

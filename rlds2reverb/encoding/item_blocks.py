@@ -62,7 +62,6 @@ class ItemBlock:
         *,
         digest: bytes = b"",
         episode: int = 0,
-        first_item: int = 0,
     ) -> ItemBlock:
         """Builds a block of items of one episode; the arguments are those of the class."""
         return cls(
@@ -74,7 +73,6 @@ class ItemBlock:
             episodes=np.array([episode]),
             num_items=np.array([len(starts)]),
             first_rows=np.zeros(1, np.int64),
-            first_item=first_item,
         )
 
     def slice_items(self, begin: int, end: int) -> ItemBlock:

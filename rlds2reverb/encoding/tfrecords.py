@@ -40,12 +40,6 @@ def checksums(records: np.ndarray) -> np.ndarray:
     return np.fromiter(map(google_crc32c.value, contents), np.uint32, num_records)
 
 
-def read(path: Path) -> Iterator[bytes]:
-    """Yields the records of an uncompressed file; see `read_stream`."""
-    with path.open("rb") as stream:
-        yield from read_stream(stream, path)
-
-
 def read_stream(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     """Yields the records of an open file, which may be a decompressing stream.
 

@@ -16,7 +16,7 @@ from rlds2reverb.tables import Selector, TableConfig
 
 from .checkpoint_contents import read_messages
 from .checkpoint_root import CheckpointRoot
-from .stored_items import sampling_has_side_effects
+from .stored_items import find_reason_not_to_sample
 
 #: Times of insertion before this one, in seconds since 1970, are the numbers that `ingest` stores, in microseconds.
 _FIRST_DATE = 365 * 86_400
@@ -85,7 +85,8 @@ def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float
       info: the server's information about the table.
       timeout_secs: maximum duration.
     """
-    reason = _find_reason_not_to_sample(info)
+    size = info.current_size
+    reason = find_reason_not_to_sample(info, size) if size else "the table is empty"
     entries: list[Any] = []
     if reason is None:
         with Connection(address) as connection:
@@ -97,7 +98,7 @@ def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float
     weights = 1 / _compute_inclusion(probabilities, len(entries)) if is_random else np.ones(len(newest))
     return ItemStatistics(
         info.name,
-        info.current_size,
+        size,
         format_selector(info.sampler_options),
         **_make_columns([_read_item(entry.item) for entry in newest]),
         probabilities=probabilities if is_random else None,
@@ -131,17 +132,6 @@ def _sample(connection: Connection, table: str, timeout_secs: float) -> list[Any
     except ServerUnavailableError:
         pass  # The time is over, or the table was emptied; what has arrived is used.
     return entries
-
-
-def _find_reason_not_to_sample(info: TableInfo) -> str | None:
-    if not info.current_size:
-        return "the table is empty"
-    if info.max_times_sampled > 0:
-        return "samples use up its items"
-    if sampling_has_side_effects(info):
-        return "its rate limiter counts samples"
-    minimum = info.rate_limiter_info.min_size_to_sample
-    return f"it waits for {minimum:,} items" if info.current_size < minimum else None
 
 
 def _describe_all(config: TableConfig, items: list[tuple[float, int, float]]) -> ItemStatistics:

@@ -25,11 +25,19 @@ _ADVICE = (
 )
 
 
-def sampling_has_side_effects(info: TableInfo) -> bool:
-    """Returns whether a sample affects other clients: it uses items up, or the rate limiter counts samples."""
+def find_reason_not_to_sample(info: TableInfo, num_items: int) -> str | None:
+    """Returns why a sample from a table with a number of items would affect other clients, or would not arrive at once.
+
+    Returns:
+      A clause, or None if there is no reason.
+    """
+    if info.max_times_sampled > 0:
+        return "samples use up its items"
     limiter = info.rate_limiter_info
-    is_limited = limiter.max_diff < NO_LIMIT or limiter.min_diff > -NO_LIMIT
-    return bool(is_limited or info.max_times_sampled > 0)
+    if limiter.max_diff < NO_LIMIT or limiter.min_diff > -NO_LIMIT:
+        return "its rate limiter counts samples"
+    minimum = limiter.min_size_to_sample
+    return f"it waits for {minimum:,} items" if num_items < minimum else None
 
 
 def require_stored_items_match(
@@ -37,8 +45,8 @@ def require_stored_items_match(
 ) -> list[str]:
     """Checks that tables without a signature do not contain items of a different spec, by sampling one item of each.
 
-    Sampling an item changes only the sample counts of the item and its table. A table is not checked if sampling
-    would affect other clients (`sampling_has_side_effects`), or if it would not return an item at once.
+    Sampling an item changes only the sample counts of the item and its table. A table is not checked if
+    `find_reason_not_to_sample` returns a reason.
 
     Args:
       address: address of the server.
@@ -58,7 +66,7 @@ def require_stored_items_match(
         info = infos[name]
         if info.signature is not None or not info.current_size:
             continue
-        reason = _reason_not_to_sample(info)
+        reason = find_reason_not_to_sample(info, info.current_size)
         if reason is None:
             with Connection(address) as connection:
                 columns = _sample_columns(connection, name, min(timeout_secs, _MAX_WAIT_SECS))
@@ -72,13 +80,6 @@ def require_stored_items_match(
             "ReplayServer(tables, signature)"
         )
     return warnings
-
-
-def _reason_not_to_sample(info: TableInfo) -> str | None:
-    if sampling_has_side_effects(info):
-        return "its samples are counted"
-    minimum = info.rate_limiter_info.min_size_to_sample
-    return f"it returns no sample until it has {minimum:,} items" if info.current_size < minimum else None
 
 
 def _sample_columns(connection: Connection, table: str, timeout_secs: float) -> list[ArraySpec] | None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import numpy as np
 
 from rlds2reverb._internals.versions import TESTED_VERSIONS, is_tested
-from rlds2reverb.client import Connection, server_state_id
+from rlds2reverb.client import Connection, TableInfo, server_state_id
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.server.stored_items import sampling_has_side_effects
+from rlds2reverb.server.stored_items import find_reason_not_to_sample
 from rlds2reverb.specs import ArraySpec, Nest
 from rlds2reverb.tables import TableConfig
 
@@ -123,10 +122,9 @@ def _find_incompatibility_once(
         return str(error)
 
 
-def _is_usable(info: Any) -> bool:
+def _is_usable(info: TableInfo) -> bool:
     """Returns whether a table is empty, returns its first item at once, and keeps it for other clients."""
-    needs_one_item = info.rate_limiter_info.min_size_to_sample <= 1
-    return bool(needs_one_item and info.current_size == 0 and not sampling_has_side_effects(info))
+    return info.current_size == 0 and find_reason_not_to_sample(info, 1) is None
 
 
 def _write_and_read(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:

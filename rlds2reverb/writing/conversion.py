@@ -17,12 +17,14 @@ from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, packed_spec
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
+from rlds2reverb.errors import InvalidEpisodeError, Problem, SpecMismatchError
 from rlds2reverb.items import EpisodeAdder, ItemBatch
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority, compute_priorities
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, path_name, require_match
+
+from .report import MAX_REPORTED_PROBLEMS, IngestReport
 
 #: How the columns of an item are stored in a table; see `encoding.packing`.
 Layout = Literal["columns", "packed"]
@@ -33,11 +35,12 @@ OnInvalid = Literal["error", "skip_episode", "keep"]
 
 @dataclass(frozen=True)
 class ItemConversion:
-    """The conversion of episodes to items of one spec.
+    """The conversion of episodes to items of one spec, and the choice of those that are converted.
 
     Attributes:
       adder: converts an episode to items.
       priority: priority of the items.
+      on_invalid: treatment of invalid episodes; see `ingestion.ingest`.
       packed: whether all columns are packed into one.
       squeeze: whether items are single rows without a time axis.
       step_spec: nest of specs of one step of an episode.
@@ -50,6 +53,7 @@ class ItemConversion:
 
     adder: EpisodeAdder
     priority: Priority
+    on_invalid: OnInvalid
     packed: bool
     squeeze: bool
     step_spec: Nest
@@ -58,6 +62,41 @@ class ItemConversion:
     signature: Nest
     example: ItemBlock
     left_out_fields: dict[str, str]
+
+    def is_skipped(self, episode: Episode) -> bool:
+        """Returns whether an episode is skipped, as is done in any case if no table can hold it.
+
+        Raises:
+          InvalidEpisodeError: If it has problems and they are errors.
+        """
+        return self._find_problems(episode)[1]
+
+    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
+        """Returns the problems of an episode, and whether it is skipped."""
+        problems = find_problems(episode, self.step_spec)
+        if problems and self.on_invalid == "error":
+            raise InvalidEpisodeError(problems)
+        is_impossible = any(problem.field == fields.STEPS for problem in problems)
+        return problems, bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
+
+    def drop_skipped(self, batch: EpisodeBatch, report: IngestReport) -> EpisodeBatch | None:
+        """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to a report.
+
+        Raises:
+          InvalidEpisodeError: If there are problems and they are errors.
+        """
+        if batch.is_valid(self.step_spec):
+            return batch
+        kept = []
+        for episode in batch.episodes:
+            problems, is_skipped = self._find_problems(episode)
+            report.problems += problems[: MAX_REPORTED_PROBLEMS - len(report.problems)]
+            if is_skipped:
+                report.skipped_episodes += 1
+            else:
+                report.kept_problems += len(problems)
+                kept.append(episode)
+        return EpisodeBatch(kept) if kept else None
 
     def convert(self, batch: EpisodeBatch) -> list[ItemBlock]:
         """Returns the items of valid episodes: in one block, or in one block per episode.
@@ -171,6 +210,7 @@ def make_conversion(
     return ItemConversion(
         adder=adder,
         priority=priority,
+        on_invalid=on_invalid,
         packed=packed,
         squeeze=items.squeeze,
         step_spec=step_spec,

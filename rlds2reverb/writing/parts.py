@@ -1,8 +1,8 @@
 """The conversion of a dataset in parts, which any number of processes encode independently of each other.
 
 The bytes of a table's files depend only on the episodes, on the groups that `group_by_size` makes of them, and on the
-number of items before each group. A first pass over the dataset therefore measures every episode (`ItemParts.scan`),
-`plan_parts` divides the groups into parts, and a second pass encodes the parts in any order (`ItemParts.encode`). The
+number of items before each group. A first pass over the dataset therefore measures every episode (`scan_episodes`),
+`plan_parts` divides the groups into parts, and a second pass encodes the parts in any order (`encode_part`). The
 concatenated parts are what a conversion in a single process writes.
 """
 
@@ -27,7 +27,6 @@ from .directory_destination import FILES, iterate_contents
 from .report import IngestReport
 from .sharding import assign_shards
 from .transfer import TransferState
-from .validation import EpisodeFilter
 
 
 @dataclass
@@ -66,81 +65,6 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
-class ItemParts:
-    """The conversion of any part of a dataset.
-
-    Attributes:
-      conversion: the conversion of episodes to items.
-      episode_filter: decides which episodes are skipped.
-      tables: names of the tables.
-      chunk_length: number of items that share a chunk; see `Encoder`.
-      key_seed: seed of the keys.
-    """
-
-    conversion: ItemConversion
-    episode_filter: EpisodeFilter
-    tables: tuple[str, ...]
-    chunk_length: int | None
-    key_seed: int
-
-    def make_encoder(self) -> Encoder:
-        """Returns a new encoder of the items."""
-        return self.conversion.make_encoder(self.tables, self.chunk_length, self.key_seed, number_items=True)
-
-    def scan(self, episodes: Iterable[Episode]) -> Scan:
-        """Reads and measures consecutive episodes.
-
-        Raises:
-          InvalidEpisodeError: At an invalid episode, if those are errors.
-          SpecMismatchError: If the columns of the items differ from those of the first episode.
-        """
-        report = IngestReport("", self.tables)
-        scan = Scan([], [], b"", report)
-        for batch in batch_episodes(episodes):
-            for episode in batch.episodes:
-                scan.num_bytes.append(episode.num_bytes)
-                if episode.discontinuities:
-                    scan.num_discontinuities += len(episode.discontinuities)
-                    scan.first_discontinuity = scan.first_discontinuity or locate_discontinuity(episode)
-            kept = self.episode_filter.drop_skipped(batch, report)
-            num_items = dict.fromkeys((episode.index for episode in batch.episodes), -1)
-            digests = dict.fromkeys(num_items, bytes(_DIGEST_BYTES))
-            if kept is not None:
-                report.add_batch(kept)
-                counts = self.conversion.count_items(kept)
-                report.items += int(counts.sum())
-                report.episodes_too_short += int((counts == 0).sum())
-                indices = [episode.index for episode in kept.episodes]
-                num_items.update(zip(indices, counts.tolist(), strict=True))
-                digests.update(zip(indices, episode_digests(kept), strict=True))
-            scan.num_items += num_items.values()
-            scan.digests += b"".join(digests.values())
-        return scan
-
-    def encode(self, episodes: Iterator[Episode], part: Part) -> dict[str, np.ndarray]:
-        """Returns what a part appends to each of `FILES`, uint8 `[size]`.
-
-        Args:
-          episodes: the episodes of the part's shard in its range.
-          part: the part.
-        """
-        encoder = self.make_encoder()
-        encoder.num_items = part.first_item
-        contents: dict[str, list[np.ndarray]] = {name: [] for name in FILES}
-        report = IngestReport("", self.tables)
-        for size in part.group_sizes:
-            blocks = []
-            for batch in batch_episodes(islice(episodes, size)):
-                kept = self.episode_filter.drop_skipped(batch, report)
-                if kept is not None:
-                    blocks += self.conversion.convert(kept)
-            for encoded in encoder.encode(blocks):
-                for name, content in iterate_contents(encoded):
-                    contents[name].append(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
-        return {name: np.concatenate([np.zeros(0, np.uint8), *arrays]) for name, arrays in contents.items()}
-
-
-@dataclass(frozen=True)
 class Part:
     """Consecutive groups of a shard's episodes, which are encoded together.
 
@@ -170,6 +94,63 @@ class ShardPlan:
 
     parts: tuple[Part, ...]
     state: TransferState
+
+
+def scan_episodes(conversion: ItemConversion, episodes: Iterable[Episode]) -> Scan:
+    """Reads and measures consecutive episodes.
+
+    Raises:
+      InvalidEpisodeError: At an invalid episode, if those are errors.
+      SpecMismatchError: If the columns of the items differ from those of the first episode.
+    """
+    report = IngestReport("", ())
+    scan = Scan([], [], b"", report)
+    for batch in batch_episodes(episodes):
+        for episode in batch.episodes:
+            scan.num_bytes.append(episode.num_bytes)
+            if episode.discontinuities:
+                scan.num_discontinuities += len(episode.discontinuities)
+                scan.first_discontinuity = scan.first_discontinuity or locate_discontinuity(episode)
+        kept = conversion.drop_skipped(batch, report)
+        num_items = dict.fromkeys((episode.index for episode in batch.episodes), -1)
+        digests = dict.fromkeys(num_items, bytes(_DIGEST_BYTES))
+        if kept is not None:
+            report.add_batch(kept)
+            counts = conversion.count_items(kept)
+            report.items += int(counts.sum())
+            report.episodes_too_short += int((counts == 0).sum())
+            indices = [episode.index for episode in kept.episodes]
+            num_items.update(zip(indices, counts.tolist(), strict=True))
+            digests.update(zip(indices, episode_digests(kept), strict=True))
+        scan.num_items += num_items.values()
+        scan.digests += b"".join(digests.values())
+    return scan
+
+
+def encode_part(
+    conversion: ItemConversion, encoder: Encoder, episodes: Iterator[Episode], part: Part
+) -> dict[str, np.ndarray]:
+    """Returns what a part appends to each of `FILES`, uint8 `[size]`.
+
+    Args:
+      conversion: the conversion of episodes to items.
+      encoder: a new encoder of the items, with `number_items`.
+      episodes: the episodes of the part's shard in its range.
+      part: the part.
+    """
+    encoder.num_items = part.first_item
+    contents: dict[str, list[np.ndarray]] = {name: [] for name in FILES}
+    report = IngestReport("", ())
+    for size in part.group_sizes:
+        blocks = []
+        for batch in batch_episodes(islice(episodes, size)):
+            kept = conversion.drop_skipped(batch, report)
+            if kept is not None:
+                blocks += conversion.convert(kept)
+        for encoded in encoder.encode(blocks):
+            for name, content in iterate_contents(encoded):
+                contents[name].append(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
+    return {name: np.concatenate([np.zeros(0, np.uint8), *arrays]) for name, arrays in contents.items()}
 
 
 class _Measured(NamedTuple):

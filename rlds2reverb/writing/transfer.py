@@ -11,15 +11,14 @@ from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import Problem, ResumeError
+from rlds2reverb.errors import ResumeError
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint, episode_digests
 from rlds2reverb.tables import MAX_ITEMS
 
-from .conversion import ItemConversion, OnInvalid
+from .conversion import ItemConversion
 from .report import IngestReport
-from .validation import EpisodeFilter
 
 #: A dataset up to this size is kept in memory by the check, so that it is read only once.
 _MAX_CACHED_BYTES = 512 << 20
@@ -102,7 +101,6 @@ class Transfer:
     Attributes:
       source: the dataset.
       conversion: the conversion of episodes to items.
-      on_invalid: treatment of invalid episodes; see `ingestion.ingest`.
       resume: whether to continue an earlier run.
       report: report, completed during the transfer.
       progress: callback for each episode.
@@ -112,7 +110,6 @@ class Transfer:
 
     source: Source
     conversion: ItemConversion
-    on_invalid: OnInvalid
     resume: bool
     report: IngestReport
     progress: ProgressCallback
@@ -176,8 +173,7 @@ class Transfer:
         num_items = 0
         with self.report.stage("check"):
             for episode in self._read_to_check():
-                _, is_skipped = self._find_problems(episode)
-                if not is_skipped:
+                if not self._is_skipped(episode):
                     num_items += len(self.conversion.adder(episode))
         return num_items
 
@@ -191,8 +187,7 @@ class Transfer:
         seen = 0
         for episode in itertools.islice(self.source.read(), saved.seen):
             seen += 1
-            _, is_skipped = self._find_problems(episode)
-            if not is_skipped:
+            if not self._is_skipped(episode):
                 fingerprint.update(b"".join(episode_digests(EpisodeBatch([episode]))))
         saved.require_same_data(seen, fingerprint)
 
@@ -256,17 +251,13 @@ class Transfer:
                 return
             yield episode
 
-    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
-        return ([], False) if self._is_checked else self._filter.find_problems(episode)
+    def _is_skipped(self, episode: Episode) -> bool:
+        return not self._is_checked and self.conversion.is_skipped(episode)
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        return batch if self._is_checked else self._filter.drop_skipped(batch, self.report)
+        return batch if self._is_checked else self.conversion.drop_skipped(batch, self.report)
 
     @property
     def _is_checked(self) -> bool:
         """Whether `check` found all episodes valid."""
-        return self.on_invalid == "error" and self.num_steps is not None
-
-    @property
-    def _filter(self) -> EpisodeFilter:
-        return EpisodeFilter(self.conversion.step_spec, self.on_invalid)
+        return self.conversion.on_invalid == "error" and self.num_steps is not None

@@ -11,7 +11,7 @@ import pytest
 from counting import Counting
 from process_resources import list_resources
 from properties import mark_slow_except
-from worker_environments import Faulty, Interrupted, Random, SlowReset
+from worker_environments import Faulty, Interrupted
 
 from rlds2reverb.envs import EnvironmentFailedError, GymnasiumEnvironment, ParallelEnvironment
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, SeededEpisodes, make_episode_seed
@@ -31,26 +31,25 @@ def make(place, kind, folder, **options):
 #: What the message contains, besides the environments.
 REASONS = {"raise": "the simulator exploded", "kill": "SIGKILL", "hang": "in fail", "exit": "exit code 3"}
 CASES = [
-    (place, kind, on_failure, spares)
+    (place, kind, on_failure, num_workers)
     for place in ("step", "reset", "construction")
     for kind in ("raise", "kill", "hang", "exit")
     for on_failure in ("restart", "raise")
-    for spares in (0, 1)
+    for num_workers in (2, NUM_ENVS)
 ]
 FAST = {
-    ("step", "exit", "raise", 0),
-    ("reset", "kill", "restart", 0),
-    ("construction", "raise", "restart", 0),
-    ("step", "kill", "restart", 1),
+    ("step", "exit", "raise", 2),
+    ("reset", "kill", "restart", 2),
+    ("construction", "raise", "restart", 2),
+    ("step", "kill", "restart", NUM_ENVS),
 }
 
 
-@pytest.mark.parametrize(("place", "kind", "on_failure", "num_spares"), mark_slow_except(FAST, CASES))
+@pytest.mark.parametrize(("place", "kind", "on_failure", "num_workers"), mark_slow_except(FAST, CASES))
 @pytest.mark.drill("F19")
-def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_path):
+def test_fault_is_survived_or_raised(place, kind, on_failure, num_workers, tmp_path):
     before = list_resources(os.getpid())
-    options = {"num_spares": num_spares} if num_spares else {"num_workers": 2, "caller_steps": False}
-    env = make(place, kind, tmp_path, on_failure=on_failure, **options)
+    env = make(place, kind, tmp_path, on_failure=on_failure, num_workers=num_workers, caller_steps=False)
     steps, caught = [env.reset()], []
     reason = REASONS["kill" if place == "construction" and on_failure == "raise" else kind]
     if on_failure == "raise":
@@ -67,14 +66,14 @@ def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_pa
         text = "".join(str(warning.message) for warning in caught)
         assert f"{FAILING} failed and started new episodes" in text
         assert place == "construction" or reason in text
-        check_steps(steps, place, kind, num_spares)
+        check_steps(steps, place, kind, num_workers)
     assert not list_resources(os.getpid()) - before  # Other tests may release theirs meanwhile.
 
 
-def check_steps(steps, place, kind, num_spares):
+def check_steps(steps, place, kind, num_workers):
     step_types = np.stack([step.step_type for step in steps])
     counts = np.stack([step.observation[:, 0] for step in steps])
-    lost = [FAILING] if num_spares or (kind == "raise" and place != "construction") else [2, FAILING]
+    lost = [FAILING] if num_workers == NUM_ENVS or (kind == "raise" and place != "construction") else [2, FAILING]
     period = [0, 1, 2, 3, 4, 5, 6]
     for env in range(NUM_ENVS):
         if env in lost and place != "reset":  # The fourth step is lost, and a new episode follows.
@@ -207,42 +206,6 @@ def test_interrupted_step_is_followed_by_new_episodes():
         steps = [env.step(np.zeros(2, int)) for _ in range(3)]
         assert [step.step_type.tolist() for step in steps] == [[0, 0], [1, 1], [1, 1]]
         assert [step.observation[:, 0].tolist() for step in steps] == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_resets_in_the_background_do_not_stop_the_batch(tmp_path):
-    file = tmp_path / "reset"
-
-    def construct():
-        return GymnasiumEnvironment(SlowReset(Counting(4), file))
-
-    with ParallelEnvironment([construct] * 2, num_spares=2) as env:
-        steps = [env.step(np.zeros(2, int)) for _ in range(9)]  # No reset after the first ones is completed.
-        file.touch()
-        steps += [env.step(np.zeros(2, int)) for _ in range(9)]
-    assert np.stack([step.observation[:, 0] for step in steps]).T.tolist() == [[0, 1, 2, 3, 4] * 3 + [0, 1, 2]] * 2
-    assert np.stack([step.step_type for step in steps]).T.tolist() == [[0, 1, 1, 1, 2] * 3 + [0, 1, 1]] * 2
-    assert steps[5].prev_action.tolist() == [0, 0] and steps[5].env_id.tolist() == [0, 1]
-
-
-def test_time_steps_with_spares_depend_on_seeds_alone():
-    def construct():
-        return GymnasiumEnvironment(Random())
-
-    with ParallelEnvironment([construct] * 3, num_spares=1, seed=4) as env:
-        first = [env.step(np.zeros(3, int)) for _ in range(30)]
-        env.seed(4)
-        second = [env.step(np.zeros(3, int)) for _ in range(30)]
-    for step, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(step.observation, other.observation)
-        np.testing.assert_array_equal(step.step_type, other.step_type)
-    with ParallelEnvironment([construct] * 3, num_workers=0, seed=4) as env:  # Environment i has the seed + i.
-        np.testing.assert_array_equal(first[1].observation, [env.reset(), env.step(np.zeros(3, int))][1].observation)
-
-
-def test_spares_exclude_shared_processes():
-    for options in ({"num_workers": 2}, {"caller_steps": True}):
-        with pytest.raises(ValueError, match="num_spares requires a process for each environment"):
-            ParallelEnvironment([Counting], num_spares=1, **options)
 
 
 @pytest.mark.slow

@@ -209,15 +209,14 @@ def resident_bytes(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-@pytest.mark.parametrize("options", mark_slow_except([{}], [{}, {"num_spares": 2}]))
 @pytest.mark.parametrize("num_steps", mark_slow_except({200}, [200, 10_000]))
-def test_nothing_is_left_after_many_steps(num_steps, options):
+def test_nothing_is_left_after_many_steps(num_steps):
     def measure():
         return [list_resources(pid) for pid in pids], sum(map(resident_bytes, pids))
 
     make, others = functools.partial(suite_gym.load, "CartPole-v1"), find_children(os.getpid())
     before = list_resources(os.getpid())
-    with ParallelEnvironment([make] * 8, seed=0, **options) as env:
+    with ParallelEnvironment([make] * 8, seed=0) as env:
         for step in range(num_steps):
             if step == num_steps // 10:
                 pids = [os.getpid(), *(set(find_children(os.getpid())) - set(others))]
@@ -230,10 +229,9 @@ def test_nothing_is_left_after_many_steps(num_steps, options):
     assert not list_resources(os.getpid()) - before
 
 
-@pytest.mark.parametrize("options", mark_slow_except([{"num_workers": 1}], [{"num_workers": 1}, {"num_spares": 1}]))
-def test_idle_workers_use_no_cpu(options):
+def test_idle_workers_use_no_cpu():
     others = find_children(os.getpid())
-    with create_environment("CartPole-v1", 2, parallel_options=options) as env:
+    with create_environment("CartPole-v1", 2, parallel_options={"num_workers": 1}) as env:
         env.reset()
         children = set(find_children(os.getpid())) - set(others)
 

@@ -84,7 +84,6 @@ PLACES = {
     "a batch in a thread": lambda pid, place: ThreadEnvironment(lambda: make_batch(pid, place)),
     "the caller's share": functools.partial(make_parallel, num_workers=0),
     "a worker": functools.partial(make_parallel, num_workers=1),
-    "a spare": functools.partial(make_parallel, num_spares=1),
 }
 
 

@@ -1,5 +1,7 @@
 """Tests of record files: equality with TensorFlow's files, byte for byte, and detection of damage."""
 
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,7 +67,7 @@ def three_records(tmp_path):
 
 def test_records_written_by_tensorflow_are_read(three_records):
     path, records = three_records
-    assert list(tfrecords.read(path)) == records
+    assert list(tfrecords.read_stream(io.BytesIO(path.read_bytes()), path)) == records
 
 
 @given(st.integers(1, 70), st.integers(1, 50), st.integers(0, 50))
@@ -74,12 +76,12 @@ def test_framed_records_are_read(tmp_path_factory, num_records, size, num_differ
     records = make_similar_records(num_records, size, num_different)
     path = tmp_path_factory.mktemp("records") / "records"
     path.write_bytes(tfrecords.frame(records).tobytes())
-    assert list(tfrecords.read(path)) == [record.tobytes() for record in records]
+    assert list(tfrecords.read_stream(io.BytesIO(path.read_bytes()), path)) == [record.tobytes() for record in records]
 
 
 def test_empty_file_has_no_records(tmp_path):
     (tmp_path / "records").touch()
-    assert list(tfrecords.read(tmp_path / "records")) == []
+    assert list(tfrecords.read_stream(io.BytesIO((tmp_path / "records").read_bytes()), tmp_path / "records")) == []
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_flipped_bit_raises_with_its_position(three_records, position, num_valid
     content = bytearray(path.read_bytes())
     content[position] ^= 16
     path.write_bytes(content)
-    reading = tfrecords.read(path)
+    reading = tfrecords.read_stream(io.BytesIO(path.read_bytes()), path)
     assert [next(reading) for _ in range(num_valid)] == records[:num_valid]
     with pytest.raises(ValueError, match=rf"{path} is damaged near byte \d+") as error:
         next(reading)
@@ -116,4 +118,4 @@ def test_file_truncated_within_a_record_raises(three_records, size):
     path, _ = three_records
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match="is damaged near byte"):
-        list(tfrecords.read(path))
+        list(tfrecords.read_stream(io.BytesIO(path.read_bytes()), path))

@@ -9,6 +9,7 @@ from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryEpisodes, TrajectoryWindows, ingest, load
+from rlds2reverb.client import table_infos
 from rlds2reverb.encoding.packing import Packing, packed_signature, unpack
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sampling import sample
@@ -65,9 +66,11 @@ def read_with_reverb(address, num_samples):
     return items
 
 
-def require_equal(server, *, packing=None, num_samples=3000):
+def require_equal(server, *, packing=None):
     """Checks the items of a table, and that every one of them is sampled."""
-    expected = read_with_reverb(server.address, num_samples)
+    num_items = table_infos(server)["items"].current_size
+    expected = read_with_reverb(server.address, 50 * num_items)
+    assert len(expected) == num_items
     seen = set()
     with sample(server, "items", 10) as batches:
         while seen != set(expected):

@@ -1,5 +1,6 @@
 """Tests of which checkpoint a server starts from after a kill, without a manifest, or after damage."""
 
+import io
 import re
 import shutil
 import warnings
@@ -252,7 +253,7 @@ def test_server_starts_empty_when_the_first_checkpoint_was_interrupted(tmp_path)
 def read_records(file: Path) -> list[bytes]:
     plain = file.with_name("plain")
     plain.write_bytes(zlib.decompress(file.read_bytes()))
-    return list(tfrecords.read(plain))
+    return list(tfrecords.read_stream(io.BytesIO(plain.read_bytes()), plain))
 
 
 def frame_record(record: bytes) -> bytes:

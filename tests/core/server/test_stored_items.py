@@ -131,10 +131,10 @@ def test_items_with_different_columns_raise_and_are_not_written(server, table, a
 @pytest.mark.parametrize(
     "table, reason",
     [
-        ("queue", "its samples are counted"),
-        ("used up", "its samples are counted"),
-        ("ratio", "its samples are counted"),
-        ("waiting", "it returns no sample until it has 100 items"),
+        ("queue", "samples use up its items"),
+        ("used up", "samples use up its items"),
+        ("ratio", "its rate limiter counts samples"),
+        ("waiting", "it waits for 100 items"),
     ],
 )
 def test_table_is_not_sampled_if_that_affects_other_clients(server, table, reason):
