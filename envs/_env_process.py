@@ -78,7 +78,7 @@ class WorkerProcess:
         self.seeds: list[int] | None = None
         self.num_failures = self._num_completed = 0
         self._memory, self._registered = memory, registered
-        self._constructors = [_serialise(each, first + row) for row, each in enumerate(constructors)]
+        self._constructors = [_serialise(constructor, first + row) for row, constructor in enumerate(constructors)]
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: Any = None
         self._files: list[int] = []

@@ -156,7 +156,7 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
     try:
         registered, constructors, first = pickle.loads(peer.recv_bytes())
         register_specs(registered)
-        share = Share([pickle.loads(each) for each in constructors], first)
+        share = Share([pickle.loads(constructor) for constructor in constructors], first)
         peer.send_bytes(RESULT + pickle.dumps((0, [env.time_step_spec() for env in share.envs], None)))
         spec, batch_size, num_workers, spin_secs = pickle.loads(peer.recv_bytes())
         channel = Channel(memory, spec, batch_size, num_workers)

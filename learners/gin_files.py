@@ -69,7 +69,7 @@ def read_bindings(sources: Iterable[Path | NamedText]) -> list[Binding]:
                 macros[binding.owner] = binding.value
             else:
                 bindings.append(binding)
-    return [each._replace(value=_replace_macros(each, each.value, macros)) for each in bindings]
+    return [binding._replace(value=_replace_macros(binding, binding.value, macros)) for binding in bindings]
 
 
 def _parse(source: str, text: str, parents: tuple[str, ...] = ()) -> Iterator[Binding]:
@@ -109,9 +109,9 @@ def _replace_macros(binding: Binding, value: Any, macros: Mapping[str, Any], see
             raise binding.error(f"the macro {value} is not defined; add '{value[1:]} = VALUE'")
         return _replace_macros(binding, macros[value], macros, (*seen, value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_replace_macros(binding, each, macros, seen) for each in value)
+        return type(value)(_replace_macros(binding, element, macros, seen) for element in value)
     if isinstance(value, Mapping):
-        return {key: _replace_macros(binding, each, macros, seen) for key, each in value.items()}
+        return {key: _replace_macros(binding, element, macros, seen) for key, element in value.items()}
     return value
 
 

@@ -607,7 +607,7 @@ def test_policy_that_was_being_replaced_is_restored(tmp_path):
     with Learner(tmp_path / "run", MeanAgent(), batches()) as learner:
         learner.export_policy(path)
     assert len((path / "saved_model.pb").read_bytes()) > 10
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["policy", "run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["policy", "run"]
 
 
 def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):
