@@ -193,9 +193,9 @@ def _serve(share: Share, channel: Channel, worker: int, peer: Connection, spin_s
     stepping, caller_sleeps = channel.stepping[worker], channel.caller_sleeps[worker]
     done = int(replies[0])
 
-    def report(index: int, text: str) -> None:
+    def report(index: int, reason: str) -> None:
         failures[0] += 1
-        peer.send_bytes(FAILURE + pickle.dumps((index, text)))
+        peer.send_bytes(FAILURE + pickle.dumps((index, reason)))
 
     while True:
         _wait(share, requests, done, channel.worker_sleeps[worker], peer, spin_secs)

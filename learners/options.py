@@ -189,7 +189,7 @@ def read_descriptions(documented: Any) -> dict[str, str]:
     docstring = inspect.getdoc(documented) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?:(?:  .*)?\n?)*)", docstring, re.MULTILINE)
     entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section[1] if section else "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    return {name: " ".join(description.split()) for name, description in entries}
 
 
 def _evaluate(text: str) -> Any:

@@ -40,14 +40,14 @@ def read_declarations(agent: Any) -> dict[str, Option]:
         hints = get_type_hints(construct, include_extras=True)
     except (NameError, TypeError):  # Annotations of the user's own may refer to names for type checking only.
         hints = {}
-    texts = {**read_descriptions(agent), **read_descriptions(construct)}
+    descriptions = {**read_descriptions(agent), **read_descriptions(construct)}
     is_custom = not is_configurable(agent)
     return {
         parameter.name: declare(
             parameter.name,
             parameter.default,
             hints.get(parameter.name, Any),
-            texts.get(parameter.name, ""),
+            descriptions.get(parameter.name, ""),
             is_custom=is_custom,
         )
         for parameter in parameters

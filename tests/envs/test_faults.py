@@ -64,9 +64,9 @@ def test_fault_is_survived_or_raised(place, kind, on_failure, num_spares, tmp_pa
             warnings.simplefilter("always")
             steps += [env.step(np.zeros(NUM_ENVS, int)) for _ in range(20)]
         env.close()
-        text = "".join(str(warning.message) for warning in caught)
-        assert f"{FAILING} failed and started new episodes" in text
-        assert place == "construction" or reason in text
+        messages = "".join(str(warning.message) for warning in caught)
+        assert f"{FAILING} failed and started new episodes" in messages
+        assert place == "construction" or reason in messages
         check_steps(steps, place, kind, num_spares)
     assert not list_resources(os.getpid()) - before  # Other tests may release theirs meanwhile.
 

@@ -171,8 +171,8 @@ def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[Fail([], "after_iter", every=2)]) as learner:
         with pytest.raises(RuntimeError, match="hook failed"):
             learner.start(10)
-        text = (tmp_path / "exception.txt").read_text()
-        assert text.startswith("after 2 iterations\nTraceback") and "hook failed" in text
+        report = (tmp_path / "exception.txt").read_text()
+        assert report.startswith("after 2 iterations\nTraceback") and "hook failed" in report
         assert learner.last_iter == 2
         learner._hooks._hooks.clear()
         learner.start(4)
