@@ -1,14 +1,14 @@
 from . import suite_dm_control as suite_dm_control, suite_envpool as suite_envpool, suite_gym as suite_gym
 from ._env_process import EnvironmentFailedError as EnvironmentFailedError
 from .action_noise import TemporallyCorrelatedNoise as TemporallyCorrelatedNoise
-from .batch import Batch as Batch
+from .batch_dimension import BatchDimension as BatchDimension
 from .batched_environment import BatchedEnvironment as BatchedEnvironment
 from .contract import check_wrapper as check_wrapper
 from .curriculum import Curriculum as Curriculum, TaskProgress as TaskProgress
 from .environment import Environment as Environment, Wrapper as Wrapper
 from .evaluation import Evaluator as Evaluator, evaluate as evaluate
 from .film import Film as Film, record_film as record_film
-from .goal_relabel import GoalRelabel as GoalRelabel
+from .goal_conditioning import GoalConditioning as GoalConditioning
 from .gymnasium_adapter import to_gymnasium as to_gymnasium
 from .gymnasium_environment import GymnasiumEnvironment as GymnasiumEnvironment
 from .gymnasium_wrappers import (

@@ -37,7 +37,7 @@ class EnvironmentFailedError(RuntimeError):
 
 
 class LostProcessError(Exception):
-    """A worker has died, does not answer, or cannot continue; the text is the reason and its stack traces."""
+    """A worker has died, does not answer, or cannot continue; its message is the reason and its stack traces."""
 
 
 class WorkerProcess:
@@ -78,7 +78,7 @@ class WorkerProcess:
         self.seeds: list[int] | None = None
         self.num_failures = self._num_completed = 0
         self._memory, self._registered = memory, registered
-        self._constructors = [_serialise(each, first + row) for row, each in enumerate(constructors)]
+        self._constructors = [_serialise(constructor, first + row) for row, constructor in enumerate(constructors)]
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: Any = None
         self._files: list[int] = []
@@ -285,11 +285,11 @@ class WorkerProcess:
 
 
 def _require_result(result: Any, error: tuple[bool, str] | None) -> Any:
-    """Returns the result of a call, unless there is an error: whether it is a `NotImplementedError`, and its text."""
+    """Returns the result of a call, or raises its error: whether it is a `NotImplementedError`, and the reason."""
     if error is None:
         return result
-    is_unsupported, text = error
-    raise NotImplementedError(text) if is_unsupported else LostProcessError(text)
+    is_unsupported, reason = error
+    raise NotImplementedError(reason) if is_unsupported else LostProcessError(reason)
 
 
 def _serialise(constructor: Callable[[], Environment], index: int) -> bytes:

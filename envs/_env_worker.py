@@ -156,7 +156,7 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
     try:
         registered, constructors, first = pickle.loads(peer.recv_bytes())
         register_specs(registered)
-        share = Share([pickle.loads(each) for each in constructors], first)
+        share = Share([pickle.loads(constructor) for constructor in constructors], first)
         peer.send_bytes(RESULT + pickle.dumps((0, [env.time_step_spec() for env in share.envs], None)))
         spec, batch_size, num_workers, spin_secs = pickle.loads(peer.recv_bytes())
         channel = Channel(memory, spec, batch_size, num_workers)
@@ -193,9 +193,9 @@ def _serve(share: Share, channel: Channel, worker: int, peer: Connection, spin_s
     stepping, caller_sleeps = channel.stepping[worker], channel.caller_sleeps[worker]
     done = int(replies[0])
 
-    def report(index: int, text: str) -> None:
+    def report(index: int, reason: str) -> None:
         failures[0] += 1
-        peer.send_bytes(FAILURE + pickle.dumps((index, text)))
+        peer.send_bytes(FAILURE + pickle.dumps((index, reason)))
 
     while True:
         _wait(share, requests, done, channel.worker_sleeps[worker], peer, spin_secs)

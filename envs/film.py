@@ -262,7 +262,7 @@ def _headless_rendering() -> Iterator[None]:
 def _make_render_error(name: str, env: Environment, error: Exception) -> ImportError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     classes = type(getattr(getattr(env, "gym", None), "unwrapped", None)).__mro__
-    if not any("mujoco" in each.__module__ for each in classes):
+    if not any("mujoco" in base.__module__ for base in classes):
         advice = _INSTALL_PACKAGES
     elif ctypes.util.find_library("OSMesa") is None:
         advice = _INSTALL_MESA

@@ -82,8 +82,8 @@ class GymnasiumEnvironment(Environment):
         left_out: list[str] = []
         self._observation_spec = make_spec(env.observation_space, left_out=left_out)
         if left_out:
-            text = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            message = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
+            warnings.warn(message, UserWarning, stacklevel=2)
         self._action_spec = make_spec(env.action_space, name="action")
         self._convert = make_converter(self._observation_spec)
         self._is_single = isinstance(self._observation_spec, ArraySpec)

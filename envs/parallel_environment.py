@@ -269,10 +269,10 @@ class ParallelEnvironment(LockedEnvironment):
 
     def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
         try:
-            share.run(command, lambda index, text: failures.append((index, text)))
+            share.run(command, lambda index, reason: failures.append((index, reason)))
         except RuntimeError:
-            texts = "\n".join(text for _, text in failures)
-            raise EnvironmentFailedError(f"{texts}\n{traceback.format_exc()}") from None
+            reasons = "\n".join(reason for _, reason in failures)
+            raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None
 
     def _finish_requests(self) -> None:
         """Waits for all requests that have not been waited for; new episodes follow."""
@@ -336,17 +336,17 @@ class ParallelEnvironment(LockedEnvironment):
 
     def _handle(self, failures: list[_Failure]) -> None:
         places = ", ".join(dict.fromkeys(str(index) for index, _ in failures))
-        texts = "\n".join(dict.fromkeys(text for _, text in failures))
+        reasons = "\n".join(dict.fromkeys(reason for _, reason in failures))
         name = "environments" if "," in places else "environment"
         if self._on_failure == "raise":
-            raise EnvironmentFailedError(f"{name} {places} failed:\n{texts}")
+            raise EnvironmentFailedError(f"{name} {places} failed:\n{reasons}")
         previous, failed = self._current_time_step, list({index for index, _ in failures})
         if previous is not None:
             self._num_failures[previous.step_type == MID] = 0
         self._num_failures[failed] += 1
         if self._num_failures.max() > _MAX_FAILURES:
-            raise EnvironmentFailedError(f"{name} {places} failed {_MAX_FAILURES + 1} times without a step:\n{texts}")
-        warnings.warn(f"{name} {places} failed and started new episodes:\n{texts}", RuntimeWarning, stacklevel=5)
+            raise EnvironmentFailedError(f"{name} {places} failed {_MAX_FAILURES + 1} times without a step:\n{reasons}")
+        warnings.warn(f"{name} {places} failed and started new episodes:\n{reasons}", RuntimeWarning, stacklevel=5)
 
     def _make_time_step(self, action: Nest) -> TimeStep:
         shared = self._channel.time_step

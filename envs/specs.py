@@ -215,9 +215,10 @@ def require_equal_specs(got: Nest, expected: Nest, *, name: str, holders: tuple[
     for path in [*first, *second]:
         one, other = first.get(path), second.get(path)
         if one != other:
-            texts = ["nothing" if spec is None else describe_bounded(spec) for spec in (one, other)]
+            descriptions = ["nothing" if spec is None else describe_bounded(spec) for spec in (one, other)]
             raise SpecMismatchError(
-                f"{path_name(path, name)} is {texts[0]} in {holders[0]}, but {texts[1]} in {holders[1]}; {advice}"
+                f"{path_name(path, name)} is {descriptions[0]} in {holders[0]}, but {descriptions[1]} in {holders[1]}; "
+                f"{advice}"
             )
 
 

@@ -134,9 +134,9 @@ def register_specs(specs: Sequence[bytes]) -> None:
     """Registers serialised specs with Gymnasium, unless their modules cannot be imported."""
     if specs:
         registry = import_gymnasium().registry
-        for each in specs:
+        for serialised_spec in specs:
             with contextlib.suppress(Exception):  # Modules raise errors of any type.
-                spec = pickle.loads(each)
+                spec = pickle.loads(serialised_spec)
                 registry[spec.id] = spec
 
 

@@ -66,8 +66,8 @@ _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1, for all thr
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
-    each.name: each
-    for each in (
+    algorithm.name: algorithm
+    for algorithm in (
         Algorithm(
             "awac",
             "awac:AWACAgent",
@@ -266,7 +266,7 @@ def restore_algorithm(algorithm: Algorithm) -> None:
 
 def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
     """Returns the algorithm of a user's agent under its reference, with the options that were registered for it."""
-    registered = next((each for each in _OWN_ALGORITHMS.values() if each.factory is agent), None)
+    registered = next((candidate for candidate in _OWN_ALGORITHMS.values() if candidate.factory is agent), None)
     algorithm = _describe_own(name, agent) if registered is None else replace(registered, name=name)
     _OWN_ALGORITHMS[name] = algorithm
     return algorithm
@@ -280,17 +280,21 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
         parameters = list(inspect.signature(agent).parameters.values())
     except ValueError:
         parameters = []
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    has_any_number = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    has_any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     if len(positional) < 2 and not has_any_number:
         raise TypeError(
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
         )
     own = Algorithm(name, reference, "", "", None, None, has_td_errors=None, factory=agent)
     # A subclass of one of the agents of rlds2reverb learns from the same items.
-    by_class = {f"rlds2reverb.learners.agents.{each.agent}": each for each in ALGORITHMS.values()}
+    by_class = {f"rlds2reverb.learners.agents.{algorithm.agent}": algorithm for algorithm in ALGORITHMS.values()}
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
-    base = next((each for each in bases if each is not None), None)
+    base = next((candidate for candidate in bases if candidate is not None), None)
     if base is not None:
         own = replace(own, actions=base.actions, items=base.items, has_td_errors=base.has_td_errors)
     return own

@@ -129,8 +129,8 @@ def read_csv_log(path: Path) -> dict[str, np.ndarray]:
 def _parse(path: Path) -> tuple[list[str], list[list[str]]]:
     """Returns the header and the rows of a file, without an incomplete last line."""
     try:
-        text = path.read_bytes().rpartition(b"\n")[0].decode("utf-8")
-        names, *rows = csv.reader(text.splitlines(), strict=True) if text else [[]]
+        content = path.read_bytes().rpartition(b"\n")[0].decode("utf-8")
+        names, *rows = csv.reader(content.splitlines(), strict=True) if content else [[]]
     except FileNotFoundError:
         return [], []
     except (UnicodeDecodeError, csv.Error) as error:

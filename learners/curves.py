@@ -330,7 +330,7 @@ def _get_group_settings(run: Run) -> dict[str, Any]:
     if not run.identity:
         return {"path": str(run.path)}
     spec = run.identity.get("environment_spec") or {}
-    wrappers = " ".join(each["name"] for each in spec.get("additional_wrappers") or ())
+    wrappers = " ".join(wrapper["name"] for wrapper in spec.get("additional_wrappers") or ())
     parts = {"wrappers": wrappers or None, "time limit": spec.get("max_episode_steps"), **(spec.get("kwargs") or {})}
     settings = {name: value for name, value in run.identity.items() if name != "seed"}
     return {**settings, **{f"env {name}": value for name, value in parts.items()}}

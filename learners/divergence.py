@@ -23,12 +23,12 @@ def describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray
       keys: keys of the items in its batch; empty if unknown.
     """
     cause = "a weight is not finite" if np.isfinite(loss) else f"the loss is {loss}"
-    text = (
+    message = (
         f"training diverged at iteration {iteration}: {cause}; lower the learning rate or fix the data, and resume "
         "from the last checkpoint"
     )
     if not len(keys):
-        return text
+        return message
     listed = ", ".join(map(str, keys[:_MAX_LISTED_KEYS].tolist()))
     more = f" and {len(keys) - _MAX_LISTED_KEYS} more" if len(keys) > _MAX_LISTED_KEYS else ""
-    return f"{text} ({kind} of the batch: {listed}{more})"
+    return f"{message} ({kind} of the batch: {listed}{more})"

@@ -441,7 +441,7 @@ def require_experience(spec: Nest, agent: Any) -> None:
             )
     else:
         return
-    differences = [text for field in fields for text in _describe_differences(*field, num_axes)]
+    differences = [difference for field in fields for difference in _describe_differences(*field, num_axes)]
     if differences:
         raise SpecMismatchError(
             f"the data do not match the agent: {'; '.join(differences)}; create the agent from the data's specs, or "

@@ -51,9 +51,9 @@ def save_png(figure: Figure, path: str | Path) -> None:
     temporary.replace(path)
 
 
-def escape_label(text: str) -> str:
-    """Returns a text for labels, with control characters made visible, and with no formulas, which `$` starts."""
-    return escape_controls(text).replace("$", r"\$")
+def escape_label(label: str) -> str:
+    """Returns a label with control characters made visible, and with no formulas, which `$` starts."""
+    return escape_controls(label).replace("$", r"\$")
 
 
 def get_line_style(number: int, values: np.ndarray) -> dict[str, Any]:

@@ -35,9 +35,9 @@ class Binding(NamedTuple):
     source: str
     line: int
 
-    def error(self, text: Any) -> ValueError:
+    def error(self, message: Any) -> ValueError:
         """Returns an error that names the place of the binding."""
-        return _make_error(self.source, self.line, text)
+        return _make_error(self.source, self.line, message)
 
 
 class _Symbol(str):
@@ -63,20 +63,20 @@ def read_bindings(sources: Iterable[Path | NamedText]) -> list[Binding]:
     macros: dict[str, Any] = {}
     bindings = []
     for source in sources:
-        name, text = (str(source), _read_text(source)) if isinstance(source, Path) else source
-        for binding in _parse(name, text):
+        name, content = (str(source), _read_text(source)) if isinstance(source, Path) else source
+        for binding in _parse(name, content):
             if binding.owner.startswith("%"):
                 macros[binding.owner] = binding.value
             else:
                 bindings.append(binding)
-    return [each._replace(value=_replace_macros(each, each.value, macros)) for each in bindings]
+    return [binding._replace(value=_replace_macros(binding, binding.value, macros)) for binding in bindings]
 
 
-def _parse(source: str, text: str, parents: tuple[str, ...] = ()) -> Iterator[Binding]:
+def _parse(source: str, content: str, parents: tuple[str, ...] = ()) -> Iterator[Binding]:
     """Yields bindings, definitions of macros as bindings of `%name`, and beginnings of blocks."""
     line = 0
     try:
-        for statement in config_parser.ConfigParser(text, _Delegate()):
+        for statement in config_parser.ConfigParser(content, _Delegate()):
             line = statement.location.line_num
             if isinstance(statement, config_parser.IncludeStatement):
                 path = statement.filename
@@ -97,8 +97,8 @@ def _parse(source: str, text: str, parents: tuple[str, ...] = ()) -> Iterator[Bi
         raise _make_error(source, error.args[1][0], f"{error.args[0]}; close it") from None
 
 
-def _make_error(source: str, line: int, text: Any) -> ValueError:
-    return ValueError(f"{source}, line {line}: {text}")
+def _make_error(source: str, line: int, message: Any) -> ValueError:
+    return ValueError(f"{source}, line {line}: {message}")
 
 
 def _replace_macros(binding: Binding, value: Any, macros: Mapping[str, Any], seen: tuple[str, ...] = ()) -> Any:
@@ -109,9 +109,9 @@ def _replace_macros(binding: Binding, value: Any, macros: Mapping[str, Any], see
             raise binding.error(f"the macro {value} is not defined; add '{value[1:]} = VALUE'")
         return _replace_macros(binding, macros[value], macros, (*seen, value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_replace_macros(binding, each, macros, seen) for each in value)
+        return type(value)(_replace_macros(binding, element, macros, seen) for element in value)
     if isinstance(value, Mapping):
-        return {key: _replace_macros(binding, each, macros, seen) for key, each in value.items()}
+        return {key: _replace_macros(binding, element, macros, seen) for key, element in value.items()}
     return value
 
 

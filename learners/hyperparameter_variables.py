@@ -33,7 +33,7 @@ class HyperparameterVariables:
 
     def digests(self) -> dict[str, str]:
         """Returns a digest of the initial value of each variable by name, for `set_again`."""
-        return {path: _digest(each.value) for path, each in self._variables.items()}
+        return {path: _digest(variable.value) for path, variable in self._variables.items()}
 
     def set_again(self, initial: Mapping[str, str]) -> None:
         """Sets hyperparameters to those of this agent, after a checkpoint was restored that has different ones.

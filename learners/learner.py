@@ -318,8 +318,8 @@ class Learner:
                     self._show_pending_log()
         except Exception:
             with suppress(OSError):  # The disk may be full, which may also be why the run failed.
-                text = f"after {self.step} iterations\n{traceback.format_exc()}"
-                (self.run_dir / _EXCEPTION).write_text(text, encoding="utf-8")
+                report = f"after {self.step} iterations\n{traceback.format_exc()}"
+                (self.run_dir / _EXCEPTION).write_text(report, encoding="utf-8")
             raise
         finally:
             self._is_running = False
@@ -355,7 +355,7 @@ class Learner:
             except TrainingDivergedError:
                 raise
             except Exception as error:
-                _add_text(error, self._save_before_error())
+                _add_sentence(error, self._save_before_error())
                 raise
             self._process_result(result, time.perf_counter() - start_secs)
 
@@ -446,19 +446,19 @@ class Learner:
 
         After an error of the agent nothing is saved, because the weights may contain a part of the failed update.
         """
-        text = f"training stopped after {self.step} iterations"
+        sentence = f"training stopped after {self.step} iterations"
         if self._saved_at == self.step:
-            return f"{text}, which are saved"
+            return f"{sentence}, which are saved"
         if self._loop.is_update_incomplete:
-            return f"{text}, during an update, so that its weights are not saved; resume from the last checkpoint"
+            return f"{sentence}, during an update, so that its weights are not saved; resume from the last checkpoint"
         if self.rank == 0 and self.step:
             try:
                 saved = self.save_checkpoint()
-                text += f", which are saved in {saved.path}" if saved else ""
+                sentence += f", which are saved in {saved.path}" if saved else ""
                 self._show_pending_log()
             except Exception as failure:
-                text += f", which could not be saved ({failure})"
-        return text
+                sentence += f", which could not be saved ({failure})"
+        return sentence
 
     # --- Logs and evaluations
 
@@ -609,12 +609,12 @@ def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf
     return feed
 
 
-def _add_text(error: Exception, text: str) -> None:
-    """Puts a text before the message of an error of this package, and adds it as a note to any other error."""
+def _add_sentence(error: Exception, sentence: str) -> None:
+    """Puts a sentence before the message of an error of this package, and adds it as a note to any other error."""
     if type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError) and len(error.args) == 1:
-        message = f"{text}: {error}"
+        message = f"{sentence}: {error}"
         if isinstance(error, SpecMismatchError) and error.details == str(error):
             error.details = message
         error.args = (message,)
     elif hasattr(error, "add_note"):  # Since Python 3.11.
-        error.add_note(text)
+        error.add_note(sentence)

@@ -168,7 +168,7 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = 
     limits = None
     if get_origin(hint) is Annotated:
         hint, *annotations = get_args(hint)
-        limits = next((each for each in annotations if isinstance(each, Range)), None)
+        limits = next((annotation for annotation in annotations if isinstance(annotation, Range)), None)
     choices = get_args(hint) if get_origin(hint) is Literal else ()
     kind = "string" if choices else next((kind for known, kind in _TYPES if hint == known), "any")
     if is_custom and limits is None and kind not in ("string", "boolean", "network"):
@@ -180,7 +180,7 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = 
 def _split_optional(hint: Any) -> tuple[Any, bool]:
     """Returns a type without None, and whether None was an alternative."""
     alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    others = [each for each in alternatives if each is not type(None)]
+    others = [alternative for alternative in alternatives if alternative is not type(None)]
     return others[0] if len(others) == 1 else hint, len(others) < len(alternatives)
 
 
@@ -189,7 +189,7 @@ def read_descriptions(documented: Any) -> dict[str, str]:
     docstring = inspect.getdoc(documented) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?:(?:  .*)?\n?)*)", docstring, re.MULTILINE)
     entries = re.findall(r"^  (\w+): (.*(?:\n    .*)*)", section[1] if section else "", re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    return {name: " ".join(description.split()) for name, description in entries}
 
 
 def _evaluate(text: str) -> Any:
@@ -214,9 +214,9 @@ def _convert(value: Any, option: Option) -> Any:
     if option.type == "integer":
         return _to_int(value, option.limits)
     if option.type == "integers":
-        return tuple(_to_int(each, option.limits) for each in _to_tuple(value))
+        return tuple(_to_int(element, option.limits) for element in _to_tuple(value))
     if option.type == "two numbers":
-        low, high = (_to_float(each, option.limits) for each in _to_tuple(value))
+        low, high = (_to_float(element, option.limits) for element in _to_tuple(value))
         return (low, high) if low <= high else _reject()
     if option.type == "boolean":
         return bool(value) if isinstance(value, (bool, np.bool_)) else _reject()

@@ -78,7 +78,7 @@ def describe_reference(value: Any) -> str:
     owner = value if hasattr(value, "__qualname__") else type(value)
     name = owner.__qualname__
     if owner is not value and dataclasses.is_dataclass(value):
-        fields = (f"{each.name}={getattr(value, each.name)!r}" for each in dataclasses.fields(value))
+        fields = (f"{field.name}={getattr(value, field.name)!r}" for field in dataclasses.fields(value))
         name += f"({', '.join(fields)})"
     return f"{owner.__module__}:{name}"
 
@@ -119,11 +119,11 @@ def _describe_content(value: Any, module: str, seen: set[int]) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind != "O":
         return str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [describe(each) for each in value]
+        return type(value).__name__, [describe(element) for element in value]
     if isinstance(value, (set, frozenset)):
-        return "set", sorted(repr(describe(each)) for each in value)
+        return "set", sorted(repr(describe(element)) for element in value)
     if isinstance(value, Mapping):
-        return [(repr(key), describe(each)) for key, each in value.items()]
+        return [(repr(key), describe(element)) for key, element in value.items()]
     if isinstance(value, functools.partial):
         return describe([value.func, value.args, value.keywords])
     if isinstance(value, types.MethodType):
@@ -139,7 +139,7 @@ def _describe_content(value: Any, module: str, seen: set[int]) -> Any:
         return describe_reference(value), describe([*value.__bases__, *_read_methods(value)])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return describe_reference(type(value)), [
-            describe(getattr(value, each.name)) for each in dataclasses.fields(value)
+            describe(getattr(value, field.name)) for field in dataclasses.fields(value)
         ]
     return describe_reference(value)
 
@@ -165,7 +165,7 @@ def _read_variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     codes = [function.__code__]
     while codes:
         code = codes.pop()
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         for instruction in dis.get_instructions(code):
             if instruction.opname == "LOAD_GLOBAL" and instruction.argval in function.__globals__:
                 yield instruction.argval, function.__globals__[instruction.argval]
@@ -178,10 +178,10 @@ def _parse(argument: str, reference: str) -> tuple[str, str, tuple[list[Any], di
         node = ast.parse(expression.strip(), mode="eval").body
         arguments = None
         if isinstance(node, ast.Call):
-            if any(each.arg is None for each in node.keywords):
+            if any(keyword.arg is None for keyword in node.keywords):
                 raise ValueError("** is not supported")
-            named = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
-            arguments = [ast.literal_eval(each) for each in node.args], named
+            named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+            arguments = [ast.literal_eval(positional) for positional in node.args], named
             node = node.func
         path = ast.unparse(node)
         is_valid = all(name.isidentifier() for name in [*module_name.split("."), *path.split(".")])

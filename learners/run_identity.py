@@ -27,7 +27,7 @@ def as_plain_values(identity: Mapping[str, Any]) -> dict[str, Any]:
 def differences(
     saved: Mapping[str, Any], now: Mapping[str, Any], *, addable: Collection[str] = (), only_common: bool = False
 ) -> dict[str, str]:
-    """Returns a text about each value that differs between the identities of two runs, by its name.
+    """Returns a description of each value that differs between the identities of two runs, by its name.
 
     Args:
       saved: values of the saved run.
@@ -38,25 +38,25 @@ def differences(
     names = [name for name in {**saved, **now} if name in saved or name not in (*_NEW_NAMES, *addable)]
     if only_common:
         names = [name for name in names if name in saved and name in now]
-    texts = {name: _compare(name, saved.get(name), now.get(name)) for name in names}
-    return {name: text for name, text in texts.items() if text}
+    descriptions = {name: _compare(name, saved.get(name), now.get(name)) for name in names}
+    return {name: description for name, description in descriptions.items() if description}
 
 
-def require_same(claim: str, texts: Iterable[str]) -> None:
-    """Raises `CheckpointError` if there are texts about differences, after a claim such as 'runs/a is of another run'.
+def require_same(claim: str, descriptions: Iterable[str]) -> None:
+    """Raises `CheckpointError` if there are differences, after a claim such as 'runs/a contains a different run'.
 
     Args:
       claim: beginning of the message.
-      texts: values of `differences`.
+      descriptions: values of `differences`.
     """
-    if listed := "; ".join(texts):
+    if listed := "; ".join(descriptions):
         raise CheckpointError(
             f"{claim}: {listed}; use a different run_dir, or continue with allow_config_mismatch=True"
         )
 
 
 def _compare(name: str, before: Any, after: Any) -> str:
-    """Returns a text about the difference of two values, or of the values in two dicts; '' if there is none."""
+    """Returns a description of the difference of two values, or of the values in two dicts; '' if there is none."""
     if before == after or json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
         return ""
     if isinstance(before, dict) and isinstance(after, dict):

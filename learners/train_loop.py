@@ -101,7 +101,7 @@ def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: boo
     if strategy is None:
         return
     if not isinstance(strategy, _STRATEGIES):
-        names = ", ".join(each.__name__ for each in _STRATEGIES)
+        names = ", ".join(strategy_type.__name__ for strategy_type in _STRATEGIES)
         raise TypeError(f"strategy must be one of {names}, got a {type(strategy).__name__}")
     if not all(strategy.extended.variable_created_in_scope(variable) for variable in agent.variables):
         raise ValueError("the agent was created outside the strategy's scope; use `with strategy.scope():`")

@@ -223,15 +223,15 @@ def read_dataset(
       SourceError: If the dataset has no rewards or no transitions, or cannot be read.
       ValueError: If a field to drop does not exist.
     """
-    reader: _Reader | None = None
+    builder: _DatasetBuilder | None = None
     for batch in _read_batches(source, config, progress):
-        if reader is None:
+        if builder is None:
             require_trainable(make_step_spec(batch.steps), config, action_space)
-            reader = _Reader(make_step_spec(batch.steps))
-        reader.add(batch)
-    if reader is None or not reader.returns:
+            builder = _DatasetBuilder(make_step_spec(batch.steps))
+        builder.add(batch)
+    if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
-    return reader.finish(source.name)
+    return builder.finish(source.name)
 
 
 def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
@@ -282,8 +282,8 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
     require_trainable_actions(step_spec[fields.ACTION], get_algorithm(config.algo), action_space)
 
 
-class _Reader:
-    """The single pass over a dataset."""
+class _DatasetBuilder:
+    """A builder of `Contents`, from a single pass over a dataset."""
 
     def __init__(self, step_spec: Nest):
         self.step_spec = step_spec

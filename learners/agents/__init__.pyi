@@ -22,7 +22,7 @@ from .networks import (
     TanhActor as TanhActor,
     critic_values as critic_values,
 )
-from .offline_agent import Batch as Batch, OfflineAgent as OfflineAgent
+from .offline_agent import OfflineAgent as OfflineAgent, TransitionBatch as TransitionBatch
 from .policies import ActorPolicy as ActorPolicy
 from .rebrac import ReBRACAgent as ReBRACAgent
 from .registry import (

@@ -18,7 +18,7 @@ from .hyperparameters import (
     configurable,
 )
 from .networks import GaussianActor, critic_values
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 
 
@@ -113,7 +113,7 @@ class AWACAgent(OfflineAgent):
         self._max_weight = max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as critic_tape:
             q_both = critic_values(self._critic, batch.observation, batch.action)
@@ -138,13 +138,13 @@ class AWACAgent(OfflineAgent):
         }
         return critic_loss + actor_loss, extra
 
-    def critic_targets(self, batch: Batch) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value of an action sampled from the actor."""
         action = self._actor.sample(batch.next_observation, self.noise_seed(0))
         values = critic_values(self._target_critic, batch.next_observation, action)
         return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
 
-    def values(self, batch: Batch) -> tf.Tensor:
+    def values(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: V(s), the smaller value of an action sampled from the actor."""
         action = self._actor.sample(batch.observation, self.noise_seed(1))
         return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
@@ -155,7 +155,7 @@ class AWACAgent(OfflineAgent):
             return tf.nn.softmax(advantage / self._lambda) * tf.cast(tf.shape(advantage)[0], tf.float32)
         return tf.minimum(tf.exp(advantage / self._lambda), self._max_weight)
 
-    def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
+    def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.stop_gradient(self.advantage_weights(advantage))
         return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

@@ -9,7 +9,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
 from .networks import GaussianActor, TanhActor
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 
 
@@ -66,13 +66,13 @@ class BCAgent(OfflineAgent):
             self._optimizer = Adam(network.trained_variables, learning_rate)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(batch.weights * self.losses(batch))
         self._optimizer.minimize(loss, tape)
         return loss, {"actor_loss": loss}
 
-    def losses(self, batch: Batch) -> tf.Tensor:
+    def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
         if isinstance(self._actor, GaussianActor):
             return -self._actor.log_prob(batch.observation, batch.action)

@@ -11,7 +11,7 @@ from .custom_networks import make_network
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
@@ -143,7 +143,7 @@ class CQLAgent(OfflineAgent):
         actor = SquashedGaussianActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         shape, num_samples = tf.unstack(tf.shape(batch.action)), self._num_samples
         noise = tf.random.stateless_normal([2, 1 + num_samples, *shape], self.noise_seed(0))
         uniform = tf.random.stateless_uniform([num_samples, *shape], self.noise_seed(1), -1.0, 1.0)
@@ -179,7 +179,7 @@ class CQLAgent(OfflineAgent):
         self._target_critic.track(self._critic, self._target_update_rate)
         return critic_loss + actor_loss, extra
 
-    def actor_loss(self, batch: Batch, action: tf.Tensor, log_prob: tf.Tensor) -> tf.Tensor:
+    def actor_loss(self, batch: TransitionBatch, action: tf.Tensor, log_prob: tf.Tensor) -> tf.Tensor:
         """Returns the loss, float32 [], of the actor's actions [B, A] with log densities [B]."""
 
         def value() -> tf.Tensor:
@@ -194,7 +194,7 @@ class CQLAgent(OfflineAgent):
             gain = value()
         return tf.reduce_mean(self._temperature() * log_prob - gain)
 
-    def critic_targets(self, batch: Batch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value.
 
         Args:
@@ -208,7 +208,7 @@ class CQLAgent(OfflineAgent):
         return batch.reward + self._discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
 
     def critic_terms(
-        self, batch: Batch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
+        self, batch: TransitionBatch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns Q - targets and the penalty, float32 [2, B] each, from a single call of the critics.
 
@@ -223,7 +223,7 @@ class CQLAgent(OfflineAgent):
         q = values[:, 0]
         return q - targets, conservative_penalty(values[:, 1:], log_densities, q)
 
-    def critic_loss(self, batch: Batch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
+    def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss of both critics, float32 [], from the terms [2, B]."""
         loss = tf.square(td) + self.penalty_weight() * self._min_q_weight * penalty
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))

@@ -87,7 +87,7 @@ class CustomNetwork(tf.Module):
         self._seed, self._copies = seed, copies
         seeds = [np.random.default_rng([seed, *name.encode(), index]) for index in range(copies or 1)]
         # Functions are not tracked: checkpoints and exported policies contain the variables in this list.
-        self._calls = [self._create(int(each.integers(2**31))) for each in seeds]
+        self._calls = [self._create(int(generator.integers(2**31))) for generator in seeds]
         self._weights = [variable for call in self._calls for variable in call.variables]
         if len({id(variable) for variable in self._weights}) < len(self._weights):
             raise ValueError(f"{self._describe()} must create a new network in each call")

@@ -9,7 +9,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .discrete_actors import CategoricalActor
 from .hyperparameters import LayerSizes, Positive, Seed, configurable
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions, Observations
 
 
@@ -53,12 +53,12 @@ class DiscreteBCAgent(OfflineAgent):
         actor = CategoricalActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(batch.weights * self.losses(batch))
         self._optimizer.minimize(loss, tape)
         return loss, {"actor_loss": loss}
 
-    def losses(self, batch: Batch) -> tf.Tensor:
+    def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
         return -self._actor.log_prob(batch.observation, batch.action)

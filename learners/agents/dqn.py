@@ -9,7 +9,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions, Observations
 
 
@@ -88,7 +88,7 @@ class DQNAgent(OfflineAgent):
         q = tf.gather(values, self._unit_action(action), batch_dims=1)
         return {"q": q, "v": tf.reduce_max(values, axis=-1)}
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as tape:
             td, penalty = self.critic_terms(batch, targets)
@@ -103,20 +103,20 @@ class DQNAgent(OfflineAgent):
         }
         return loss, extra
 
-    def critic_targets(self, batch: Batch) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""
         values = self._target_critic(batch.next_observation)
         selection_values = self._critic(batch.next_observation) if self._double else values
         value = tf.gather(values, tf.argmax(selection_values, axis=-1), batch_dims=1)
         return batch.reward + self._discount * batch.discount * value
 
-    def critic_terms(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns Q(s, a) - targets and CQL's penalty, float32 [B] each."""
         values = self._critic(batch.observation)
         q = tf.gather(values, batch.action, batch_dims=1)
         return q - targets, tf.reduce_logsumexp(values, axis=-1) - q
 
-    def critic_loss(self, batch: Batch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
+    def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss, float32 [], of the terms [B]."""
         magnitude = tf.abs(td)
         quadratic = tf.minimum(magnitude, 1.0)

@@ -44,7 +44,7 @@ def read_gin(
     algorithm = get_algorithm(algo)
     listed: Iterable[Any] = [sources] if isinstance(sources, (str, Path)) else sources
     named: list[Any] = [("the gin bindings", source) if isinstance(source, str) else source for source in listed]
-    by_class = {each.class_name: name for name, each in {**list_algorithms(), **ALGORITHMS}.items()}
+    by_class = {candidate.class_name: name for name, candidate in {**list_algorithms(), **ALGORITHMS}.items()}
     values: dict[str, dict[str, Any]] = {_RUN: {}, algorithm.class_name: {}}
     for binding in read_bindings(named):
         owner = _find_owner(binding, {_RUN, *by_class})

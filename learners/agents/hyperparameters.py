@@ -40,20 +40,24 @@ def read_declarations(agent: Any) -> dict[str, Option]:
         hints = get_type_hints(construct, include_extras=True)
     except (NameError, TypeError):  # Annotations of the user's own may refer to names for type checking only.
         hints = {}
-    texts = {**read_descriptions(agent), **read_descriptions(construct)}
+    descriptions = {**read_descriptions(agent), **read_descriptions(construct)}
     is_custom = not is_configurable(agent)
     return {
-        each.name: declare(
-            each.name, each.default, hints.get(each.name, Any), texts.get(each.name, ""), is_custom=is_custom
+        parameter.name: declare(
+            parameter.name,
+            parameter.default,
+            hints.get(parameter.name, Any),
+            descriptions.get(parameter.name, ""),
+            is_custom=is_custom,
         )
-        for each in parameters
-        if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
 
 
 def accepts_any_hyperparameter(agent: Any) -> bool:
     """Returns whether a class or function accepts keyword arguments that it does not declare."""
-    return any(each.kind is each.VAR_KEYWORD for each in _read_signature(agent)[1])
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _read_signature(agent)[1])
 
 
 def is_configurable(agent: Any) -> bool:
@@ -65,9 +69,13 @@ def _read_signature(agent: Any) -> tuple[Any, list[inspect.Parameter]]:
     """Returns the function that constructs an agent, and its parameters after the two specs."""
     construct = inspect.unwrap(getattr(agent, "__init__") if isinstance(agent, type) else agent)  # noqa: B009
     parameters = list(inspect.signature(construct).parameters.values())
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    skipped = [each.name for each in positional[: 3 if isinstance(agent, type) else 2]]
-    return construct, [each for each in parameters if each.name not in skipped]
+    positional = [
+        parameter
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    skipped = [parameter.name for parameter in positional[: 3 if isinstance(agent, type) else 2]]
+    return construct, [parameter for parameter in parameters if parameter.name not in skipped]
 
 
 _Agent = TypeVar("_Agent")
@@ -111,5 +119,6 @@ def get_gin_bindings(class_name: str) -> dict[str, Any]:
 def with_defaults(declared: Mapping[str, Option], defaults: Mapping[str, Any]) -> dict[str, Option]:
     """Returns declarations with some defaults replaced."""
     return {
-        name: replace(each, default=defaults[name]) if name in defaults else each for name, each in declared.items()
+        name: replace(option, default=defaults[name]) if name in defaults else option
+        for name, option in declared.items()
     }

@@ -19,7 +19,7 @@ from .hyperparameters import (
     configurable,
 )
 from .networks import GaussianActor, Network, critic_values
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 
 
@@ -108,7 +108,7 @@ class IQLAgent(OfflineAgent):
         self._max_weight = max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         q = tf.reduce_min(critic_values(self._target_critic, batch.observation, batch.action), axis=0)
         with tf.GradientTape() as tape:
             value_loss = self.value_loss(batch, q)
@@ -134,18 +134,18 @@ class IQLAgent(OfflineAgent):
         }
         return critic_loss + value_loss + actor_loss, extra
 
-    def value_loss(self, batch: Batch, q: tf.Tensor) -> tf.Tensor:
+    def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the expectile loss of V(s) against q [B]."""
         difference = q - critic_values(self._value, batch.observation)
         side = tf.where(difference < 0, 1.0 - self._expectile, self._expectile)
         return tf.reduce_mean(batch.weights * side * tf.square(difference))
 
-    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss of both critics, float32 [], and Q - targets, float32 [2, B]."""
         td = critic_values(self._critic, batch.observation, batch.action) - targets
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
-    def actor_loss(self, batch: Batch, advantage: tf.Tensor) -> tf.Tensor:
+    def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.minimum(tf.exp(self._temperature * advantage), self._max_weight)
         return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))

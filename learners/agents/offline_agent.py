@@ -17,7 +17,7 @@ _MAX_DRAWS = 1024
 _REPLICA_SEED_OFFSET = 2**40
 
 
-class Batch(NamedTuple):
+class TransitionBatch(NamedTuple):
     """Transitions in the networks' units.
 
     Attributes:
@@ -107,7 +107,7 @@ class OfflineAgent(tf_agent.TFAgent):
         assign_on_replica(self.train_step_counter, self.train_step_counter + 1)
         return tf_agent.LossInfo(loss, extra)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Updates all networks, and returns the loss, float32 [], and metrics, including `td_error` float32 [B]."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class OfflineAgent(tf_agent.TFAgent):
         q = tf.reduce_min(critic_values(self._critic, inputs, self._unit_action(action)), axis=0)
         return {"q": q} | ({} if self._value is None else {"v": critic_values(self._value, inputs)})
 
-    def batch(self, experience: Any, weights: Any = None) -> Batch:
+    def batch(self, experience: Any, weights: Any = None) -> TransitionBatch:
         """Converts experience to the networks' units.
 
         Args:
@@ -144,7 +144,7 @@ class OfflineAgent(tf_agent.TFAgent):
         (action,) = tf.nest.flatten(experience.action_step.action)
         if isinstance(self._actions, DiscreteActions):  # Networks have no output for actions out of bounds.
             action, weights = self._actions.require_valid(action, weights)
-        return Batch(
+        return TransitionBatch(
             observation=self._observations(experience.time_step.observation),
             action=self._actions.to_unit(action),
             reward=reward,

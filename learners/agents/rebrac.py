@@ -7,7 +7,7 @@ import tensorflow as tf
 from ..options import NetworkFactory
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
-from .offline_agent import Batch
+from .offline_agent import TransitionBatch
 from .td3_bc import TD3BCAgent
 
 
@@ -96,7 +96,7 @@ class ReBRACAgent(TD3BCAgent):
             alpha=None,
         )
 
-    def critic_targets(self, batch: Batch) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the target values y, float32 [B].
 
         Raises:
@@ -116,7 +116,7 @@ class ReBRACAgent(TD3BCAgent):
             value -= self._critic_penalty * batch.next_action_mask * distance
         return batch.reward + self._discount * batch.discount * value
 
-    def actor_loss(self, batch: Batch) -> tf.Tensor:
+    def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
         action = self._actor.mode(batch.observation)
         value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)

@@ -81,7 +81,7 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
     for name in overrides:
         if name not in declared and not accepts_any_hyperparameter(create):
             raise TypeError(_describe_unknown(algo, name, declared))
-    defaults = {name: each.default for name, each in declared.items() if each.default is not REQUIRED}
+    defaults = {name: option.default for name, option in declared.items() if option.default is not REQUIRED}
     bindings = get_gin_bindings(get_algorithm(algo).class_name) if is_configurable(create) else {}
     values = check_hyperparameters(declared, {**defaults, **bindings, **overrides})
     _require_all(algo, declared, values)

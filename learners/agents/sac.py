@@ -10,7 +10,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import Fraction, LayerSizes, LogStdBounds, Positive, PositiveFraction, Seed, configurable
 from .networks import critic_values
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
@@ -95,7 +95,7 @@ class SACAgent(OfflineAgent):
         actor = SquashedGaussianActor(network, mean_bound=math.inf, log_std_bounds=log_std_bounds)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))
         targets = self.critic_targets(batch, noise[0])
         with tf.GradientTape() as tape:
@@ -116,19 +116,19 @@ class SACAgent(OfflineAgent):
         }
         return critic_loss + actor_loss, extra
 
-    def critic_targets(self, batch: Batch, noise: tf.Tensor) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch, noise: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""
         mean, log_std = self._actor.gaussian(batch.next_observation)
         action, log_prob = squash(mean, log_std, noise)
         value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
         return batch.reward + self._discount * batch.discount * (value - self._temperature() * log_prob)
 
-    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
         td = critic_values(self._critic, batch.observation, batch.action) - targets
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
-    def actor_loss(self, batch: Batch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def actor_loss(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""
         mean, log_std = self._actor.gaussian(batch.observation)
         action, log_prob = squash(mean, log_std, noise)

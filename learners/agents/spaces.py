@@ -219,4 +219,4 @@ def _require_numbers(spec: Any) -> None:
 
 
 def _algorithms(actions: str) -> str:
-    return ", ".join(name for name, each in ALGORITHMS.items() if each.actions == actions)
+    return ", ".join(name for name, algorithm in ALGORITHMS.items() if algorithm.actions == actions)

@@ -9,7 +9,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
 from .networks import TanhActor, critic_values
-from .offline_agent import Batch, OfflineAgent
+from .offline_agent import OfflineAgent, TransitionBatch
 from .replicas import assign_on_replica, mean_over_replicas
 from .spaces import BoundedActions, Observations
 
@@ -108,7 +108,7 @@ class TD3BCAgent(OfflineAgent):
         actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _update(self, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as tape:
             critic_loss, td = self.critic_loss(batch, targets)
@@ -122,7 +122,7 @@ class TD3BCAgent(OfflineAgent):
         }
         return critic_loss + actor_loss, extra
 
-    def critic_targets(self, batch: Batch) -> tf.Tensor:
+    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
         action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
@@ -130,12 +130,12 @@ class TD3BCAgent(OfflineAgent):
         values = critic_values(self._target_critic, batch.next_observation, action)
         return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
 
-    def critic_loss(self, batch: Batch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
         td = critic_values(self._critic, batch.observation, batch.action) - targets
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
-    def actor_loss(self, batch: Batch) -> tf.Tensor:
+    def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
         action = self._actor.mode(batch.observation)
         value = critic_values(self._critic, batch.observation, action, copy_index=0)
@@ -144,7 +144,7 @@ class TD3BCAgent(OfflineAgent):
         scale = self._alpha / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         return -scale * tf.reduce_mean(value) + tf.reduce_mean(tf.square(action - batch.action))
 
-    def _update_actor(self, batch: Batch) -> tf.Tensor:
+    def _update_actor(self, batch: TransitionBatch) -> tf.Tensor:
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
         weights = self._actor_network.trained_variables
 

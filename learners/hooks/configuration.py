@@ -96,15 +96,15 @@ def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
         `hooks_from_config`.
     """
     made: list[LearnerHook] = []
-    for each in hooks:
-        if isinstance(each, Mapping):
-            made += hooks_from_config(each)
+    for entry in hooks:
+        if isinstance(entry, Mapping):
+            made += hooks_from_config(entry)
             continue
-        hook = resolve_reference("hooks", each) if isinstance(each, str) else each
+        hook = resolve_reference("hooks", entry) if isinstance(entry, str) else entry
         if isinstance(hook, type) and issubclass(hook, LearnerHook):
             hook = _construct(hook)
         if not isinstance(hook, LearnerHook):
-            kind = ValueError if isinstance(each, str) else TypeError
+            kind = ValueError if isinstance(entry, str) else TypeError
             raise kind(f"hooks must contain instances or subclasses of LearnerHook, got {hook!r}")
         made.append(hook)
     return made
@@ -138,7 +138,9 @@ def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     options = read_ext_args(key, ext_args)
     arguments = {name: value[name] for name in ("priority", "position") if name in value}
     parameters = inspect.signature(HOOKS[kind]).parameters.values()
-    accepts_ext_args = any(each.name == "ext_args" or each.kind is each.VAR_KEYWORD for each in parameters)
+    accepts_ext_args = any(
+        parameter.name == "ext_args" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+    )
     arguments |= {"ext_args": ext_args or {}} if accepts_ext_args else options
     try:
         inspect.signature(HOOKS[kind]).bind(value.get("name", key), **arguments)

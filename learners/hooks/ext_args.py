@@ -28,7 +28,11 @@ def accept_ext_args(cls: HookT) -> HookT:
     construct, signature = hook.__init__, inspect.signature(hook.__init__)
     parameters = list(signature.parameters.values())
     others = ("position", "ext_args")
-    allowed = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name not in others]
+    allowed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in others
+    ]
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, ext_args: Mapping[str, Any] | None = None, **options: Any) -> None:

@@ -134,7 +134,7 @@ def group_by_size(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[li
 
 
 @dataclass(frozen=True)
-class ItemRows:
+class JoinedRows:
     """The concatenated rows of several blocks, and the row ranges of their items.
 
     Attributes:
@@ -147,7 +147,7 @@ class ItemRows:
     lengths: np.ndarray
 
 
-def join_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
+def join_rows(blocks: Sequence[ItemBlock]) -> JoinedRows:
     """Concatenates the rows of all blocks and drops rows that are not part of any item.
 
     For example, take two blocks with columns of 6 and 3 rows, items of rows 1..2 and 4..5 in the first and 0..1 in the
@@ -170,5 +170,5 @@ def join_rows(blocks: Sequence[ItemBlock]) -> ItemRows:
     np.add.at(changes, starts + lengths, -1)
     is_used = np.cumsum(changes)[:-1] > 0
     if is_used.all():
-        return ItemRows(columns, starts, lengths)
-    return ItemRows([column[is_used] for column in columns], (np.cumsum(is_used) - 1)[starts], lengths)
+        return JoinedRows(columns, starts, lengths)
+    return JoinedRows([column[is_used] for column in columns], (np.cumsum(is_used) - 1)[starts], lengths)

@@ -70,11 +70,11 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, sou
     with create_hdf5(path) as (file, raise_error):
         for name, value in source.full_metadata.items():
             file[f"metadata/{name.replace('/', '_')}"] = _as_scalar(value)
-        columns: dict[str, _Column] = {}
+        columns: dict[str, _ColumnWriter] = {}
         for batch in batches:
             for name, rows in _make_rows(batch).items():
                 if name not in columns:
-                    columns[name] = _Column(file, name, rows)
+                    columns[name] = _ColumnWriter(file, name, rows)
                 columns[name].append(rows)
             raise_error()
         if batch.episodes[-1].unterminated:
@@ -100,8 +100,8 @@ def _make_rows(batch: EpisodeBatch) -> dict[str, np.ndarray]:
     return rows | {"/".join(("infos", *path)): column[starts] for path, column in extras}
 
 
-class _Column:
-    """A growing dataset of an HDF5 file, written in chunks."""
+class _ColumnWriter:
+    """A writer of one growing dataset of an HDF5 file, in chunks."""
 
     def __init__(self, file: h5py.File, name: str, rows: np.ndarray):
         row_shape = rows.shape[1:]

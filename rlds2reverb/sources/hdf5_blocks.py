@@ -22,7 +22,7 @@ from h5py._objects import phil
 
 _Task = Callable[[], None]
 #: Function of `start` and `stop` that returns an array for these rows and the tasks that fill it.
-_Reader = Callable[[int, int], tuple[np.ndarray, list[_Task]]]
+_RangeReader = Callable[[int, int], tuple[np.ndarray, list[_Task]]]
 
 _BLOCKS_AHEAD = 1
 #: Minimum size of a chunk; for smaller ones a task costs more than it saves.
@@ -82,7 +82,7 @@ def _run_tasks(tasks: deque[_Task]) -> None:
         task()
 
 
-def _make_reader(column: Any) -> _Reader:
+def _make_reader(column: Any) -> _RangeReader:
     if not isinstance(column, h5py.Dataset):
         return lambda start, stop: (column[start:stop], [])
     if _is_plain_gzip(column):

@@ -12,11 +12,11 @@ from rlds2reverb.envs import (
     ActionObservation,
     ActionRepeat,
     AtariTerminalOnLifeLoss,
-    Batch,
+    BatchDimension,
     BatchedEnvironment,
     Curriculum,
     DiscreteAction,
-    GoalRelabel,
+    GoalConditioning,
     GymnasiumEnvironment,
     Multitask,
     NonEpisodicAgent,
@@ -43,7 +43,7 @@ def counting(length=5, *, terminates=True):
 
 
 def set_goal(env):
-    return GoalRelabel(
+    return GoalConditioning(
         env,
         lambda time_step, random: random.normal(size=1),
         lambda achieved, desired, _: -np.abs(achieved - desired)[:, 0],
@@ -78,16 +78,16 @@ WRAPPED = {
         GymnasiumEnvironment(Nested()), {"robot": ({"joints": [0, 0.5]}, 0), "image": 0}, {"robot": ({"joints": [2, 3]},)},
         fields="robot.0",
     ),
-    "GoalRelabel": lambda: set_goal(pendulum()),
+    "GoalConditioning": lambda: set_goal(pendulum()),
     "Multitask": make_tasks,
     "Multitask at random": lambda: make_tasks("random", observe_task=True),
     "Multitask in cycles": lambda: make_tasks("cycle"),
     "Curriculum": lambda: Curriculum(make_tasks()),
     "Curriculum of a batch": lambda: Curriculum(BatchedEnvironment([make_tasks(), make_tasks()])),
-    "Batch": lambda: Batch(counting()),
+    "BatchDimension": lambda: BatchDimension(counting()),
     "several": lambda: ActionObservation(DiscreteAction(TimeLimit(ActionRepeat(pendulum(), 2), 5), 3)),
     "ObservationNormalizer of a batch": lambda: ObservationNormalizer(
-        ActionObservation(Batch(pendulum())), {"observation": np.ones(3)}, {"observation": np.ones(3)}, fields="observation"
+        ActionObservation(BatchDimension(pendulum())), {"observation": np.ones(3)}, {"observation": np.ones(3)}, fields="observation"
     ),
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_wrappers_keep_the_contract(name):
 def test_every_wrapper_is_checked():
     exported = [getattr(envs, name) for name in envs.__all__]
     wrappers = {part.__name__ for part in exported if isinstance(part, type) and issubclass(part, Wrapper)}
-    assert wrappers | {"Batch", "Multitask"} <= {name.split(" ")[0] for name in WRAPPED}
+    assert wrappers | {"BatchDimension", "Multitask"} <= {name.split(" ")[0] for name in WRAPPED}
 
 
 class WithoutSpec(Wrapper):
@@ -261,7 +261,7 @@ def test_wrappers_of_single_environments_reject_batches():
         AtariTerminalOnLifeLoss,
         set_goal,
         lambda env: Multitask([env]),
-        Batch,
+        BatchDimension,
     ):
         with pytest.raises(TypeError, match="requires an environment that is not batched"):
             wrap(batch)

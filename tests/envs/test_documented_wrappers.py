@@ -31,5 +31,5 @@ def test_all_wrappers_are_documented():
     exported = {name: getattr(envs, name) for name in envs.__all__ if name not in ("Wrapper", "ObservationTransform")}
     kinds = (envs.Wrapper, envs.ObservationTransform)
     wrappers = {name for name, part in exported.items() if isinstance(part, type) and issubclass(part, kinds)}
-    others = {"Batch", "Multitask", "NonEpisodic", "SparseReward"}
+    others = {"BatchDimension", "Multitask", "NonEpisodic", "SparseReward"}
     assert {f"rlds2reverb.envs.{name}" for name in wrappers | others} <= set(read_names())

@@ -459,7 +459,7 @@ def test_reference_returns_are_read_from_json(document, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         ("{", "is not valid JSON"),
         ("[1, 2]", "must contain reference returns such as"),
@@ -471,9 +471,9 @@ def test_reference_returns_are_read_from_json(document, tmp_path):
         ('{"Hopper-v5": "x"}', "must be two different numbers.*, got x"),
     ],
 )
-def test_invalid_reference_returns_raise(text, message, tmp_path):
+def test_invalid_reference_returns_raise(content, message, tmp_path):
     path = tmp_path / "references.json"
-    path.write_text(text)
+    path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_reference_returns(path, "Hopper-v5")
 

@@ -63,9 +63,9 @@ def test_fault_is_survived_or_raised(place, kind, on_failure, num_workers, tmp_p
             warnings.simplefilter("always")
             steps += [env.step(np.zeros(NUM_ENVS, int)) for _ in range(20)]
         env.close()
-        text = "".join(str(warning.message) for warning in caught)
-        assert f"{FAILING} failed and started new episodes" in text
-        assert place == "construction" or reason in text
+        messages = "".join(str(warning.message) for warning in caught)
+        assert f"{FAILING} failed and started new episodes" in messages
+        assert place == "construction" or reason in messages
         check_steps(steps, place, kind, num_workers)
     assert not list_resources(os.getpid()) - before  # Other tests may release theirs meanwhile.
 
@@ -161,8 +161,12 @@ def test_seeds_of_episodes_continue_after_failures_and_a_resumed_run(failure, nu
             steps += [env.step(np.zeros(1, int)) for _ in range(12)]
     step_types = [int(step.step_type[0]) for step in steps]
     assert step_types == [1, 1, 2, *[0, 1, 1, 1, 2] * 2]  # Only the first episode begins in the middle.
-    assert [bool(step.has_failed[0]) for step in steps] == [each == 2 for each in step_types]
-    seeds = [int(step.observation[0] @ [1 << 16, 1]) for step, each in zip(steps, step_types, strict=True) if each == 2]
+    assert [bool(step.has_failed[0]) for step in steps] == [step_type == 2 for step_type in step_types]
+    seeds = [
+        int(step.observation[0] @ [1 << 16, 1])
+        for step, step_type in zip(steps, step_types, strict=True)
+        if step_type == 2
+    ]
     assert seeds == [make_episode_seed(5, 0, episode) for episode in (7, 8, 9)]
 
 

@@ -15,7 +15,7 @@ from rlds2reverb import load
 from rlds2reverb.envs import (
     BoundedArraySpec,
     Environment,
-    GoalRelabel,
+    GoalConditioning,
     GymnasiumEnvironment,
     ObservationNormalizer,
     check_wrapper,
@@ -43,7 +43,7 @@ def is_reached(achieved, desired, transitions):
 
 def set_goal(env, goal=3, **options):
     options = {"get_achieved_goal": lambda observation: observation[:1], "reward_fn": sparse_reward, **options}
-    return GoalRelabel(env, lambda time_step, random: [goal], **options)
+    return GoalConditioning(env, lambda time_step, random: [goal], **options)
 
 
 def play(env, num_steps):
@@ -87,7 +87,7 @@ def test_functions_receive_the_transition_before_the_change():
 def test_goal_of_a_goal_environment_is_replaced():
     def make(wrap=True):
         env = set_goal(counting(), goal=9, get_achieved_goal=lambda observation: observation[:1])
-        return GoalRelabel(env, lambda time_step, random: random.integers(1, 4, 1), sparse_reward) if wrap else env
+        return GoalConditioning(env, lambda time_step, random: random.integers(1, 4, 1), sparse_reward) if wrap else env
 
     env = make()
     assert env.observation_spec() == make(wrap=False).observation_spec()
@@ -102,7 +102,7 @@ def test_goal_of_a_goal_environment_is_replaced():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: set_goal(TwoRewards()), TypeError, "GoalRelabel requires scalar rewards"),
+        (lambda: set_goal(TwoRewards()), TypeError, "GoalConditioning requires scalar rewards"),
         (
             lambda: set_goal(counting(), get_achieved_goal=None),
             ValueError,

@@ -102,19 +102,19 @@ def test_any_tree_of_spaces_keeps_its_values_in_a_batch(observation_space, actio
     inner = [Fixed(observation_space, observation=observation_space.sample(), action_space=action_space) for _ in "ab"]
     samples = [make_converter(make_spec(action_space))(action_space.sample()) for _ in inner]
     actions = tree.map_structure(lambda *rows: np.stack(rows), *samples)
-    with ParallelEnvironment([lambda each=each: GymnasiumEnvironment(each) for each in inner], num_workers=0) as env:
+    with ParallelEnvironment([lambda gym=gym: GymnasiumEnvironment(gym) for gym in inner], num_workers=0) as env:
         env.reset()
         step = env.step(actions)
     tree.map_structure(np.testing.assert_array_equal, step.prev_action, actions)
-    for row, (each, sample) in enumerate(zip(inner, samples, strict=True)):
-        observation = make_converter(make_spec(observation_space))(each.observation)
+    for row, (gym, sample) in enumerate(zip(inner, samples, strict=True)):
+        observation = make_converter(make_spec(observation_space))(gym.observation)
         tree.map_structure(
             lambda batch, value, row=row: np.testing.assert_array_equal(batch[row], value),
             step.observation,
             observation,
         )
         tree.map_structure(
-            np.testing.assert_array_equal, make_converter(make_spec(action_space))(each.actions[0]), sample
+            np.testing.assert_array_equal, make_converter(make_spec(action_space))(gym.actions[0]), sample
         )
 
 

@@ -27,7 +27,10 @@ def test_drivers_of_tf_agents_run_unchanged(num_parallel):
         policy = random_py_policy.RandomPyPolicy(env.time_step_spec(), env.action_spec(), seed=1)
         driver = py_driver.PyDriver(env, policy, [seen.append], max_steps=60)
         driver.run(env.reset())
-        ends = [np.atleast_1d(each.next_step_type == 2) & np.atleast_1d(each.discount == 0) for each in seen]
+        ends = [
+            np.atleast_1d(trajectory.next_step_type == 2) & np.atleast_1d(trajectory.discount == 0)
+            for trajectory in seen
+        ]
         assert sum(int(end.sum()) for end in ends) >= 1
 
         tf_env = tf_py_environment.TFPyEnvironment(env)

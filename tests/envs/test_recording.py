@@ -55,7 +55,7 @@ def test_episodes_have_both_ends_and_the_steps_of_their_time_steps():
     env = Counting(3, 2)
     source = record_episodes(env, num_episodes=2, env_info=True)
     first, second = source
-    ends = [(each.is_terminal, each.unterminated, each.seed) for each in source]
+    ends = [(episode.is_terminal, episode.unterminated, episode.seed) for episode in source]
     assert ends == [(True, False, None), (False, False, None)]
     assert first.steps["observation"]["count"].tolist() == [10, 11, 12, 13]
     assert first.steps["reward"].tolist() == [1, 2, 3, 0] and first.steps["discount"].tolist() == [1, 1, 0, 0]
@@ -71,18 +71,18 @@ def test_episodes_have_both_ends_and_the_steps_of_their_time_steps():
 def test_num_steps_is_exact_and_the_last_episodes_are_unterminated():
     source = record_episodes("CartPole-v1", num_steps=100, num_envs=1)
     *others, last = source
-    assert sum(each.num_transitions for each in source) == 100 and source.num_rows == 100 + len(list(source))
-    assert all(each.is_terminal for each in others) and last.unterminated and not last.is_terminal
+    assert sum(episode.num_transitions for episode in source) == 100 and source.num_rows == 100 + len(list(source))
+    assert all(episode.is_terminal for episode in others) and last.unterminated and not last.is_terminal
     assert record_episodes(Counting(3), num_steps=3).num_episodes == 1
 
 
 def test_a_batch_records_every_episode_that_starts():
     """Two environments run 5 episodes, of which the long ones are as frequent as in one environment."""
     source = record_episodes("CartPole-v1", num_episodes=5, num_envs=2, max_episode_steps=12)
-    lengths = [each.num_transitions for each in source]
+    lengths = [episode.num_transitions for episode in source]
     assert len(lengths) == 5 and max(lengths) <= 12
     assert json.loads(source.env_spec)["max_episode_steps"] == 12
-    assert [each.index for each in source] == list(range(5))
+    assert [episode.index for episode in source] == list(range(5))
 
 
 def test_seed_of_an_episode_repeats_it_in_gymnasium():

@@ -108,10 +108,10 @@ def test_every_step_of_any_episodes_follows_the_table(episodes, is_parallel):
         return TimeLimit(env, duration) if duration else env
 
     if is_parallel:
-        env = ParallelEnvironment([lambda each=each: make(*each) for each in episodes], num_workers=0)
+        env = ParallelEnvironment([lambda episode=episode: make(*episode) for episode in episodes], num_workers=0)
     else:
-        env = BatchedEnvironment([make(*each) for each in episodes])
-    rows = [expected_rows(*each) for each in episodes]
+        env = BatchedEnvironment([make(*episode) for episode in episodes])
+    rows = [expected_rows(*episode) for episode in episodes]
     with env:
         for _ in range(20):
             step = env.step(np.zeros(len(episodes), int))

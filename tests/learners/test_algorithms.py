@@ -12,16 +12,16 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get
 
 
 def test_table_matches_the_figures_of_the_papers():
-    assert {name for name, each in ALGORITHMS.items() if each.actions == "discrete"} == {
+    assert {name for name, algorithm in ALGORITHMS.items() if algorithm.actions == "discrete"} == {
         "dqn",
         "double_dqn",
         "discrete_cql",
         "discrete_bc",
     }
-    sizes = {name: each.batch_size for name, each in ALGORITHMS.items() if each.batch_size != 256}
+    sizes = {name: algorithm.batch_size for name, algorithm in ALGORITHMS.items() if algorithm.batch_size != 256}
     assert sizes == {"awac": 1024, "rebrac": 1024, "dqn": 32, "double_dqn": 32, "discrete_cql": 32}
-    assert [name for name, each in ALGORITHMS.items() if each.normalizes_observations] == ["td3_bc"]
-    assert [name for name, each in ALGORITHMS.items() if each.items == "trajectories"] == ["rebrac"]
+    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations] == ["td3_bc"]
+    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "trajectories"] == ["rebrac"]
     assert sorted(ALGORITHMS) == list(ALGORITHMS) and len(ALGORITHMS) == 12
 
 

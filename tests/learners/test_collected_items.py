@@ -56,13 +56,13 @@ def test_items_with_a_time_axis_keep_their_rows():
 
 def test_samples_depend_on_seed_and_iteration_and_survive_saving(tmp_path):
     feed, restored, different = (CollectedItems(SPEC, 6, 8, seed=seed) for seed in (1, 1, 2))
-    for each in (feed, different):
-        each.append(make_items(range(9)))
+    for instance in (feed, different):
+        instance.append(make_items(range(9)))
     feed.save_data(tmp_path)
     restored.load_data(tmp_path)
     assert sample(restored) == sample(feed) != sample(different)
-    for each in (feed, restored):
-        each.append(make_items([9, 10]))
+    for instance in (feed, restored):
+        instance.append(make_items([9, 10]))
     assert sample(restored) == sample(feed) and restored.num_added == 11
     with pytest.raises(CheckpointError, match="contains 6 collected items of a different kind or capacity"):
         CollectedItems(SPEC, 7, 8).load_data(tmp_path)

@@ -30,7 +30,7 @@ class RecordingLearner(BaseCommLearner):
         return batches(size=batch_size)
 
     def send_policy(self, state):
-        self.policies.append((state["step"], [np.copy(each) for each in state["variables"]]))
+        self.policies.append((state["step"], [np.copy(variable) for variable in state["variables"]]))
 
     def send_learn_info(self, info):
         self.infos.append(info)

@@ -144,7 +144,7 @@ def test_n_step_matches_the_agents_conversion_of_trajectories(episodes):
     )
     converter = data_converter.AsTransition(make_data_context(spec), squeeze_time_dim=True)
     n_step, windows = NStep(1, 0.99), TrajectoryWindows(2)
-    rows, pairs = (collect_items(adder(each) for each in episodes) for adder in (n_step, windows))
+    rows, pairs = (collect_items(adder(episode) for episode in episodes) for adder in (n_step, windows))
     actual = n_step.as_transition(tree.map_structure(lambda column: column[:64], rows.columns))
     indices = pairs.starts[:64, None] + np.arange(2)
     expected = converter(tree.map_structure(lambda column: tf.constant(column[indices]), pairs.columns))

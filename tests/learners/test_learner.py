@@ -171,8 +171,8 @@ def test_exception_in_a_hook_is_written_to_a_file_and_raised(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches(), hooks=[Fail([], "after_iter", every=2)]) as learner:
         with pytest.raises(RuntimeError, match="hook failed"):
             learner.start(10)
-        text = (tmp_path / "exception.txt").read_text()
-        assert text.startswith("after 2 iterations\nTraceback") and "hook failed" in text
+        report = (tmp_path / "exception.txt").read_text()
+        assert report.startswith("after 2 iterations\nTraceback") and "hook failed" in report
         assert learner.last_iter == 2
         learner._hooks._hooks.clear()
         learner.start(4)
@@ -607,7 +607,7 @@ def test_policy_that_was_being_replaced_is_restored(tmp_path):
     with Learner(tmp_path / "run", MeanAgent(), batches()) as learner:
         learner.export_policy(path)
     assert len((path / "saved_model.pb").read_bytes()) > 10
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["policy", "run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["policy", "run"]
 
 
 def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):

@@ -204,7 +204,7 @@ def read_log(folder):
     run = load_run(folder)
     columns = {name: run.progress[name].tolist() for name in ("step", "loss", "estimate")}
     histograms = (run.priority_steps, run.priorities, run.weight_steps, run.weights)
-    return columns, run.evaluations["step"].tolist(), *[each.tolist() for each in histograms]
+    return columns, run.evaluations["step"].tolist(), *[histogram.tolist() for histogram in histograms]
 
 
 def make_hooks(moment):

@@ -141,7 +141,7 @@ def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, nu
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         ("loss,step\n1,2\n", "the first column of .* must be 'step', got 'loss'"),
         ("step,loss\n1,2\n3\n", "is damaged: line 3 must contain 2 numbers"),
@@ -152,8 +152,8 @@ def test_full_disk_raises_and_leaves_the_log_unchanged(tmp_path, monkeypatch, nu
         ('step,"lo\n1,2\n', "is damaged"),
     ],
 )
-def test_damaged_log_raises(text, message, tmp_path):
-    (tmp_path / "progress.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+def test_damaged_log_raises(content, message, tmp_path):
+    (tmp_path / "progress.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     for reading in (CsvLog, read_csv_log):
         with pytest.raises(CorruptFileError, match=message):
             reading(tmp_path / "progress.csv")

@@ -17,7 +17,7 @@ from rlds2reverb.envs import (
     BatchedEnvironment,
     Curriculum,
     DiscreteAction,
-    GoalRelabel,
+    GoalConditioning,
     GymnasiumEnvironment,
     Multitask,
     ObservationNormalizer,
@@ -100,7 +100,7 @@ def set_goal(is_hostile):
 
         return call
 
-    return GoalRelabel(
+    return GoalConditioning(
         make_env(is_hostile),
         spoil(lambda time_step, random: time_step.observation[:1] + 2),
         spoil(lambda achieved, desired, step: (desired - achieved)[:, 0] + step["observation"][:, 0]),
@@ -159,7 +159,7 @@ PLACES = {
     "a batch of DiscreteAction": lambda is_hostile: BatchedEnvironment([DiscreteAction(make_env(is_hostile), 3)] * 2),
     "TemporallyCorrelatedNoise": lambda is_hostile: TemporallyCorrelatedNoise(make_env(is_hostile)),
     "AtariTerminalOnLifeLoss": lambda is_hostile: AtariTerminalOnLifeLoss(make_env(is_hostile)),
-    "GoalRelabel": set_goal,
+    "GoalConditioning": set_goal,
     "ObservationNormalizer": normalize,
     "ScalarReward": weight,
     "Multitask": make_tasks,

@@ -58,7 +58,7 @@ def test_updates_match_the_reference(overrides):
     perturb_weights(agent)
     alpha = overrides.get("min_q_weight", 5.0)
     actor, critic, target = (
-        each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic, agent._target_critic)
+        network.flat.numpy().astype(float) for network in (agent._actor.network, agent._critic, agent._target_critic)
     )
     log_temperature = log_weight = 0.0
     actor_step, temperature_step, critic_step, weight_step = (reference.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
@@ -90,18 +90,20 @@ def test_updates_match_the_reference(overrides):
         next_action, next_log_prob = act(actor, end, noise[1, 0])
         value = np.minimum(*reference.twin_values(target, CRITIC, end, next_action))
         if overrides.get("max_q_backup"):
-            each = [reference.twin_values(target, CRITIC, end, act(actor, end, one)[0]) for one in noise[1, 1:]]
-            value = np.minimum(*(np.max([pair[i] for pair in each], axis=0) for i in (0, 1)))
+            pairs = [reference.twin_values(target, CRITIC, end, act(actor, end, one)[0]) for one in noise[1, 1:]]
+            value = np.minimum(*(np.max([pair[i] for pair in pairs], axis=0) for i in (0, 1)))
         if not overrides.get("deterministic_backup", True):
             value = value - temperature * next_log_prob
         y = data["reward"] + 0.99 * data["discount"] * value
-        samples = [(each, np.full(SIZE, -ACTION * np.log(2))) for each in uniform]
-        samples += [act(actor, end, each) for each in noise[1, 1:]] + [act(actor, s, each) for each in noise[0, 1:]]
+        samples = [(candidate, np.full(SIZE, -ACTION * np.log(2))) for candidate in uniform]
+        samples += [act(actor, end, sample_noise) for sample_noise in noise[1, 1:]] + [
+            act(actor, s, sample_noise) for sample_noise in noise[0, 1:]
+        ]
 
         def penalties(w, s=s, action=action, samples=samples):
             total = [0, 0]
-            for each, density in samples:
-                for i, q in enumerate(reference.twin_values(w, CRITIC, s, each)):
+            for candidate, density in samples:
+                for i, q in enumerate(reference.twin_values(w, CRITIC, s, candidate)):
                     total[i] = total[i] + np.exp(q) / np.exp(density)
             return [np.log(one) - q for one, q in zip(total, reference.twin_values(w, CRITIC, s, action), strict=True)]
 
@@ -117,7 +119,7 @@ def test_updates_match_the_reference(overrides):
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=2e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=2e-5)
         np.testing.assert_allclose(info.extra["temperature"], temperature, rtol=1e-6)
-        td = [each - y for each in reference.twin_values(critic, CRITIC, s, action)]
+        td = [estimate - y for estimate in reference.twin_values(critic, CRITIC, s, action)]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
         if "lagrange_threshold" in overrides:
             gap = np.mean(penalties(critic)) * alpha - overrides["lagrange_threshold"]

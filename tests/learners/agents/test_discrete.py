@@ -67,7 +67,7 @@ def test_updates_match_tf_agents(name):
         np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
         np.testing.assert_allclose(actual.extra["td_error"], np.abs(expected.extra.td_error), atol=2e-5)
     for network, own in zip(networks, (agent._critic, agent._target_critic), strict=True):
-        flat = np.concatenate([each.ravel() for each in network.get_weights()])
+        flat = np.concatenate([array.ravel() for array in network.get_weights()])
         np.testing.assert_allclose(own.flat, flat, atol=2e-5)
 
 
@@ -131,9 +131,9 @@ def test_item_with_weight_zero_does_not_affect_the_update(name):
     other["action"] = data["action"].copy()
     other["action"][3] = SPEC.minimum if data["action"][3] > SPEC.minimum else SPEC.maximum
     results = []
-    for each in (data, other):
+    for columns in (data, other):
         agent = make(name)
-        agent.train(to_trajectory(each), tf.constant(WEIGHTS, tf.float32))
+        agent.train(to_trajectory(columns), tf.constant(WEIGHTS, tf.float32))
         results.append([variable.numpy() for variable in agent.variables])
     for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)

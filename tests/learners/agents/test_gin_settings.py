@@ -41,10 +41,10 @@ def test_reading_neither_changes_nor_uses_the_state_of_gin():
 
 
 def test_bindings_of_other_agents_are_ignored_beside_those_of_the_agent():
-    text = "IQLAgent.expectile = 0.9\nTD3BCAgent.alpha = 1.0"
-    assert read_gin(text, "td3").hyperparameters == {"alpha": 1.0}
+    bindings = "IQLAgent.expectile = 0.9\nTD3BCAgent.alpha = 1.0"
+    assert read_gin(bindings, "td3").hyperparameters == {"alpha": 1.0}
     with pytest.raises(ValueError, match=r"the settings are for IQLAgent, TD3BCAgent, but algo='cql' is CQLAgent"):
-        read_gin(text, "cql")
+        read_gin(bindings, "cql")
 
 
 def test_only_listed_options_of_the_run_are_accepted():
@@ -54,7 +54,7 @@ def test_only_listed_options_of_the_run_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         ("IQLAgent.expctile = 0.7", r"line 1: IQLAgent has no hyperparameter 'expctile'; did you mean 'expectile'\?"),
         ("\nIQLAgent.expectile = 7", r"line 2: expectile must be a number in \(0, 1\), got 7; the default is 0\.7"),
@@ -76,9 +76,9 @@ def test_only_listed_options_of_the_run_are_accepted():
         ("include 'missing.gin'", r"cannot read the gin file missing\.gin: .*; check the path"),
     ],
 )
-def test_invalid_file_raises_with_its_path_and_line(tmp_path, text, message):
+def test_invalid_file_raises_with_its_path_and_line(tmp_path, content, message):
     path = tmp_path / "mine.gin"
-    path.write_text(text)
+    path.write_text(content)
     with pytest.raises(ValueError, match=message) as caught:
         read_gin(path, "iql")
     assert str(caught.value).startswith(f"{path}, line ") or "missing.gin" in str(caught.value)

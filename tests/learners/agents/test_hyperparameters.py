@@ -102,7 +102,7 @@ def test_values_become_python_s_own_types():
     }
     assert {name: values[name] for name in expected} == expected
     assert all(type(values[name]) is type(value) for name, value in expected.items())
-    assert all(type(each) is int for each in values["hidden_sizes"])
+    assert all(type(size) is int for size in values["hidden_sizes"])
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_text_for_an_unknown_hyperparameter_raises_with_the_nearest_name():
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
-    for name, each in get_hyperparameters(algo).items():
-        assert each.text.endswith(".") and "\n" not in each.text, name
-        assert each.type == "array" or each.check(each.default) == each.default, name
-        assert each.type in ("array", "boolean", "network") or each.range or name == "target_entropy", name
+    for name, option in get_hyperparameters(algo).items():
+        assert option.text.endswith(".") and "\n" not in option.text, name
+        assert option.type == "array" or option.check(option.default) == option.default, name
+        assert option.type in ("array", "boolean", "network") or option.range or name == "target_entropy", name
 
 
 def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():

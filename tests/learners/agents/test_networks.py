@@ -15,7 +15,7 @@ def test_copies_are_independent_networks(layer_norm):
     x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
     halves = np.split(network.flat.numpy().astype(float), 2)
     assert not np.array_equal(*halves)
-    expected = [reference.mlp(half, SIZES, each, layer_norm) for half, each in zip(halves, x, strict=True)]
+    expected = [reference.mlp(half, SIZES, inputs, layer_norm) for half, inputs in zip(halves, x, strict=True)]
     x = tf.constant(x)
     np.testing.assert_allclose(network(x), expected, atol=1e-5)
     np.testing.assert_allclose(network(x[0])[0], expected[0], atol=1e-5)
@@ -33,7 +33,7 @@ def test_initial_weights_follow_the_options():
     np.testing.assert_array_equal(bias, np.zeros(7))
     (_, bias), last = MLP((100, 7, 2), seed=0, hidden_bias=0.1, final_scale=1e-3).layers()[0]
     np.testing.assert_array_equal(bias, np.full(7, np.float32(0.1)))
-    assert max(np.abs(each).max() for each in last) <= 1e-3
+    assert max(np.abs(array).max() for array in last) <= 1e-3
     with pytest.raises(ValueError, match=r"init must be 'fan_in' or 'orthogonal', got 'zeros'"):
         MLP((1, 1), seed=0, init="zeros")
 

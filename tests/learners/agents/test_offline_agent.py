@@ -16,7 +16,7 @@ def make(name, **overrides):
 
 
 def values(agent):
-    return [each.numpy() for each in agent.variables]
+    return [variable.numpy() for variable in agent.variables]
 
 
 @pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "rebrac", "cql"], CONTINUOUS))
@@ -75,9 +75,9 @@ def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
     data = make_columns(4)
     other = {**data, "reward": data["reward"] + [0, 0, 5, 0]}
     results = []
-    for each in (data, {key: value.astype(np.float32) for key, value in other.items()}):
+    for columns in (data, {key: value.astype(np.float32) for key, value in other.items()}):
         agent = make(name)
-        info = agent.train(to_trajectory(each), tf.constant([1.0, 1, 0, 1]))
+        info = agent.train(to_trajectory(columns), tf.constant([1.0, 1, 0, 1]))
         results.append((values(agent), info))
     for one, two in zip(results[0][0], results[1][0], strict=True):
         np.testing.assert_array_equal(one, two)
@@ -108,8 +108,8 @@ def test_rebrac_ignores_the_next_action_after_a_truncation():
     last = tf.constant([[1, 2], [1, 1], [1, 1], [1, 1]])  # The first item ends an episode that is not terminal.
     other = {**data, "next_action": np.full_like(data["next_action"], 0.5)}
     one, two = (
-        agent.critic_targets(agent.batch(each._replace(step_type=last))).numpy()
-        for each in (experience, to_trajectory(other))
+        agent.critic_targets(agent.batch(trajectories._replace(step_type=last))).numpy()
+        for trajectories in (experience, to_trajectory(other))
     )
     assert one[0] == two[0] and (one[1:] != two[1:]).all()
 
@@ -136,7 +136,7 @@ def test_initialize_changes_nothing():
 
 def test_agents_derive_directly_from_their_base_or_from_td3():
     for cls in map(get_agent_class, ALGORITHMS):
-        names = [each.__name__ for each in cls.__mro__]
+        names = [base.__name__ for base in cls.__mro__]
         assert names[1] == "OfflineAgent" or names[1:3] == ["TD3BCAgent", "OfflineAgent"]
 
 

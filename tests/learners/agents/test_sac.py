@@ -25,7 +25,7 @@ def act(actor, observation, noise):
 @pytest.mark.parametrize("overrides", [{}, {"target_entropy": -1.0, "initial_temperature": 0.2}])
 def test_updates_match_the_reference(overrides):
     agent = make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, seed=3, **overrides)
-    actor, critic = (each.flat.numpy().astype(float) for each in (agent._actor.network, agent._critic))
+    actor, critic = (network.flat.numpy().astype(float) for network in (agent._actor.network, agent._critic))
     target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
     actor_step, critic_step, temperature_step = (reference.Adam(3e-4) for _ in range(3))
     train = tf.function(agent.train, autograph=False)

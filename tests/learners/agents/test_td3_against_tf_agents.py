@@ -47,12 +47,12 @@ def make_baseline(agent):
         ([baseline._critic_network_2, baseline._target_critic_network_2], agent._critic.layers()[1]),
     ):
         for network in networks:
-            network.set_weights([each.numpy() for layer in layers for each in layer])
+            network.set_weights([variable.numpy() for layer in layers for variable in layer])
     return baseline
 
 
 def flat(*networks):
-    return np.concatenate([each.ravel() for network in networks for each in network.get_weights()])
+    return np.concatenate([array.ravel() for network in networks for array in network.get_weights()])
 
 
 def test_updates_match_tf_agents():

@@ -88,9 +88,9 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
 
         def critic_loss(w, data=data, y=y):
             q = reference.twin_values(w, CRITIC, data["observation"], data["action"])
-            return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in q)
 
-        td = [each - y for each in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
+        td = [estimate - y for estimate in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
@@ -143,7 +143,7 @@ def test_rebrac_updates_match_the_reference():
 
         def critic_loss(w, data=data, y=y):
             q = reference.twin_values(w, CRITIC, data["observation"], data["action"], layer_norm=True)
-            return sum((WEIGHTS * (each - y) ** 2).mean() for each in q)
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in q)
 
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
@@ -200,9 +200,9 @@ def test_iql_updates_match_the_reference():
 
         def critic_loss(w, data=data, y=y):
             both = reference.twin_values(w, CRITIC, data["observation"], data["action"])
-            return sum((WEIGHTS * (each - y) ** 2).mean() for each in both)
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in both)
 
-        td = [each - y for each in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
+        td = [estimate - y for estimate in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
@@ -218,8 +218,8 @@ def test_iql_updates_match_the_reference():
 def test_bc_updates_match_the_reference(distribution):
     agent = make("bc", distribution=distribution)
     variables = agent._optimizer.trained_variables
-    sizes = np.cumsum([each.shape.num_elements() for each in variables])
-    actor = np.concatenate([to_float64(each) for each in variables])
+    sizes = np.cumsum([variable.shape.num_elements() for variable in variables])
+    actor = np.concatenate([to_float64(variable) for variable in variables])
     adam = reference.Adam(3e-4)
     for data, _, info in run_updates(agent, to_transition):
 

@@ -296,7 +296,7 @@ def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_
         signal.raise_signal(signal.SIGINT)
 
     def open_learner(evaluate):
-        hooks = [EvaluateHook(evaluate, every=4, position=each) for each in ("before_run", "after_iter")]
+        hooks = [EvaluateHook(evaluate, every=4, position=position) for position in ("before_run", "after_iter")]
         hooks = [LoadCkptHook(), *hooks, SaveCkptHook(position="after_run")]
         return Learner(tmp_path, MeanAgent(), batches(), hooks=hooks)
 

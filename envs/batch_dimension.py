@@ -1,4 +1,4 @@
-"""A single environment as a batch of one."""
+"""A batch dimension for a single environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .batched_environment import BatchedEnvironment
 from .environment import Environment, require_single
 
 
-class Batch(BatchedEnvironment):
+class BatchDimension(BatchedEnvironment):
     """A single environment as a batch of one, for code that requires batches.
 
     ALF's `BatchedTensorWrapper`. For several environments (ALF's `BatchEnvironmentWrapper`) use `BatchedEnvironment` or
@@ -27,7 +27,7 @@ class Batch(BatchedEnvironment):
         Raises:
           TypeError: If the environment is batched.
         """
-        self.env = require_single(env, "Batch")
+        self.env = require_single(env, "BatchDimension")
         super().__init__([env])
 
     def __getattr__(self, name: str) -> Any:

@@ -22,7 +22,7 @@ _ZERO = np.float32(0)
 GoalFn = Callable[[np.ndarray, np.ndarray, dict[str, Nest]], Any]
 
 
-class GoalRelabel(Wrapper):
+class GoalConditioning(Wrapper):
     """Gives each episode a goal, and rewards the agent for reaching it. After ALF's `GoalReplayEnvWrapper`.
 
     The goal is chosen when an episode starts, for example among goals that earlier episodes reached. Observations have
@@ -65,10 +65,10 @@ class GoalRelabel(Wrapper):
           TypeError: If the environment is batched or has several rewards.
           ValueError: If `get_achieved_goal` is None and observations are not dicts with both goals.
         """
-        super().__init__(require_single(env, "GoalRelabel"))
+        super().__init__(require_single(env, "GoalConditioning"))
         if env.reward_spec().shape:
             raise TypeError(
-                f"GoalRelabel requires scalar rewards, got {env.reward_spec()}; combine them into one first"
+                f"GoalConditioning requires scalar rewards, got {env.reward_spec()}; combine them into one first"
             )
         self._choose_goal, self._reward_fn, self._terminal_fn = choose_goal, reward_fn, terminal_fn
         self._get_achieved = get_achieved_goal
