@@ -28,13 +28,13 @@ def evaluation(*returns, reference_returns=None, num_clipped=0):
 
 
 def tensorboard_scalars(folder):
-    """Returns the steps of each tag in the event files; raises `DataLossError` for a torn record."""
+    """Returns the steps of each tag in the event files by time; raises `DataLossError` for a torn record."""
+    paths = map(str, folder.glob("events.out.tfevents.*"))
+    records = [record.numpy() for path in paths for record in tf.data.TFRecordDataset(path)]
     steps_by_tag = {}
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        for record in tf.data.TFRecordDataset(str(path)):
-            event = tf.compat.v1.Event.FromString(record.numpy())
-            for value in event.summary.value:
-                steps_by_tag.setdefault(value.tag, []).append(event.step)
+    for event in sorted(map(tf.compat.v1.Event.FromString, records), key=lambda event: event.wall_time):
+        for value in event.summary.value:
+            steps_by_tag.setdefault(value.tag, []).append(event.step)
     return steps_by_tag
 
 

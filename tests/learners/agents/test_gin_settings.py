@@ -3,7 +3,7 @@
 import gin
 import pytest
 
-from rlds2reverb.learners.agents import read_gin, resolve_hyperparameters
+from rlds2reverb.learners.agents import IQLAgent, read_gin, resolve_hyperparameters
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_macros_blocks_includes_and_modules_are_supported(tmp_path):
 
 
 def test_reading_neither_changes_nor_uses_the_state_of_gin():
-    gin.parse_config("IQLAgent.temperature = 7.0")
+    gin.parse_config(f"{IQLAgent.__name__}.temperature = 7.0")  # Its import registers it.
     before = gin.config_str()
     gin.finalize()
     assert read_gin("IQLAgent.expectile = 0.9", "iql").hyperparameters == {"expectile": 0.9}
