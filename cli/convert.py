@@ -89,7 +89,7 @@ _FORMATS_OF = {
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --format reverb or rlds: direct (this machine), flink, spark, dataflow, or the "
-    "name of another runner. Requires pip install '.[beam]' or make dev.",
+    "name of a different runner. Requires pip install '.[beam]' or make dev.",
 )
 @click.option(
     "--beam-pipeline-options",

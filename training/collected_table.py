@@ -19,7 +19,7 @@ _PREFETCH = 4
 
 
 class CollectedTable(Feed):
-    """A table to which items are added, on a server of its own that other processes can sample as well.
+    """A table to which items are added, on its own server, which other processes can sample as well.
 
     When the table is full, each new item replaces the oldest one. Samples are not repeatable.
 

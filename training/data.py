@@ -67,7 +67,7 @@ class Batches:
 class TrainingData(ABC):
     """The data of a training run. Use it as a context manager, because `open_data` may have to start a server for it.
 
-    Each kind of data is a class of its own, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
+    Each kind of data has its own class, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
     `tables.TableData` and `sources.EnvironmentData`.
 
     Attributes:

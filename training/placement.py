@@ -170,7 +170,7 @@ class _Worker:
         self.name = run.name
         self._result, self._line, self._last_line = b"", b"", ""
         self._ended_secs: float | None = None
-        # A session of its own, so that Ctrl-C in a terminal reaches only this process, which passes it on once.
+        # Its own session, so that Ctrl-C in a terminal reaches only this process, which passes it on once.
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CODE, str(os.getpid()), *sys.path],
             stdin=subprocess.PIPE,
