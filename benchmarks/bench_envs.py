@@ -1,12 +1,12 @@
 """Measures the steps per second of batched environments, compared with Gymnasium, EnvPool and TF-Agents in one run.
 
-    python benchmarks/bench_envs.py [--envs HalfCheetah-v5 CartPole-v1] [--num-envs 8] [--runs 5] [--secs 1]
+    python benchmarks/bench_envs.py [--envs HalfCheetah-v5 CartPole-v1] [--num-envs 8] [--runs 5] [--secs 1] [--busy N]
 
 Every method steps the same number of environments with the same random actions. Ours are TF-Agents environments with
 time limits, as `rlds2reverb.envs.load` creates them; Gymnasium's are `SyncVectorEnv` and `AsyncVectorEnv` of
 `gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. EnvPool is measured if it is installed, by itself and as a
 backend of `load`; these two also take many short turns, for their ratio. The methods take turns, and the figures are
-medians over the rounds.
+medians over the rounds. With `--busy N`, N other processes compute at the same time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -150,10 +151,18 @@ def main(_: Any = None) -> None:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--secs", type=float, default=1.0)
+    parser.add_argument("--busy", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
     print_machine()
-    for name in arguments.envs:
-        bench(name, arguments.num_envs, arguments.runs, arguments.secs)
+    if arguments.busy:
+        print(f"{arguments.busy} busy processes beside it")
+    with contextlib.ExitStack() as stack:
+        for _ in range(arguments.busy):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+        for name in arguments.envs:
+            bench(name, arguments.num_envs, arguments.runs, arguments.secs)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from .gymnasium_environment import GymnasiumEnvironment
 from .parallel_environment import ParallelEnvironment
 from .thread_environment import ThreadEnvironment
 from .time_limit import set_time_limit
+from .worker_count import choose_num_workers
 
 Suite = Callable[..., Environment]
 
@@ -34,8 +35,8 @@ def load(
 
     Args:
       name: name of the environment.
-      num_parallel: number B of environments in a batch, which are stepped in several processes; None for one
-        environment without a batch.
+      num_parallel: number B of environments in a batch, which are stepped in several processes where that is faster;
+        None for one environment without a batch.
       seed: environment i is seeded with `seed + i`; None for no seeds.
       suite: see `create_environment`.
       backend: see `create_environment`.
@@ -71,7 +72,9 @@ def create_environment(
 
     Args:
       name: name of the environment.
-      num_parallel: number of environments in a batch; None for one environment without a batch.
+      num_parallel: number of environments in a batch; None for one environment without a batch. Whether workers step
+        them is chosen by measurement (see `worker_count`), unless `parallel_options` contains `num_workers` or
+        `caller_steps`.
       seed: environment i is seeded with `seed + i`; None for no seeds.
       nonparallel: whether to create only one environment, as a batch of size 1 in this process, whatever `num_parallel`
         is. It has its own thread, unless the suite has `no_thread_env`.
@@ -100,9 +103,12 @@ def create_environment(
     elif num_parallel is None:
         env = suite(name, **options)
     else:
-        suite(name, **options).close()  # Errors are those of the suite instead of those of a worker.
+        parallel_options = {"timeout_secs": timeout_secs, **(parallel_options or {})}
+        with suite(name, **options) as trial:  # Errors are those of the suite instead of those of a worker.
+            if not parallel_options.keys() & {"num_workers", "caller_steps"}:
+                parallel_options["num_workers"] = choose_num_workers(trial, num_parallel)
         constructors = [functools.partial(suite, name, env_id=index, **options) for index in range(num_parallel)]
-        env = ParallelEnvironment(constructors, **{"timeout_secs": timeout_secs, **(parallel_options or {})})
+        env = ParallelEnvironment(constructors, **parallel_options)
     if seed is not None:
         try:
             env.seed(seed)
