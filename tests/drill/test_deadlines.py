@@ -151,7 +151,7 @@ def test_push_raises_within_its_timeout(tmp_path, fault, fast):
 
 
 @marked
-@pytest.mark.parametrize("command", ["inspect", "inspect --report", "convert", "train"])
+@pytest.mark.parametrize("command", ["inspect", "inspect --report", "push", "train"])
 def test_commands_exit_within_their_timeout(tmp_path, data, fault, command, capsys):
     source = str(data / "d4rl/hopper_medium-v2.hdf5")
     with process(serve_with_signature, tmp_path / "root") as (_, channel):

@@ -123,7 +123,7 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
         assert running.exitcode is not None
         code = channel.recv() if channel.poll() else running.exitcode
     assert code in (0, 75, -signal.SIGTERM)  # It may have ended before, or not have started to handle signals.
-    assert (tmp_path / "out").exists() == (code == 0)
+    assert code != 0 or (tmp_path / "out").exists()  # The signal may come after the directory is complete.
     with process(convert_command, arguments, tmp_path) as (_, channel):
         assert receive(channel) == "started" and receive(channel) == 0
     with ReplayServer.from_directory(tmp_path / "out") as server:

@@ -44,7 +44,7 @@ def test_addresses_are_told_from_files(source, expected, table):
 @contextlib.contextmanager
 def serve(directory, port, checkpoint_root):
     """Runs `rlds2reverb serve` until the end of the context, or until it is killed."""
-    command = [sys.executable, "-m", "rlds2reverb.cli", "serve", "--data", str(directory), "--port", str(port)]
+    command = [sys.executable, "-m", "rlds2reverb.cli", "serve", str(directory), "--port", str(port)]
     command += ["--checkpoint-root", str(checkpoint_root), "--checkpoint-every", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -123,7 +123,7 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
         raise ValueError(f"track must be ('{TENSORBOARD}',) on a cluster, got {config.track}")
     if isinstance(source, (str, Path)) and is_table_directory(source):
         raise ValueError(
-            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve --data {source}`, and pass "
+            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve {source}`, and pass "
             "the address of that server"
         )
 
