@@ -115,9 +115,10 @@ def test_writer_for_a_slow_consumer_keeps_its_memory_and_says_what_it_waits_for(
                 sample_one(server.address)
                 sizes.append(resident_mb(writer.pid))
                 time.sleep(1)
+            before = max(before, *sizes[:10])  # On a busy machine, it may not have sent everything when it was steady.
             assert max(sizes) - before <= 64, f"{before:.0f} MB grew to {max(sizes):.0f} MB"
             # 1000 MB were to be written; a writer that ignored the confirmations would hold most of that.
-            assert before < 600, f"{before:.0f} MB"
+            assert max(sizes) < 600, f"{max(sizes):.0f} MB"
             assert consumed_secs - 5 <= count_inserted(server) - inserted_before <= consumed_secs + 5
             with within(TIMEOUT_SECS + MARGIN_SECS):
                 with pytest.raises(ServerUnavailableError) as raised:
