@@ -18,7 +18,7 @@ from .specs import sample_action
 #: Duration of the measurement of steps, and minimum number of them.
 _TRIAL_SECS, _MIN_STEPS = 0.03, 3
 #: Time per step of the batch that workers must save, to be worth the exchange of actions and time steps.
-_EXCHANGE_SECS = 1e-4
+_EXCHANGE_SECS = 5e-5
 #: Work of each thread in the measurement of free cores: longer than the time slices of the operating system.
 _HASHED_BYTES = 16 << 20
 #: Cores that are this close to being free count as free.
@@ -72,4 +72,5 @@ def _count_free_cores(num_threads: int) -> float:
             thread.join()
         return time.perf_counter() - start
 
-    return num_threads * min(measure(1) for _ in range(2)) / measure(num_threads)
+    one, all_at_once = (min(measure(count) for _ in range(2)) for count in (1, num_threads))
+    return num_threads * one / all_at_once
