@@ -57,20 +57,13 @@ def _measure_step(env: Environment) -> float:
 
 
 def _count_free_cores(num_threads: int) -> float:
-    """Returns how many cores threads of this process get at once, from 1 to `num_threads`."""
+    """Returns how many cores threads of this process get at once, in (0, `num_threads`]."""
     block = bytes(_HASHED_BYTES)
-
-    def hash_block() -> None:  # Without the lock of the interpreter.
-        hashlib.sha256(block).digest()
-
-    def measure(count: int) -> float:
-        threads = [threading.Thread(target=hash_block) for _ in range(count)]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - start
-
-    one, all_at_once = (min(measure(count) for _ in range(2)) for count in (1, num_threads))
-    return num_threads * one / all_at_once
+    # Hashing releases the lock of the interpreter.
+    threads = [threading.Thread(target=hashlib.sha256, args=(block,)) for _ in range(num_threads)]
+    start, used = time.perf_counter(), time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.process_time() - used) / (time.perf_counter() - start)
