@@ -155,7 +155,7 @@ def main(_: Any = None) -> None:
     arguments = parser.parse_args()
     print_machine()
     if arguments.busy:
-        print(f"{arguments.busy} busy processes beside it")
+        print(f"with {arguments.busy} busy process{'es' * (arguments.busy > 1)}")
     with contextlib.ExitStack() as stack:
         for _ in range(arguments.busy):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])

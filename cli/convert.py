@@ -32,7 +32,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import hide_other_processes, import_quietly, status
-from .writing import drop_printed, open_prepared, print_report, save_statistics, write_items
+from .writing import ITEM_PACKAGES, drop_printed, open_prepared, print_report, save_statistics, write_items
 
 if TYPE_CHECKING:
     from rlds2reverb.sources.writing import WriteReport
@@ -129,9 +129,8 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
     if format == "reverb":
         _require_vacant(Path(out))
     with raise_on_sigterm():
-        source, statistics = open_prepared(options)
+        source, statistics = open_prepared(options, *(ITEM_PACKAGES if format == "reverb" else ()))
         if format == "reverb":
-            import_quietly("tensorflow", "tf_agents.trajectories")
             write_items(source, Path(out), options, statistics)
         else:
             _write_dataset(source, Path(out), format, options)

@@ -21,8 +21,7 @@ from .options import (
     table_names_option,
 )
 from .output import json_option
-from .quiet import import_quietly
-from .writing import open_prepared, write_items
+from .writing import ITEM_PACKAGES, open_prepared, write_items
 
 _HEADINGS = {
     "Tables": ["table_names"],
@@ -66,6 +65,5 @@ def push(address: str, **options: Any) -> None:
     """
     require_item_options(options)
     with raise_on_sigterm():
-        source, statistics = open_prepared(options)
-        import_quietly("tensorflow", "tf_agents.trajectories")
+        source, statistics = open_prepared(options, *ITEM_PACKAGES)
         write_items(source, address, options, statistics)

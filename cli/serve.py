@@ -42,7 +42,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import import_quietly
-from .writing import open_prepared, write_items
+from .writing import ITEM_PACKAGES, open_prepared, write_items
 
 if TYPE_CHECKING:
     from rlds2reverb.server.replay_server import ReplayServer
@@ -155,8 +155,7 @@ def serve(**options: Any) -> None:
         _serve(options)
     else:
         with raise_on_sigterm():
-            source, statistics = open_prepared(options)
-            import_quietly("tensorflow", "tf_agents.trajectories")
+            source, statistics = open_prepared(options, *ITEM_PACKAGES)
             with _start(options, signature=_make_signature(source, options)) as server:
                 if not options["empty"]:
                     _fill(server, source, statistics, options)

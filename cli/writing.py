@@ -15,15 +15,24 @@ from rlds2reverb.sources import Source
 
 from . import output
 from .options import apply_transform_options, make_adder, open_source, table_configs, table_names
-from .quiet import status
+from .quiet import import_quietly, status
+
+#: Packages that items are made with.
+ITEM_PACKAGES = ("tensorflow", "tf_agents.trajectories")
 
 if TYPE_CHECKING:
     from rlds2reverb.writing.report import IngestReport
 
 
-def open_prepared(options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
-    """Opens the source of a command and applies its preprocessing; returns it with the statistics used."""
+def open_prepared(options: dict[str, Any], *packages: str) -> tuple[Source, dict[str, Any]]:
+    """Opens the source of a command and applies its preprocessing; returns it with the statistics used.
+
+    Args:
+      options: options of the command.
+      *packages: packages to import as soon as the source is known to exist.
+    """
     source = open_source(options)
+    import_quietly(*packages)
     with status("computing the statistics of the dataset"):
         return apply_transform_options(source, options)
 
@@ -43,7 +52,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
     from rlds2reverb.writing.report import IngestWarning
 
     is_directory = isinstance(destination, Path)
-    existed = Path(destination).exists() if is_directory else False
+    existed = is_directory and Path(destination).exists()
     num_shards = options["num_shards"] if is_directory else None
     by_return = options["priority"] == "return"
     names = ("writer", "chunk_length", "key_seed", "force", "allow_eviction")

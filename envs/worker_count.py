@@ -25,7 +25,7 @@ _HASHED_BYTES = 16 << 20
 _TOLERANCE = 0.3
 
 
-def choose_num_workers(env: Environment, num_envs: int) -> int:
+def choose_num_workers(env: Environment, num_envs: int) -> int | None:
     """Returns the number of workers that step a batch fastest, in addition to the calling process.
 
     Workers pay where a step costs more than the exchange with them, and only on cores that no other process uses: all
@@ -34,9 +34,16 @@ def choose_num_workers(env: Environment, num_envs: int) -> int:
     Args:
       env: an environment like those of the batch, which is stepped with random actions.
       num_envs: number B of environments in the batch.
+
+    Returns:
+      The number; None if the environment cannot be tried, for example because its actions have no bounds.
     """
     num_processes = min(available_cores(), num_envs)
-    saved = (num_envs - math.ceil(num_envs / num_processes)) * _measure_step(env)
+    try:
+        step_secs = _measure_step(env)
+    except Exception:  # What fails in a batch is created again there.
+        return None
+    saved = (num_envs - math.ceil(num_envs / num_processes)) * step_secs
     if saved < _EXCHANGE_SECS:
         return 0
     return max(math.floor(_count_free_cores(num_processes) + _TOLERANCE), 1) - 1

@@ -283,7 +283,7 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
 
 
 class _DatasetBuilder:
-    """A builder of `Contents`, from a single pass over a dataset."""
+    """A builder of a `LoadedDataset`, from a single pass over a dataset."""
 
     def __init__(self, step_spec: Nest):
         self.step_spec = step_spec

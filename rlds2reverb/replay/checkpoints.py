@@ -114,7 +114,7 @@ def read_saved(path: Path, *, of_manager: bool = False) -> dict[str, Any]:
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Writes each array of a buffer's state to a file of its own, and returns what the manifest records."""
+    """Writes each array of a buffer's state to its own file, and returns what the manifest records."""
     for key, array in state["arrays"].items():
         _locate(folder, name, key).write_bytes(_as_bytes(array))
     arrays = {key: {"dtype": array.dtype.str, "shape": list(array.shape)} for key, array in state["arrays"].items()}

@@ -53,7 +53,7 @@ def from_episodes(
     Args:
       episodes: the episodes.
       name: name of the source.
-      independent_rows: whether to read each row of a log as an episode of its own, which is terminal if its flag in
+      independent_rows: whether to read each row of a log as its own episode, which is terminal if its flag in
         `[T]` is set. Every row then requires a next observation. Logs are checked while they are read.
       copy: whether to copy RLDS steps; if False, they must not change while the source is used.
 
@@ -144,7 +144,7 @@ def _make_episode(index: int, log: Any, *, copy: bool) -> Episode:
 
 
 def _read_rows(logs: Iterable[Any]) -> Iterator[Episode]:
-    """Yields each row of the logs as an episode of its own."""
+    """Yields each row of the logs as its own episode."""
     num_read = 0
     for index, log in enumerate(logs):
         where = f"episode {index}"

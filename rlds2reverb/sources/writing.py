@@ -61,9 +61,14 @@ class WriteReport:
     def __str__(self) -> str:
         return format_facts(f"{self.source} converted", self.facts())
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the transforms of the source."""
+        return tuple(self.statistics.get("notes", ()))
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as a plain dict, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "notes": list(self.notes)}
 
     def facts(self) -> list[tuple[str, str]]:
         """Returns (name, value) pairs for display."""
@@ -71,10 +76,7 @@ class WriteReport:
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
-        facts += [
-            ("size", format_bytes(self.bytes)),
-            *(("note", sentence) for sentence in self.statistics.get("notes", ())),
-        ]
+        facts += [("size", format_bytes(self.bytes)), *(("note", sentence) for sentence in self.notes)]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 
 

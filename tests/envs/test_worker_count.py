@@ -42,6 +42,12 @@ def test_workers_are_used_where_a_step_is_slow_and_cores_are_free(monkeypatch, s
     assert choose_num_workers(GymnasiumEnvironment(Counting()), num_envs) == expected
 
 
+def test_environment_that_cannot_be_tried_is_not_an_error(monkeypatch):
+    env = GymnasiumEnvironment(Counting())
+    monkeypatch.setattr(env, "step", lambda action: 1 / 0)
+    assert choose_num_workers(env, 4) is None
+
+
 def test_duration_of_a_step_is_measured_over_episodes():
     assert worker_count._measure_step(GymnasiumEnvironment(Waiting(0.002))) > 0.002
 
