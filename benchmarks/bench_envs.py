@@ -128,7 +128,7 @@ def bench(name: str, num_envs: int, runs: int, secs: float) -> None:
             with create(name, num_envs) as step:
                 measure(step, actions, secs / 4)
                 rates[method].append(measure(step, actions, secs))
-    medians = {method: statistics.median(each) for method, each in rates.items()}
+    medians = {method: statistics.median(values) for method, values in rates.items()}
     print(f"\n{name}, {num_envs} environments")
     for method, rate in medians.items():
         ratio = "" if method == OURS else f"   {medians[OURS] / rate:5.2f}x"

@@ -95,7 +95,7 @@ def main() -> None:
         target_value = tf.gather(r, rows) + GAMMA * tf.gather(discount, rows) * best
         with tf.GradientTape() as tape:
             values = [value(critic, at, action) for critic in critics]
-            loss = sum(tf.reduce_mean(tf.square(each - target_value)) for each in values)
+            loss = sum(tf.reduce_mean(tf.square(value - target_value)) for value in values)
         critic_adam.apply_gradients(zip(tape.gradient(loss, critic_weights), critic_weights, strict=True))
         if step % DELAY == 0:
             with tf.GradientTape() as tape:

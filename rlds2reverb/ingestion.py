@@ -181,7 +181,7 @@ def ingest(
         return report
     if not destination:
         raise ValueError("destination must be a server, a directory or a list of these, got an empty list")
-    opened = [run.open(each) for each in destination]
+    opened = [run.open(server_or_path) for server_or_path in destination]
     source = _load(source)
     if on_invalid == "error":
         for batch in batch_episodes(source):
@@ -189,9 +189,9 @@ def ingest(
     num_shards = len(opened)
     total = run.make_report(source)
     fingerprints = []
-    for shard, each in enumerate(opened):
+    for shard, server_or_path in enumerate(opened):
         part = select_shard(source, shard, num_shards)
-        report = run.write(replace(part, warnings=()), each, shard=(shard, num_shards))
+        report = run.write(replace(part, warnings=()), server_or_path, shard=(shard, num_shards))
         fingerprints.append(report.fingerprint)
         total.merge_counts(report)
         total.left_out_fields = report.left_out_fields

@@ -150,6 +150,6 @@ class _Table:
             secs = f"{self._slowest[fault]:.1f} s" if self._slowest[fault] else ""
             lines.append(f"| {fault} | {text} | {self._trials[fault]} | {len(self._failures[fault])} | {secs} |")
         for title, names in (("Failures", self._failures), ("Skipped", self._skips)):
-            found = [f"- {fault}: {name}" for fault, each in names.items() for name in sorted(each)]
+            found = [f"- {fault}: {name}" for fault, tests in names.items() for name in sorted(tests)]
             lines += ["", f"{title}:", "", *found] if found else []
         return "\n".join(lines) + "\n"

@@ -113,7 +113,11 @@ def skip_unless_mounted(channel: Connection) -> None:
 def find_server(address: Any) -> int:
     """Returns the ID of the process that listens on a port of this machine; the address may be the port alone."""
     port = int(str(address).rpartition(":")[2])
-    links = {f"socket:[{each.inode}]" for each in isolation._read_sockets(port) if each.state == isolation._LISTEN}
+    links = {
+        f"socket:[{tcp_socket.inode}]"
+        for tcp_socket in isolation._read_sockets(port)
+        if tcp_socket.state == isolation._LISTEN
+    }
     for path in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             if os.readlink(path) in links:

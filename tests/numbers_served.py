@@ -33,7 +33,7 @@ def serve_numbers(
 ) -> Iterator[list[ReplayServer]]:
     """Runs a server in this process for each table of numbers and priorities; samples uniformly if alpha is None."""
     alphas = alpha if isinstance(alpha, tuple) else (alpha,) * len(tables)
-    selectors = [Selector("uniform") if each is None else Selector("prioritized", each) for each in alphas]
+    selectors = [Selector("uniform") if alpha is None else Selector("prioritized", alpha) for alpha in alphas]
     with contextlib.ExitStack() as stack:
         configs = [TableConfig("items", selector) for selector in selectors]
         servers = [stack.enter_context(ReplayServer([config], NUMBER)) for config in configs]

@@ -57,9 +57,9 @@ def _bind_until_complete(port: int) -> None:
     deadline = time.monotonic() + _ACCEPT_SECS
     while True:
         sockets = _read_sockets(port)
-        listeners = {each.inode for each in sockets if each.state == _LISTEN}
+        listeners = {tcp_socket.inode for tcp_socket in sockets if tcp_socket.state == _LISTEN}
         is_complete = listeners <= bound_listeners and not any(map(_is_pending, sockets))
-        bound = _bind_own_sockets({each.inode for each in sockets})
+        bound = _bind_own_sockets({tcp_socket.inode for tcp_socket in sockets})
         if not listeners or not listeners <= bound:
             raise OSError("this process does not listen on it")
         if is_complete:
@@ -70,9 +70,9 @@ def _bind_until_complete(port: int) -> None:
         time.sleep(_POLL_SECS)
 
 
-def _is_pending(each: _Socket) -> bool:
+def _is_pending(tcp_socket: _Socket) -> bool:
     """Returns whether this is a connection that will be accepted later."""
-    return not each.inode and each.state in (_ESTABLISHED, _SYN_RECV, _CLOSE_WAIT)
+    return not tcp_socket.inode and tcp_socket.state in (_ESTABLISHED, _SYN_RECV, _CLOSE_WAIT)
 
 
 def _read_sockets(port: int) -> list[_Socket]:

@@ -76,6 +76,6 @@ def _start(description: Mapping[str, Any]) -> reverb.Server:
         BatchService(port).start(batch_port)
         ports.append(batch_port)
     if description["isolate"]:
-        for each in ports:
-            isolate_port(each)
+        for number in ports:
+            isolate_port(number)
     return server

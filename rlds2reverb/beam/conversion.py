@@ -132,7 +132,7 @@ def _run(job: _Job, report: IngestReport, workers: Workers, part_bytes: int) -> 
     """Scans the dataset, writes the parts and joins them; completes the report."""
     complete = job.find_complete()
     with report.stage("check"):
-        scans = [Scan.from_dict(each) for each in workers.map("scan", job.scan, job.dataset.slices)]
+        scans = [Scan.from_dict(scan) for scan in workers.map("scan", job.scan, job.dataset.slices)]
     _require_continuity(job.dataset.slices, scans)
     plans = plan_parts(scans, num_shards=len(job.targets), part_bytes=part_bytes)
     _require_capacity(plans, job.configs)
@@ -228,8 +228,8 @@ class _Job:
 
     def _read(self, part: Part) -> Iterator[Episode]:
         """Yields the episodes of a part's shard in its range."""
-        for each in self.dataset.slices:
-            clipped = each.clip(part.begin, part.end)
+        for piece in self.dataset.slices:
+            clipped = piece.clip(part.begin, part.end)
             if clipped.first < clipped.stop:
                 yield from filter_shard(self.dataset.read(clipped), part.shard, len(self.targets))
 

@@ -152,35 +152,35 @@ def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers)
       SourceError: If a dataset cannot be opened.
     """
     sources = [source] if isinstance(source, (str, Path)) else source
-    if not isinstance(sources, (list, tuple)) or not all(isinstance(each, (str, Path)) for each in sources):
+    if not isinstance(sources, (list, tuple)) or not all(isinstance(item, (str, Path)) for item in sources):
         raise TypeError(
             f"a conversion on Beam reads paths, addresses or names, which every worker can open, got a "
             f"{type(source).__name__}; use ingest() for data in memory"
         )
     load_options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
-    locations = expand_locations([str(each) for each in sources])
+    locations = expand_locations([str(item) for item in sources])
     dataset = Dataset(tuple(sorted(load_options.items())), os.urandom(8).hex())
     opened = workers.map("opened", dataset.describe, locations)
-    offsets = accumulate((each["count"] for each in opened), initial=0)
+    offsets = accumulate((description["count"] for description in opened), initial=0)
     slices: list[Slice] = []
-    for location, each, offset in zip(locations, opened, offsets, strict=False):
-        count = each["count"]
-        num_bytes = count * each["episode_bytes"]
+    for location, description, offset in zip(locations, opened, offsets, strict=False):
+        count = description["count"]
+        num_bytes = count * description["episode_bytes"]
         num_slices = min(max(1, -(-num_bytes // workers.options.slice_bytes)), max(count, 1))
         bounds = np.linspace(0, count, num_slices + 1).astype(int).tolist()
-        slices += [Slice(location, *pair, offset, each["source"]["num_rows"]) for pair in pairwise(bounds)]
+        slices += [Slice(location, *pair, offset, description["source"]["num_rows"]) for pair in pairwise(bounds)]
 
     def read() -> Iterator[Episode]:
         return chain.from_iterable(map(dataset.read, slices))
 
-    joined = concatenate_sources([_make_source(each["source"], read) for each in opened])
+    joined = concatenate_sources([_make_source(description["source"], read) for description in opened])
     return replace(dataset, slices=tuple(slices)), replace(joined, read=read)
 
 
 def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Episode]]) -> Source:
     values = {**description, "warnings": tuple(description["warnings"])}
-    described = split_metadata(values.pop("full_metadata"))
-    return Source(**values, **described, read=read)
+    metadata = split_metadata(values.pop("full_metadata"))
+    return Source(**values, **metadata, read=read)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,6 @@ def _fit(transform: Transform, dataset: Dataset, source: Source, workers: Worker
         return transform.fit_returns(combine_returns(dataset, workers), source.name).fit(source)
     if isinstance(transform, ClipActions):
         create = functools.partial(Clipping, transform.make_clipping(source).spec, transform.eps)
-        clipping = workers.combine(MergeFn(create), dataset, lambda each: each.counts, create)
+        clipping = workers.combine(MergeFn(create), dataset, lambda counted: counted.counts, create)
         return transform.fit_clipping(clipping, source)
     return transform.fit(source)

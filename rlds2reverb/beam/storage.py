@@ -39,7 +39,7 @@ def expand_locations(locations: list[str]) -> list[str]:
     Raises:
       FileNotFoundError: If a pattern or an address matches nothing.
     """
-    return [each for location in locations for each in _expand(location)]
+    return [expanded for location in locations for expanded in _expand(location)]
 
 
 def _expand(location: str) -> list[str]:

@@ -59,10 +59,10 @@ def reserve_port(port: int, *, serve_batches: bool) -> Iterator[None]:
     _USED_PORTS.add(port)
     require_count("port", port, 1, _NUM_PORTS - 1)
     with ExitStack() as stack:
-        for each in (port, batch_port(port)) if serve_batches else (port,):
-            lock = FileLock(user_directory() / f"port-{each}.lock", f"port {each}", _ADVICE)
+        for number in (port, batch_port(port)) if serve_batches else (port,):
+            lock = FileLock(user_directory() / f"port-{number}.lock", f"port {number}", _ADVICE)
             stack.enter_context(lock)
-            _wait_for_free_port(each)
+            _wait_for_free_port(number)
         yield
 
 

@@ -55,14 +55,14 @@ def require_vacant(path: Path) -> None:
 @contextmanager
 def _created_folder(folder: Path) -> Iterator[None]:
     """Creates a folder with its parents, and deletes those that are empty after an error."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
-        for each in missing:
+        for parent in missing:
             with contextlib.suppress(OSError):  # Somebody else has put a file there.
-                each.rmdir()
+                parent.rmdir()
         raise
 
 

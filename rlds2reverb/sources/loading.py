@@ -127,7 +127,7 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
 
 
 def _find_format(location: Any) -> Format | None:
-    return next((each for each in FORMATS if each.matches(location)), None)
+    return next((candidate for candidate in FORMATS if candidate.matches(location)), None)
 
 
 def expand_pattern(location: str | Path) -> list[str]:

@@ -165,8 +165,8 @@ class _PreparedEpisodes:
         with self._split_errors():
             ranges = tfds.core.ReadInstruction.from_spec(self._split).to_absolute(splits)
         return [
-            (each.splitname, each.from_ or 0, splits[each.splitname].num_examples if each.to is None else each.to)
-            for each in ranges
+            (part.splitname, part.from_ or 0, splits[part.splitname].num_examples if part.to is None else part.to)
+            for part in ranges
         ]
 
     def count(self) -> int:

@@ -119,7 +119,7 @@ class ItemConversion:
         return np.concatenate([items.num_items for _, items in self._convert_to_items(batch)])
 
     def _convert_to_items(self, batch: EpisodeBatch) -> list[tuple[Sequence[Episode], ItemBatch]]:
-        stored = EpisodeBatch([_drop_strings(each) for each in batch.episodes]) if self._has_strings else batch
+        stored = EpisodeBatch([_drop_strings(episode) for episode in batch.episodes]) if self._has_strings else batch
         convert_batch = getattr(self.adder, "convert_batch", None)
         items = isolate(convert_batch)(stored) if convert_batch and len(batch.episodes) > 1 else None
         converted: list[tuple[Sequence[Episode], ItemBatch]]

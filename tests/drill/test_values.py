@@ -119,11 +119,11 @@ LOG = {"observations": np.zeros((4, 3)), "actions": np.zeros((4, 1)), "rewards":
 def test_ingest_rejects_invalid_priorities_and_writes_nothing(tmp_path, priority):
     with ReplayServer([TableConfig()]) as server:
         for destination in (server, tmp_path / "data"):
-            for each in (priority, lambda episode, items: [1.0] * (len(items) - 1) + [priority]):
+            for priorities in (priority, lambda episode, items: [1.0] * (len(items) - 1) + [priority]):
                 with pytest.raises(
                     ValueError, match=r"the priority of item \d of episode 0 must be a finite number in"
                 ):
-                    ingest([LOG], destination, priority=each)
+                    ingest([LOG], destination, priority=priorities)
         assert table_infos(server.client)["replay"].current_size == 0
     assert not (tmp_path / "data").exists()
 
@@ -234,9 +234,9 @@ def find_unpickling(tree):
             yield node.lineno
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
-            allows = [each for each in node.keywords if each.arg == "allow_pickle"]
+            allows = [keyword for keyword in node.keywords if keyword.arg == "allow_pickle"]
             may_unpickle = any(
-                not (isinstance(each.value, ast.Constant) and each.value.value is False) for each in allows
+                not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False) for keyword in allows
             )
             if may_unpickle or function.endswith(("torch.load", "read_pickle")):
                 yield node.lineno

@@ -95,7 +95,7 @@ def set_goal(is_hostile):
         def call(*arguments):
             result = np.array(function(*arguments))
             if is_hostile:
-                overwrite([each for each in arguments if not isinstance(each, np.random.Generator)])
+                overwrite([argument for argument in arguments if not isinstance(argument, np.random.Generator)])
             return result
 
         return call

@@ -99,7 +99,7 @@ def fresh_list():
 
 def read_directory(path):
     """Returns the bytes of the items of a directory."""
-    return {each.name: each.read_bytes() for each in path.rglob("*") if each.is_file() and "chunks" in each.name}
+    return {file.name: file.read_bytes() for file in path.rglob("*") if file.is_file() and "chunks" in file.name}
 
 
 def read_hdf5(path):
@@ -161,7 +161,9 @@ ENTRY_POINTS = {
     ),
     "Source": lambda path: values_of(Source("x", "memory", refilled_episodes)),
     "range of a Source": lambda path: values_of(Source("x", "", refilled_range, count=lambda: 3).read(0, 3)),
-    "to_rlds": lambda path: [float(next(iter(each["steps"]))["reward"]) for each in load(refilled_steps).to_rlds()],
+    "to_rlds": lambda path: [
+        float(next(iter(episode["steps"]))["reward"]) for episode in load(refilled_steps).to_rlds()
+    ],
     "apply_transforms": lambda path: values_of(apply_transforms(load(refilled_steps), [Reusing()])[0]),
     "ingest": lambda path: ingest_matches(path, refilled_steps),
     "ingest of a Source": lambda path: ingest_matches(path, Source("x", "memory", refilled_episodes)),

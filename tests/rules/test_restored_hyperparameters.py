@@ -21,13 +21,15 @@ STATISTICS = ({"observation_mean": np.zeros(OBSERVATION), "observation_std": np.
               {"observation_mean": np.full(OBSERVATION, 0.5), "observation_std": np.full(OBSERVATION, 2.0)})  # fmt: skip
 
 
-def change(each):
+def change(hyperparameter):
     """Returns a different value of a hyperparameter; None if every one would change the shapes of variables."""
-    if each.type == "number":
-        return each.default * 0.5 if each.default else 0.3
-    if each.type == "two numbers":
-        return tuple(0.5 * bound for bound in each.default)
-    return {"integer": lambda: each.default + 1, "boolean": lambda: not each.default}.get(each.type, lambda: None)()
+    if hyperparameter.type == "number":
+        return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
+    if hyperparameter.type == "two numbers":
+        return tuple(0.5 * bound for bound in hyperparameter.default)
+    if hyperparameter.type == "integer":
+        return hyperparameter.default + 1
+    return not hyperparameter.default if hyperparameter.type == "boolean" else None
 
 
 def make(algo, **hyperparameters):
@@ -45,7 +47,11 @@ def make_experience(algo, seed):
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)  # These agents have all variables before tracing.
-    changed = {name: value for name, each in get_hyperparameters(algo).items() if (value := change(each)) is not None}
+    changed = {
+        name: value
+        for name, hyperparameter in get_hyperparameters(algo).items()
+        if (value := change(hyperparameter)) is not None
+    }
     old, new, expected = make(algo, **STATISTICS[0]), *(make(algo, **changed, **STATISTICS[1]) for _ in range(2))
     data = tf.data.Dataset.from_tensors(make_experience(algo, 0)).repeat()
     with Learner(tmp_path, old, data) as learner:

@@ -87,7 +87,7 @@ def test_priority_updates_are_decoded_unchanged(updates):
     item_keys, priorities = uint64(*(key for key, _ in updates)), np.array([value for _, value in updates], float)
     request = MutatePrioritiesRequest.FromString(messages.encode_priority_updates("a table", item_keys, priorities))
     assert request.table == "a table" and not request.delete_keys
-    assert [(each.key, each.priority) for each in request.updates] == updates
+    assert [(update.key, update.priority) for update in request.updates] == updates
 
 
 def test_fill_joins_constant_empty_and_noncontiguous_parts():

@@ -140,7 +140,7 @@ def test_both_writers_store_the_same_items(contents, name):
 @pytest.mark.parametrize("name", CASES)
 def test_both_writers_store_the_same_item_metadata(contents, name):
     reference, bulk = (contents[writer].items[name] for writer in WRITERS)
-    expected = [each for each, _, _ in expected_items(name)]
+    expected = [message for message, _, _ in expected_items(name)]
     assert [item.priority for item in bulk] == [item.priority for item in reference] == expected
     for item, expected_item in zip(bulk, reference, strict=True):
         assert (item.table, item.times_sampled) == (expected_item.table, expected_item.times_sampled) == (name, 0)

@@ -79,8 +79,8 @@ def test_unpack_restores_columns_bit_for_bit(nest):
     assert_equal_nests(unpack(tf.constant(packed[None, None]), packing), add_axes(nest, 2))
     squeezed = Packing(make_spec(nest, leading=()), squeeze=True)
     assert_equal_nests(unpack(tf.constant(packed), squeezed), nest)
-    for each in (packing, squeezed):
-        assert_equal_nests(unpack_arrays(packed, each), nest)
+    for chosen in (packing, squeezed):
+        assert_equal_nests(unpack_arrays(packed, chosen), nest)
     assert squeezed.row_shapes == packing.row_shapes
 
 

@@ -263,10 +263,10 @@ def test_threads_lose_no_elements_and_see_no_partial_ones(make, turns):
         updated.append(buffer.update({"replay_unique_id": ids, "priority": [float(n + 1) for n in numbers]}))
 
     threads = [make_thread(push) for _ in range(3)] + [make_thread(sample_and_update) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not errors
     assert sorted(int(i.removeprefix("demo_")) for i in pushed) == list(range(10, 10 + 9 * turns))
     assert buffer.push_count == 10 + 9 * turns and buffer.sample_count == 24 * turns and len(updated) == 3 * turns

@@ -232,7 +232,7 @@ def test_items_with_priority_zero_are_never_sampled():
 
 
 @pytest.mark.parametrize(
-    "alphas", [(0.3, 1.0), *(pytest.param(each, marks=pytest.mark.slow) for each in ((0.7, 0.7), (None, 0.7)))]
+    "alphas", [(0.3, 1.0), *(pytest.param(pair, marks=pytest.mark.slow) for pair in ((0.7, 0.7), (None, 0.7)))]
 )
 def test_weighted_samples_of_shards_represent_their_union(alphas):
     tables = ({value: 1.0 + value for value in range(30)}, {value: 31.0 - value % 3 for value in range(30, 40)})
@@ -292,9 +292,9 @@ def test_several_servers_are_sampled_like_one_table(alpha):
 
 def test_sharded_server_is_sampled_by_its_addresses():
     with ShardedReplayServer([TableConfig("items", Selector("uniform"))], NUMBER, num_shards=2) as server:
-        for number, each in enumerate(server.servers):
-            write_numbers(each.client, {10 + number: 1.0})
-        for servers in (server, server.address, [each.address for each in server.servers]):
+        for number, shard in enumerate(server.servers):
+            write_numbers(shard.client, {10 + number: 1.0})
+        for servers in (server, server.address, [shard.address for shard in server.servers]):
             # The first batches come from one server alone if the other starts late.
             numbers = set()
             for sample in sample_dataset(servers, "items", 64).take(10_000):
@@ -401,7 +401,7 @@ def number_server():
 
 def count_graphs():
     gc.collect()
-    return sum(isinstance(each, FuncGraph) for each in gc.get_objects())
+    return sum(isinstance(found, FuncGraph) for found in gc.get_objects())
 
 
 @pytest.mark.parametrize("make", ["samples", "trajectories"])

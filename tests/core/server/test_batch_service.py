@@ -69,7 +69,7 @@ def read_items(response, signature, *, num_items):
 def read_expected(server, num_samples, table="replay"):
     """Returns the columns and the priority of each item by its key, sampled by Reverb's own client."""
     samples = server.client.sample(table, num_samples, emit_timesteps=False)
-    return {each.info.key: (tree.flatten(each.data), each.info.priority) for each in samples}
+    return {sample.info.key: (tree.flatten(sample.data), sample.info.priority) for sample in samples}
 
 
 def window_signature(layout):

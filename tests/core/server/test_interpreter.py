@@ -79,7 +79,7 @@ def test_two_processes_create_one_environment(fake_uv):
     script += "; print(rlds2reverb.server.interpreter.find_server_python()[0])"
     commands = [sys.executable, "-c", script]
     running = [subprocess.Popen(commands, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for _ in range(2)]
-    one, two = (each.communicate(timeout=100)[0] for each in running)
+    one, two = (process.communicate(timeout=100)[0] for process in running)
     assert one == two and one
     assert len(fake_uv.read_text().splitlines()) == 2
 

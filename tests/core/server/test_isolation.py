@@ -34,7 +34,11 @@ NEAR, FAR, PORT = "10.99.0.1", "10.99.0.2", 26_400
 def bound_interfaces(port, pid=None):
     """Returns the interfaces that the listening sockets of a port of a process are bound to."""
     pid = pid or os.getpid()
-    links = {f"socket:[{each.inode}]" for each in isolation._read_sockets(port) if each.state == isolation._LISTEN}
+    links = {
+        f"socket:[{tcp_socket.inode}]"
+        for tcp_socket in isolation._read_sockets(port)
+        if tcp_socket.state == isolation._LISTEN
+    }
     process, found = os.pidfd_open(pid), []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -128,7 +132,7 @@ def test_a_server_stays_isolated_when_it_loads_data(tmp_path):
 def test_all_shards_are_isolated():
     with ShardedReplayServer([TableConfig()], num_shards=2, isolate=True) as server:
         assert server.is_isolated
-        assert [bound_interfaces_of(each) for each in server.servers] == [[[b"lo\0"]] * 2] * 2
+        assert [bound_interfaces_of(shard) for shard in server.servers] == [[[b"lo\0"]] * 2] * 2
 
 
 # --- another machine

@@ -38,7 +38,7 @@ def read_items(server):
 
 
 def count_items(server):
-    return [table_infos(each.client)["replay"].current_size for each in server.servers]
+    return [table_infos(shard.client)["replay"].current_size for shard in server.servers]
 
 
 def test_shards_have_the_items_of_one_table():
@@ -71,7 +71,7 @@ def test_priorities_go_to_the_server_of_the_item():
     with ShardedReplayServer([TableConfig()], SIGNATURE, num_shards=2) as server:
         ingest(SOURCE, server)
         batches = sample_dataset(server, "replay", 64).take(10_000).as_numpy_iterator()
-        batch = next(each for each in batches if set(each.info.server) == {0, 1})  # One shard may start later.
+        batch = next(batch for batch in batches if set(batch.info.server) == {0, 1})  # One shard may start later.
         with PriorityWriter(server, "replay") as writer:
             writer.write(batch.info, np.full(64, 5.0))
         changed = dict(zip(batch.info.key.tolist(), batch.info.server.tolist(), strict=True))

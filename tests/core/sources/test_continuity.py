@@ -48,17 +48,17 @@ def test_discontinuities_match_the_naive_loop_for_any_block_size(ends, jump_at, 
         patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
         patch.setattr("rlds2reverb.sources.continuity.MAX_SHARE", 1.0)
         got = list(load(rows))
-    assert [row for each in got for row in each.discontinuities] == naive_discontinuities(rows)
+    assert [row for episode in got for row in episode.discontinuities] == naive_discontinuities(rows)
     begin = 0
-    for each in got:
-        assert all(begin <= row < begin + each.num_transitions for row in each.discontinuities)
-        begin += each.num_transitions
+    for split in got:
+        assert all(begin <= row < begin + split.num_transitions for row in split.discontinuities)
+        begin += split.num_transitions
 
 
 def test_unflagged_reset_is_reported_and_valid():
     rows = make_rows([49, 99, 299, 399], 400, jump_at=[49, 199, 224])
     source = load(rows)
-    assert [problem for each in source for problem in find_problems(each, source.step_spec)] == []
+    assert [problem for episode in source for problem in find_problems(episode, source.step_spec)] == []
     summary = summarize(source)
     assert summary.discontinuities == 2
     (warning,) = summary.warnings
@@ -67,11 +67,12 @@ def test_unflagged_reset_is_reported_and_valid():
     )
     assert "first in row 199 (episode 2)" in warning and "at_discontinuity" in warning
     report = IngestReport("rows", ("replay",))
-    for each in source:
-        report.add_batch(EpisodeBatch([each]))
+    for read in source:
+        report.add_batch(EpisodeBatch([read]))
     assert (report.discontinuities, report.first_discontinuity) == (2, "row 199 (episode 2)")
     assert report.notes == summary.warnings
-    assert [each.num_transitions for each in load(rows, split_at_discontinuity=True)] == [50, 50, 100, 25, 75, 100]
+    num_transitions = [split.num_transitions for split in load(rows, split_at_discontinuity=True)]
+    assert num_transitions == [50, 50, 100, 25, 75, 100]
     assert summarize(load(rows, split_at_discontinuity=True)).discontinuities == 0
 
 
@@ -97,10 +98,10 @@ def test_shuffled_rows_require_independent_rows():
     with pytest.raises(SourceError, match=message):
         list(load(rows))
     episodes = list(load(rows, independent_rows=True))
-    assert [each.index for each in episodes] == list(range(100))
-    for row, each in enumerate(episodes):
-        steps = each.steps
-        assert find_problems(each) == []
+    assert [episode.index for episode in episodes] == list(range(100))
+    for row, alone in enumerate(episodes):
+        steps = alone.steps
+        assert find_problems(alone) == []
         np.testing.assert_array_equal(steps["observation"], [rows["observations"][row], rows["next_observations"][row]])
         assert steps["action"].tolist() == [rows["actions"][row], 0]
         assert steps["reward"].tolist() == [rows["rewards"][row], 0]
@@ -147,7 +148,7 @@ def test_many_discontinuities_raise(num_rows, num_jumps, is_error):
             with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\)"):
                 list(source())
         else:
-            assert sum(len(each.discontinuities) for each in source()) == num_jumps
+            assert sum(len(episode.discontinuities) for episode in source()) == num_jumps
 
 
 def test_rounding_and_nan_are_not_discontinuities():
@@ -194,7 +195,7 @@ def test_logs_of_shuffled_rows_are_read_as_independent_rows():
     longer = {**log, "observations": np.arange(4.0), "terminations": True}
     del longer["next_observations"]
     episodes = list(load([log, longer], independent_rows=True))
-    assert [each.steps["observation"].tolist() for each in episodes] == [
+    assert [episode.steps["observation"].tolist() for episode in episodes] == [
         [10, 11],
         [30, 31],
         [20, 21],
@@ -202,7 +203,7 @@ def test_logs_of_shuffled_rows_are_read_as_independent_rows():
         [1, 2],
         [2, 3],
     ]
-    assert [each.is_terminal for each in episodes] == [False, True, False, False, False, True]
+    assert [episode.is_terminal for episode in episodes] == [False, True, False, False, False, True]
     assert episodes[2].steps["qpos"].tolist() == [2, 0]
     with pytest.raises(SourceError, match="episode 0 has no next_observations, which independent_rows=True requires"):
         list(load([{**longer, "observations": np.arange(3.0)}], independent_rows=True))

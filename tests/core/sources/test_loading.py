@@ -514,5 +514,5 @@ def test_source_can_be_read_repeatedly_and_copied(data):
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
     assert source.first_episode.num_steps == expected[0]
     copied = copy.copy(source)
-    for each in (source, copied, source):
-        assert [episode.num_steps for episode in each] == expected
+    for episodes in (source, copied, source):
+        assert [episode.num_steps for episode in episodes] == expected

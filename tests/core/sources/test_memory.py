@@ -51,7 +51,10 @@ def test_rows_accept_the_flag_names_of_gymnasium(names, tmp_path):
         for name, column in rows.items():
             file[name] = column
     for source in (rows, tmp_path / "x.hdf5"):
-        assert [(each.is_terminal, each.unterminated) for each in load(source)] == [(True, False), (False, False)]
+        assert [(episode.is_terminal, episode.unterminated) for episode in load(source)] == [
+            (True, False),
+            (False, False),
+        ]
 
 
 def test_rows_with_dones_instead_of_terminals_raise():
@@ -75,8 +78,8 @@ def test_dropped_last_transitions_are_counted(log, num_dropped):
     summary = summarize(source)
     transformed, _ = apply_transforms(source, [CastFloats()])
     report = IngestReport("logs", ("replay",))
-    for each in transformed:
-        report.add_batch(EpisodeBatch([each]))
+    for changed in transformed:
+        report.add_batch(EpisodeBatch([changed]))
     assert summary.dropped_last_transition == report.dropped_last_transition == 2 * num_dropped
     assert summary.transitions == 2 * (3 - num_dropped if "actions" in log else 2)
     assert summary.warnings == report.notes

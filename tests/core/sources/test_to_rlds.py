@@ -106,7 +106,7 @@ def test_episode_with_a_different_spec_raises_also_after_a_restore(tmp_path):
     _, saved = save(tmp_path / "iterator", read_columns(all_steps), 1)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"step\['reward'\] is float64 \[\], .* is episode 1"):
         next(restore(saved, read_columns(all_steps)))
-    assert [len(each["reward"]) for each in read_columns(all_steps).ignore_errors()] == [4, 2]
+    assert [len(episode["reward"]) for episode in read_columns(all_steps).ignore_errors()] == [4, 2]
 
 
 def test_failing_source_raises_or_ends_if_errors_are_ignored():

@@ -112,7 +112,7 @@ def test_random_episodes_are_read_back_equal(steps):
         options = {"recompute_discounts": True, "on_invalid": "skip_episode"}
         with contextlib.suppress(SourceError):  # All episodes may have a single step.
             write_dataset(steps, f"{folder}/x-v0", format="minari", **options)
-            expected = [each for each in load(steps) if each.num_transitions]
+            expected = [episode for episode in load(steps) if episode.num_transitions]
             for got, want in zip(load(f"{folder}/x-v0"), expected, strict=True):
                 assert_equal_nests(got.steps["observation"], want.steps["observation"])
                 assert_equal_nests(got.steps["reward"][:-1], want.steps["reward"][:-1])
@@ -204,7 +204,7 @@ def test_environment_and_metadata_are_kept(tmp_path, format):
 def test_unterminated_episodes_and_seeds_are_kept(tmp_path, format):
     logs, source = list(load(LOGS)), load(LOGS)
     source.read = lambda: iter(
-        [Episode(each.steps, each.index, unterminated=not each.index, seed=each.index or None) for each in logs]
+        [Episode(log.steps, log.index, unterminated=not log.index, seed=log.index or None) for log in logs]
     )
     extra_fields = ["phase"] if format == "minari" else []
     assert_same_episodes(load(write(source, tmp_path, format), extra_fields=extra_fields), source)
@@ -268,9 +268,9 @@ def test_killed_process_leaves_nothing_under_the_path_and_can_be_repeated(tmp_pa
     with process(kill_while_writing, path, format) as (_, channel):
         assert receive(channel) == "held"
     assert not path.exists()
-    assert [each.name[0] for each in path.parent.iterdir()] == ["."] * 2
+    assert [entry.name[0] for entry in path.parent.iterdir()] == ["."] * 2
     write(LOGS, tmp_path, format)
-    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("format", PROCESS_FORMATS)

@@ -440,10 +440,10 @@ def make_failing_source(error, num_episodes):
     source = load(make_episodes())
 
     def read():
-        for number, each in enumerate(source):
+        for number, read_episode in enumerate(source):
             if number == num_episodes:
                 raise error
-            yield each
+            yield read_episode
 
     return replace(source, read=read)
 
