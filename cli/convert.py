@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 
 _TABLE_NAMES = parameter_names(table_options)
 _HEADINGS = {
-    "Output": ["out", "format", "num_shards"],
+    "Output": ["out", "format", "num_shards", "verify"],
     **CONVERSION_HEADINGS,
     "Tables": _TABLE_NAMES,
     "Advanced": [*ADVANCED_NAMES, "recompute_discounts", "shard_mb", "runner", "beam_pipeline_options"],
 }
 #: Formats to which an option applies, if not to all.
 _FORMATS_OF = {
-    **dict.fromkeys(["num_shards", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)),
+    **dict.fromkeys(
+        ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
+    ),
     "recompute_discounts": ("d4rl", "minari"),
     "shard_mb": ("rlds",),
     "runner": ("reverb", "rlds"),
@@ -69,6 +71,12 @@ _FORMATS_OF = {
     type=checks.at_least_1,
     metavar="K",
     help="Distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their index.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read the complete directory back, and compare each item with the dataset, bit for bit. If the directory is "
+    "complete already, only this is done.",
 )
 @table_options
 @click.option(
@@ -123,6 +131,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
+        require_unused({"verify"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")

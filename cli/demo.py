@@ -54,8 +54,7 @@ def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
     commands = (
         ["inspect", file],
         ["validate", file],
-        ["convert", file, "--out", items],
-        ["validate", items],
+        ["convert", file, "--out", items, "--verify"],
         ["train", "--data", file, *agent, "--steps", steps, *every, *references],
         ["inspect", run_dir, "--report", out / "report.html"],
     )

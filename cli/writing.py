@@ -55,7 +55,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
     existed = is_directory and Path(destination).exists()
     num_shards = options["num_shards"] if is_directory else None
     by_return = options["priority"] == "return"
-    names = ("writer", "chunk_length", "key_seed", "force", "allow_eviction")
+    names = ("writer", "chunk_length", "key_seed", "force", "allow_eviction", "verify")
     try:
         with output.StepProgress(source) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.

@@ -47,6 +47,7 @@ from rlds2reverb.writing.reverb_writer import ReverbWriter
 from rlds2reverb.writing.server_destination import ServerDestination
 from rlds2reverb.writing.sharding import select_shard
 from rlds2reverb.writing.transfer import Transfer, capacity_error
+from rlds2reverb.writing.verification import require_same_items
 
 #: How items are sent to a server: in bulk by rlds2reverb, or by Reverb's own writer.
 Writer = Literal["bulk", "reverb"]
@@ -70,6 +71,7 @@ class IngestOptions:
       force: whether to write to a server on this machine even if the data need more memory than is available.
       allow_eviction: whether to write more items than a server's table can hold, which evicts older items; the report
         warns about it. By default this is an error, raised before the first item is written.
+      verify: whether to read a complete directory back and compare each of its items with the dataset, bit for bit.
     """
 
     writer: Writer = "bulk"
@@ -77,6 +79,7 @@ class IngestOptions:
     key_seed: int = 0
     force: bool = False
     allow_eviction: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         require_one_of("writer", self.writer, get_args(Writer))
@@ -154,7 +157,8 @@ def ingest(
       ServerRestartedError: If the server is restarted repeatedly.
       ResumeError: If the dataset differs from that of the run to resume.
       CorruptFileError: If the journal of that run is damaged.
-      CheckpointError: If the directory exists, or an unfinished run in it is damaged or had other arguments.
+      CheckpointError: If the directory exists, or an unfinished run in it is damaged or had other arguments; or, with
+        `verify`, if an item of the directory differs from the dataset.
       StorageFullError: If the disk is full; the data written so far are kept for `resume`.
       ResourceInUseError: If another process runs the same transfer.
       InsufficientMemoryError: If the server is on this machine and the memory is insufficient.
@@ -240,6 +244,7 @@ class IngestRun:
         if directory is not None:
             self.options.require_for_directory()
             return directory
+        require_defaults(self.options, ("verify",), "on a server")
         address = find_address(destination)
         return _Server(address, table_infos(address, timeout_secs=min(self.timeout_secs, _FIRST_ANSWER_SECS)))
 
@@ -300,6 +305,9 @@ class IngestRun:
         signature = conversion.signature
         with DirectoryDestination(path, self.configs, signature, encoder, description=description) as directory:
             transfer.run(directory)
+        if self.options.verify:
+            with transfer.report.stage("verify"):
+                transfer.report.verified_items = require_same_items(path, transfer.source, conversion, self.names)
         transfer.report.memory_bytes = CheckpointRoot(path, create=False).data()["memory_bytes"]
         transfer.report.table_sizes = dict.fromkeys(self.names, transfer.report.items)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
-from rlds2reverb._arguments import require_count
+from rlds2reverb._arguments import require_count, require_defaults
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
@@ -100,6 +100,7 @@ def convert_with_beam(
     require_count("num_shards", num_shards or 1, 1)
     require_count("part_bytes", part_bytes, 1)
     options.require_for_directory()
+    require_defaults(options, ("verify",), "on Beam")
     run = IngestRun(
         make_table_configs(tables),
         adder or TrajectoryWindows(),

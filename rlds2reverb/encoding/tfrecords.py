@@ -16,8 +16,8 @@ import numpy as np
 from .protobuf import fill, view_bytes
 
 _MASK_DELTA = np.uint32(0xA282EAD8)
-#: The size of a record's length and its checksum.
-HEADER_BYTES = 12
+#: The size of a record's length and its checksum, and that of the checksum of its bytes.
+HEADER_BYTES, CHECKSUM_BYTES = 12, 4
 
 
 def frame(records: np.ndarray) -> np.ndarray:
@@ -49,9 +49,9 @@ def read_stream(stream: BinaryIO, path: Path) -> Iterator[bytes]:
     position = 0
     while head := stream.read(HEADER_BYTES):
         size = int.from_bytes(head[:8], "little")
-        body = stream.read(size + 4) if is_header(head) else b""
+        body = stream.read(size + CHECKSUM_BYTES) if is_header(head) else b""
         position += len(head) + len(body)
-        if len(body) != size + 4 or not _is_checksum(body[:-4], body[-4:]):
+        if len(body) != size + CHECKSUM_BYTES or not _is_checksum(body[:-4], body[-4:]):
             raise ValueError(f"{path} is damaged near byte {position}")
         yield body[:-4]
 

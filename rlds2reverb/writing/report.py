@@ -24,7 +24,7 @@ MAX_REPORTED_PROBLEMS = 20
 _COUNTS = (
     *("episodes", "steps", "items", "bytes", "unterminated"),
     *("episodes_too_short", "skipped_episodes", "kept_problems", "resumed_episodes", "resumed_steps"),
-    *("memory_bytes", "restarts"),
+    *("memory_bytes", "restarts", "verified_items"),
 )
 #: The attributes of a report that are known before the first item.
 _KEPT = (
@@ -55,8 +55,10 @@ class IngestReport(LeftOut):
       skipped_episodes: number of episodes skipped because of problems.
       kept_problems: number of problems in episodes that were written anyway.
       problems: the first 20 problems.
-      seconds: seconds spent in each stage: 'check' (before anything is written), 'read', 'convert' and 'write'.
+      seconds: seconds spent in each stage: 'check' (before anything is written), 'read', 'convert', 'write' and
+        'verify'.
       memory_bytes: estimate of the memory that a server needs for the items; 0 if unknown.
+      verified_items: number of items in each table that were read back and found equal to those of the dataset.
       restarts: how many times the server was restarted, after which everything was sent again.
       writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
       warnings: sentences that the user should see.
@@ -82,6 +84,7 @@ class IngestReport(LeftOut):
     problems: list[Problem] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     memory_bytes: int = 0
+    verified_items: int = 0
     restarts: int = 0
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()
@@ -92,8 +95,8 @@ class IngestReport(LeftOut):
 
     @property
     def steps_per_second(self) -> float:
-        """The number of steps that this run wrote, divided by the total seconds of all stages."""
-        total = sum(self.seconds.values())
+        """The number of steps that this run wrote, divided by the total seconds of all stages but 'verify'."""
+        total = sum(duration for stage, duration in self.seconds.items() if stage != "verify")
         return (self.steps - self.resumed_steps) / total if total else 0.0
 
     @property
@@ -117,6 +120,10 @@ class IngestReport(LeftOut):
             ("items", f"{self.items:,} in each table"),
             ("speed", speed if has_written else "nothing to write: an earlier run had written everything"),
         ]
+        if self.verified_items:
+            facts.append(
+                ("verified", f"{self.verified_items:,} items read back, equal to those of the dataset bit for bit")
+            )
         facts += [("changed", sentence) for sentence in describe_changes(self.statistics)]
         if any(size != self.items for size in self.table_sizes.values()):
             sizes = ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())

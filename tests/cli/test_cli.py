@@ -410,6 +410,11 @@ def test_push_exits_with_75_when_no_server_answers(data, capsys):
         ),
         (["convert", "HOPPER", "--out", "x", "--beam-pipeline-options", "a=1"], "requires --runner"),
         (
+            ["convert", "HOPPER", "--out", "x", "--runner", "direct", "--verify"],
+            "--verify cannot be combined with --ru",
+        ),
+        (["convert", "HOPPER", "--out", "x", "--format", "rlds", "--verify"], "--verify requires --format reverb"),
+        (
             ["convert", "HOPPER", "--out", "x", "--format", "d4rl", "--runner", "direct"],
             "--runner requires --format reverb or rlds",
         ),
