@@ -161,14 +161,11 @@ class Curriculum(Wrapper):
         self._next_tasks = self._sample(len(self._next_tasks))
         super().seed(seed)
 
-    def advance(self, action: Nest) -> TimeStep:
-        """Executes an action; see `Environment`. The wrapped environment resets itself, to learn of the task."""
-        self._current_time_step = time_step = self._step(action)
-        self._must_reset = not self.batched and bool(time_step.step_type == LAST)
-        return time_step
-
     def _reset(self) -> TimeStep:
         return self._convert(self.env.reset())
+
+    def _auto_reset(self, action: Nest) -> TimeStep:
+        return self._step(action)  # The wrapped environment resets itself, to learn of the task.
 
     def _step(self, action: Nest) -> TimeStep:
         tasks = self._next_tasks if self.batched else self._next_tasks[0]

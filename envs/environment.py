@@ -11,7 +11,7 @@ import numpy as np
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .specs import require_within
-from .time_steps import LAST, SCALAR_REWARD, TimeStep, make_time_step_spec
+from .time_steps import LAST, MID, SCALAR_REWARD, TimeStep, make_time_step_spec
 
 _ACTION_ADVICE = "see action_spec()"
 
@@ -73,7 +73,7 @@ class Environment(abc.ABC):
         """Starts a new episode, or B, and returns the first step."""
         try:
             self._current_time_step = time_step = self._reset()
-            self._must_reset = False
+            self._must_reset = _is_last(time_step)  # `SeededEpisodes` may continue at the end of an episode.
             return time_step
         except BaseException:
             self._must_reset = True
@@ -103,16 +103,10 @@ class Environment(abc.ABC):
 
     def advance(self, action: Nest) -> TimeStep:
         """Executes an action that needs no check, for wrappers and batches; otherwise the same as `step`."""
-        if self._must_reset:
-            if not self.auto_reset:
-                current = self._current_time_step
-                is_over = current is None or np.all(current.step_type == LAST)
-                state = "has not started" if current is None else "has ended" if is_over else "was interrupted"
-                raise RuntimeError(f"the episode {state}; call reset(), or use auto_reset=True")
-            return self.reset()
         try:
-            self._current_time_step = time_step = self._step(action)
-            self._must_reset = type(time_step.step_type) is not np.ndarray and time_step.step_type == LAST
+            time_step = self._auto_reset(action) if self._must_reset else self._step(action)
+            self._current_time_step = time_step
+            self._must_reset = time_step.step_type is not MID and _is_last(time_step)  # Fast path for the common case.
             return time_step
         except BaseException:  # Wrappers, or some environments of a batch, may have missed the step.
             self._must_reset = True
@@ -125,6 +119,21 @@ class Environment(abc.ABC):
     @abc.abstractmethod
     def _step(self, action: Nest) -> TimeStep:
         """Executes an action in a running episode. A batched environment resets environments that have ended."""
+
+    def _auto_reset(self, action: Nest) -> TimeStep:
+        """Returns the time step that follows an action without a running episode: the first of a new one.
+
+        The action has not been checked, and is ignored by default.
+
+        Raises:
+          RuntimeError: If `auto_reset` is off.
+        """
+        if self.auto_reset:
+            return self.reset()
+        current = self._current_time_step
+        is_over = current is None or np.all(current.step_type == LAST)
+        state = "has not started" if current is None else "has ended" if is_over else "was interrupted"
+        raise RuntimeError(f"the episode {state}; call reset(), or use auto_reset=True")
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` and of the episodes that follow it; environment i of a batch gets seed + i.
@@ -156,6 +165,11 @@ class Environment(abc.ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_last(time_step: TimeStep) -> bool:
+    """Returns whether the episode has ended; False for a batch, which resets its environments itself."""
+    return type(time_step.step_type) is not np.ndarray and bool(time_step.step_type == LAST)
 
 
 class LockedEnvironment(Environment):

@@ -268,20 +268,18 @@ class _SingleEpisode(Wrapper):
         super().__init__(env)
         self._index, self._num_steps = index, 0
 
-    def reset(self) -> TimeStep:
-        """Starts the episode."""
+    def _reset(self) -> TimeStep:
         with self._locate_errors():
-            return super().reset()
+            return self.env.reset()
 
-    def advance(self, action: Nest) -> TimeStep:
-        """Executes an action that needs no check, unless the episode has ended."""
-        time_step = self._current_time_step
-        if time_step is not None and time_step.step_type == LAST:
-            return time_step
+    def _auto_reset(self, action: Nest) -> TimeStep:
+        return self.current_time_step() or self._reset()
+
+    def _step(self, action: Nest) -> TimeStep:
         with self._locate_errors():
-            self._current_time_step = self.env.advance(action)
+            time_step = self.env.advance(action)
         self._num_steps += 1
-        return self._current_time_step
+        return time_step
 
     @contextlib.contextmanager
     def _locate_errors(self) -> Any:

@@ -12,7 +12,7 @@ from rlds2reverb.specs import Nest, leaves
 
 from .environment import Environment, Wrapper
 from .loading import make_environment
-from .time_steps import LAST, TimeStep
+from .time_steps import TimeStep
 
 
 class EpisodeProgress(NamedTuple):
@@ -56,12 +56,6 @@ class SeededEpisodes(Wrapper):
         super().__init__(env)
         self._seed, self._index = seed, index
         self._start, self._episode = start, 0 if start is None else start.episode
-
-    def reset(self) -> TimeStep:
-        """Starts the next episode, or the first time continues the one at the start."""
-        time_step = super().reset()
-        self._must_reset = bool(time_step.step_type == LAST)
-        return time_step
 
     def skip_episodes(self, number: int) -> None:
         """Leaves out the seeds of `number` episodes; the next `reset` starts an episode at its beginning."""
