@@ -25,6 +25,7 @@ class Signalling(Counting):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_evaluation_that_a_signal_stops_is_made_up_for_by_the_resumed_run(tmp_path):
     source = record_episodes(lambda: Counting(9), num_episodes=6)
     config = TrainingConfig("dqn", env=Signalling, steps=20, eval_every=10, eval_episodes=2, batch_size=8,

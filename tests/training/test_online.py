@@ -103,6 +103,7 @@ def test_collected_items_are_those_of_whole_episodes(collected):
     np.testing.assert_allclose(items["discount"], powers * np.where(ends & terminates, 0, 1))
 
 
+@pytest.mark.slow
 def test_run_with_a_table_of_collected_items_is_extended(tmp_path):
     for online_steps in (15, 30):
         config = TrainingConfig(
