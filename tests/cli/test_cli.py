@@ -218,7 +218,8 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
         capsys, "convert", path, "--independent-rows", "--max-episode-steps", 3, "--out", tmp_path / "other"
     )
     assert (
-        code == 1 and "--independent-rows already ends an episode after each row; leave out --max-episode-steps" in err
+        code == 1
+        and "--independent-rows already ends an episode after each row; leave out other rules (--max-episode-" in err
     )
 
 
@@ -302,7 +303,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (code, err) == (0, "") and "nothing to write" in out and "2 episodes already written by an earlier run" in out
     )
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 1 and "--stride of adder TrajectoryWindows was 1, is now 2" in err
+    assert code == 1 and "stride of adder TrajectoryWindows was 1, is now 2" in err and "(--stride)" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is uniform, the requested one fifo" in err
@@ -599,7 +600,7 @@ def test_serve_writes_a_dataset_and_serves_until_sigterm_and_restores_the_items(
     assert (code, out) == (75, "") and "checkpoint " in err
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
-    assert code == 2 and "--max-size of table 'replay' is 2147483647, the requested one 5" in err
+    assert code == 2 and "max_size of table 'replay' is 2147483647, not 5" in err and "(--max-size)" in err
 
 
 @pytest.mark.slow

@@ -330,7 +330,7 @@ def test_destination_is_a_directory_unless_it_is_host_and_port(tmp_path, monkeyp
 
 
 def test_reverb_writer_raises_when_the_destination_is_a_directory(tmp_path):
-    with pytest.raises(ValueError, match="writer='reverb' requires a server"):
+    with pytest.raises(ValueError, match="writer 'reverb' requires a server"):
         ingest([episode(2, terminal=True)], str(tmp_path / "out"), options=IngestOptions(writer="reverb"))
 
 
@@ -463,7 +463,9 @@ def test_directory_keeps_the_configs_of_two_tables(tmp_path):
         "small": (9, 8),
         "heap": (2**31 - 1, 8),
     }
-    with pytest.raises(ValueError, match="at least 11 items, but the smallest table holds 9; use a larger max_size"):
+    with pytest.raises(
+        ValueError, match=r"at least 11 items, but the smallest table holds 9; use a larger one \(max_size"
+    ):
         ingest([episode(12, terminal=True)], tmp_path / "other", configs)
     assert not list(tmp_path.glob("other*"))
 

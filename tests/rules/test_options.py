@@ -186,7 +186,7 @@ def test_registered_format_is_tried_first_and_takes_its_options(tmp_path):
     [("d4rl", {"shard_bytes": 5}), ("minari", {"shard_bytes": 5}), ("rlds", {"recompute_discounts": True})],
 )
 def test_options_of_other_written_formats_are_an_error(tmp_path, format, options):
-    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to format='{format}'"):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to the format '{format}'"):
         write_dataset([{**LOG, "terminated": True}], tmp_path / "x-v0", format=format, **options)
 
 

@@ -194,9 +194,7 @@ def test_actions_are_clipped_to_the_bounds_less_a_margin():
     np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
     note = "2 of 3 actions (66.7 %) are outside their bounds, by up to 6, and are clipped"
     assert got.notes == (note,)
-    with pytest.raises(
-        SpecMismatchError, match="clip_actions requires the bounds of the actions, .*; pass env= or action"
-    ):
+    with pytest.raises(SpecMismatchError, match=r"clipping requires the bounds of the actions, .* \(env or action"):
         open_data([log], IQL.replace(clip_actions=True))
 
 
@@ -304,7 +302,7 @@ def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
     [([0, 1000, 2000, 0], "the only actions are 0, 1000, 2000"), ([4, 4], "the only action is 4")],
 )
 def test_unknown_number_of_discrete_actions_raises(actions, problem):
-    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; pass .* env=, or re-encode"):
+    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; re-encode .*, or pass .* \(env\)"):
         open_data([make_log(actions)], DQN)
     assert open_data([make_log(actions)], DQN, action_space=Discrete(2001)).action_spec.maximum == 2000
 
