@@ -19,7 +19,7 @@ PENDULUM = {
     "max_episode_steps": 200,
     "additional_wrappers": [],
 }
-DISABLE = "pass env=None for no evaluation"
+DISABLE = "evaluation can be disabled (env=None)"
 
 
 def make_source(name="dataset", **spec):
@@ -48,7 +48,7 @@ def test_environment_is_derived_from_the_name_of_the_file(source, name):
         assert got.name == got.make_env == name
         assert got.note == f"evaluating in {name}, derived from the name of the dataset; {DISABLE}"
     else:
-        assert got.make_env is None and "the environment of the dataset is unknown; pass env= to evaluate" in got.note
+        assert got.make_env is None and "the environment of the dataset is unknown; choose one" in got.note
 
 
 def test_minari_datasets_bring_their_own_environment(data):
