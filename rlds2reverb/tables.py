@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, get_args
 import tree
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.errors import ArgumentError
 from rlds2reverb.specs import Nest, with_bounds
 
 SelectorKind = Literal["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized"]
@@ -189,22 +188,19 @@ class TableConfig:
         if limiter.kind in ("queue", "stack"):
             order = "fifo" if limiter.kind == "queue" else "lifo"
             if self.sampler.kind != order or self.remover.kind != order or self.max_times_sampled != 1:
-                raise ArgumentError(
-                    f"a {limiter.kind} (table {self.name!r}) requires sampler and remover {order}, and items that "
-                    f"are sampled once, got {self.sampler}, {self.remover} and {self.max_times_sampled} times",
-                    max_times_sampled=1,
+                raise ValueError(
+                    f"a {limiter.kind} (table {self.name!r}) requires sampler and remover {order} and "
+                    f"max_times_sampled 1, got {self.sampler}, {self.remover} and {self.max_times_sampled}"
                 )
             if self.max_size != limiter.size:
-                raise ArgumentError(
-                    f"a {limiter.kind} of {limiter.size} (table {self.name!r}) requires a table of this size, got "
-                    f"{self.max_size}",
-                    max_size=limiter.size,
+                raise ValueError(
+                    f"a {limiter.kind} of {limiter.size} (table {self.name!r}) requires max_size {limiter.size}, "
+                    f"got {self.max_size}"
                 )
         elif limiter.size > self.capacity:
-            raise ArgumentError(
-                f"rate limiter's size of table {self.name!r} must be at most the table's, {self.capacity}, got "
-                f"{limiter.size}; the table would wait forever",
-                max_size=...,
+            raise ValueError(
+                f"rate limiter's size of table {self.name!r} must be at most max_size {self.capacity}, got "
+                f"{limiter.size}; the table would wait forever"
             )
 
     @property

@@ -440,5 +440,8 @@ def _first_difference(stored: Sequence[TableConfig], requested: Sequence[TableCo
     for old, new in zip(stored, requested, strict=True):
         for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
             if getattr(old, name) != getattr(new, name):
-                return name, f"{name} of table {old.name!r} is {getattr(old, name)}, not {getattr(new, name)}"
+                return (
+                    name,
+                    f"{name} of table {old.name!r} is {getattr(old, name)}, the requested one {getattr(new, name)}",
+                )
     return "tables", "they differ"

@@ -202,7 +202,7 @@ def test_actions_outside_the_bounds_of_the_environment_are_counted():
     got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
     assert got.warnings == (
         "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; pass "
-        "clip_actions=True to clip them",
+        "they can be (clip_actions=True)",
     )
 
 
