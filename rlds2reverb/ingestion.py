@@ -236,7 +236,9 @@ class IngestRun:
         """Connects to a server, or returns the directory to write to."""
         directory = _find_directory(destination)
         if self.options.writer == "reverb" and (self.layout == "packed" or directory is not None):
-            raise ArgumentError("'reverb' requires a server as destination and the layout 'columns'", about="writer")
+            raise ArgumentError(
+                "requires a server and items in columns", about="writer", value="reverb", layout="columns"
+            )
         if directory is not None:
             self.options.require_for_directory()
             return directory

@@ -128,7 +128,7 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
     monkeypatch.setattr(minari, "download_dataset", download)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     code, _, err = call(capsys, "inspect", "mujoco/hopper/dev-v0")
-    assert (code, downloads) == (1, []) and "to download it" in err
+    assert (code, downloads) == (1, []) and "allow the download (--download)" in err
     for _ in range(2):  # The second time, the dataset is on this machine.
         code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--download", "--out", tmp_path / "out")
         assert (code, downloads) == (0, ["mujoco/hopper/dev-v0"]) and "episodes     8\n" in out

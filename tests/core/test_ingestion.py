@@ -296,7 +296,7 @@ def test_invalid_priorities_raise_before_they_are_sent(priority):
         ({"options": {"chunk_length": 0}}, "chunk_length must be an integer from 1 to 1,000,000, got 0"),
         (
             {"options": {"writer": "reverb"}, "layout": "packed"},
-            "writer='reverb' requires a server .* layout='columns'",
+            "writer='reverb' requires a server .* .layout='columns'",
         ),
     ],
 )
@@ -330,7 +330,7 @@ def test_destination_is_a_directory_unless_it_is_host_and_port(tmp_path, monkeyp
 
 
 def test_reverb_writer_raises_when_the_destination_is_a_directory(tmp_path):
-    with pytest.raises(ValueError, match="writer 'reverb' requires a server"):
+    with pytest.raises(ValueError, match="writer='reverb' requires a server"):
         ingest([episode(2, terminal=True)], str(tmp_path / "out"), options=IngestOptions(writer="reverb"))
 
 

@@ -201,7 +201,7 @@ def test_actions_are_clipped_to_the_bounds_less_a_margin():
 def test_actions_outside_the_bounds_of_the_environment_are_counted():
     got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
     assert got.warnings == (
-        "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; pass "
+        "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; "
         "they can be (clip_actions=True)",
     )
 
@@ -258,8 +258,8 @@ def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions
     (note,) = got.notes
     assert note.startswith(f"the action bounds are {bounds}, ") and reason in note
     is_own = reason.startswith("those of the dataset's") or reason.startswith("or the min")
-    assert note.endswith("; pass env= or action_bounds= to set them") != is_own
-    assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; pass env=")[0],)
+    assert note.endswith("; choose the environment or set the bounds (env or action_bounds)") != is_own
+    assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; choose the environment")[0],)
 
 
 def test_bounds_of_many_actions_are_complete_in_the_identity():
@@ -294,7 +294,7 @@ def test_bounds_of_discrete_actions_include_the_start_of_the_space(start, bounds
 def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
     got = open_data([make_log([3, 5, 4, 8])], DQN)
     assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (3, 8)
-    assert got.notes[0].startswith("the action bounds are [3, 8], the minimum and maximum of the data; pass env=")
+    assert got.notes[0].startswith("the action bounds are [3, 8], the minimum and maximum of the data; choose the env")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
             {"observations": {"text": np.array(["a", "b", "c"])}},
             IQL,
             None,
-            r"\['text'\] must be numbers, got string \[\]; encode it, or drop it with drop_fields=\['observation/text'\]",
+            r"\['text'\] must be numbers, got string \[\]; encode it, or drop it \(drop_fields=\['observation/text'\]\)",
         ),
     ],
 )
