@@ -19,7 +19,7 @@ from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
 from .sweep import format_command
-from .train import NO_DATA, read_options
+from .train import NO_DATA, CommandProgress, read_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -102,7 +102,6 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.training import Progress
     from rlds2reverb.training.cluster import ClusterTraining
 
     algo = passed.pop("algo")
@@ -114,7 +113,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     source = None if source == NO_DATA else source
     cluster_config = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
     config = config.for_source(source)
-    progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
+    progress = CommandProgress(config.num_updates, quiet=as_json)
     with (
         raise_on_sigterm(),
         ClusterTraining(

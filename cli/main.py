@@ -25,9 +25,8 @@ from rlds2reverb.errors import (
     TrainingDivergedError,
 )
 
-from .argument_names import name_options
 from .groups import Group
-from .output import fail, print_json
+from .output import describe_error, fail, print_json
 
 OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -112,10 +111,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(error.format_message())
         return USER_ERROR
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        code, message = _explain(error)
+        code, message = _explain(error, _find_command(arguments))
         if code is None:
             raise
-    message = name_options(message, _find_command(arguments))
     fail(message)
     if "--json" in arguments:
         print_json({"error": message, "exit_code": code})
@@ -133,7 +131,7 @@ def _find_command(arguments: Sequence[str]) -> click.Command | None:
     return None
 
 
-def _explain(error: BaseException) -> tuple[int | None, str]:
+def _explain(error: BaseException, command: click.Command | None) -> tuple[int | None, str]:
     """Returns the exit code of an error, or None for a bug in rlds2reverb, and the message for the user."""
     if isinstance(error, click.UsageError):
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
@@ -145,12 +143,12 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, StorageFullError):
         return TEMPORARY_FAILURE, error.strerror or str(error)
     if isinstance(error, ConnectionError):
-        return TEMPORARY_FAILURE, str(error)
+        return TEMPORARY_FAILURE, describe_error(error, command)
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(error, tensorflow.errors.OpError):  # A tf.data pipeline lost its server.
         return TEMPORARY_FAILURE, error.message
     if isinstance(error, (SourceError, InvalidEpisodeError, CheckpointError, CorruptFileError, TrainingDivergedError)):
-        return INVALID_DATA, str(error)
+        return INVALID_DATA, describe_error(error, command)
     if isinstance(error, SpecMismatchError) and error.details != str(error):
         return USER_ERROR, f"{error} {error.details}"
     if isinstance(error, OSError) and error.strerror and str(error).startswith("[Errno"):
@@ -158,7 +156,8 @@ def _explain(error: BaseException) -> tuple[int | None, str]:
         return USER_ERROR, f"{subject}: {error.strerror}; check the paths of this command and their permissions"
     if isinstance(error, ImportError):
         return USER_ERROR, f"{error}; run 'rlds2reverb doctor' to check the installation"
-    return (USER_ERROR if isinstance(error, (ValueError, OSError, MemoryError, TrackerError)) else None), str(error)
+    is_known = isinstance(error, (ValueError, OSError, MemoryError, TrackerError))
+    return (USER_ERROR if is_known else None), describe_error(error, command)
 
 
 def _describe_usage(error: click.UsageError) -> str:

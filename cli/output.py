@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -17,8 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rlds2reverb._system import text
 from rlds2reverb._system.terminal import is_terminal, make_console
 from rlds2reverb._system.text import WIDTH, format_facts, format_number
-
-from .argument_names import name_options
+from rlds2reverb.errors import Message, name_argument
 
 if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 _SECS_BETWEEN_LINES = 5.0
+#: Options that express an argument of the library with a different name.
+_OPTIONS = {"env": "environment", "length": "sequence_length", "n": "n_step", "tables": "table_names"}
 
 
 def console() -> Console:
@@ -48,11 +50,8 @@ def _replace_non_finite(value: Any) -> Any:
 
 
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
-    """Prints a title and one line per name and value, with control characters escaped.
-
-    In notes and warnings, arguments of the library are replaced by options of the command.
-    """
-    facts = [(name, translate(value) if name in ("note", "warning") else value) for name, value in facts]
+    """Prints a title and one line per name and value, with control characters escaped."""
+    facts = [(name, name_options(value)) for name, value in facts]
     print(escape_controls(format_facts(title, facts)), flush=True)
 
 
@@ -67,20 +66,42 @@ def say(sentence: str) -> None:
 
 
 def warn(sentence: str) -> None:
-    """Prints a warning on stderr, with arguments of the library replaced by options of the command."""
-    sentence = translate(sentence)
-    make_console(soft_wrap=True).print(f"[yellow]warning:[/] {escape_markup(sentence)}")
+    """Prints a warning on stderr."""
+    make_console(soft_wrap=True).print(f"[yellow]warning:[/] {escape_markup(name_options(sentence))}")
 
 
 def note(sentence: str) -> None:
-    """Prints a note on stdout, with arguments of the library replaced by options of the command."""
-    print(f"note: {translate(sentence)}")
+    """Prints a note on stdout."""
+    print(f"note: {name_options(sentence)}")
 
 
-def translate(sentence: str) -> str:
-    """Returns a sentence with arguments of the library replaced by options of the running command."""
+def describe_error(error: BaseException, command: click.Command | None = None) -> str:
+    """Returns the message of an error; see `name_options`."""
+    return name_options(error.args[0] if error.args and isinstance(error.args[0], Message) else str(error), command)
+
+
+def name_options(message: str, command: click.Command | None = None) -> str:
+    """Returns a message with the options of a command, by default the running one, for arguments of the library."""
     context = click.get_current_context(silent=True)
-    return name_options(sentence, context.command if context else None)
+    if command is None and context is not None:
+        command = context.command
+    if not isinstance(message, Message) or command is None:
+        return message
+    return message.compose(functools.partial(_name_option, command))
+
+
+def _name_option(command: click.Command, argument: str, value: Any) -> str:
+    """Returns the option for an argument with its value; the argument itself if the command has no such option."""
+    options = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    names = (argument, _OPTIONS.get(argument), f"no_{argument}")
+    option = next((options[name] for name in names if name in options), None)
+    if option is None:
+        return name_argument(argument, value)
+    if value is ... or isinstance(value, bool):
+        flags = [*option.secondary_opts, *option.opts] if value is False else option.opts
+        return flags[0]
+    values = value if isinstance(value, list) else ["none" if value is None else value]
+    return " ".join([option.opts[0], *map(str, values)])
 
 
 def fail(sentence: str) -> None:

@@ -79,12 +79,12 @@ def run_and_report(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_j
 
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     with raise_on_sigterm():
-        place = choose_placement(jobs, quiet=as_json, translate=output.translate)
+        place = choose_placement(jobs, quiet=as_json)
         experiment = run_plan(plan, run_dir, place=place, repeat=format_command())
     if as_json:
         output.print_json(experiment.as_dict())
     else:
-        print(output.escape_controls(output.translate(str(experiment))))
+        print(output.escape_controls(str(experiment)))
         print(output.escape_controls(f"\nwrote {run_dir}/summary.json"))
         if experiment.stop_reason:
             print(f"stopped by {experiment.stop_reason}; run the same command to continue")

@@ -12,6 +12,7 @@ from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.training.config import D4RL, TrainingConfig
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
+from rlds2reverb.training.progress import Progress
 
 from . import checks, output
 from .config_options import config_options, group_names, passed_options
@@ -39,6 +40,18 @@ _HEADINGS = {
 
 #: Value of --data for training without a dataset.
 NO_DATA = "none"
+
+
+class CommandProgress(Progress):
+    """The progress of a run, with notes and warnings that name options of the running command."""
+
+    def note(self, sentence: str) -> None:
+        """Prints a note."""
+        super().note(output.name_options(sentence))
+
+    def warn(self, sentence: str) -> None:
+        """Prints a warning."""
+        super().warn(output.name_options(sentence))
 
 
 def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -145,7 +158,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.training import Progress, Training
+    from rlds2reverb.training import Training
 
     passed["hyperparameters"] = {
         name: parse_hyperparameter(algo, name, value) for name, value in passed["hyperparameters"].items()
@@ -155,7 +168,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         plan = plan_seeds(source, config, options["seeds"])
         return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
     config = config.for_source(source)
-    progress = Progress(config.num_updates, quiet=as_json, translate=output.translate)
+    progress = CommandProgress(config.num_updates, quiet=as_json)
     with (
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,

@@ -58,7 +58,7 @@ class _Findings(LeftOut):
     @property
     def notes(self) -> list[str]:
         """The notes on lost data and on transforms."""
-        return [output.translate(note) for note in (*self.describe_left_out(), *self.transform_notes)]
+        return [output.name_options(note) for note in (*self.describe_left_out(), *self.transform_notes)]
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -110,7 +110,7 @@ def _check(options: dict[str, Any], max_problems: int) -> _Findings:
                 progress("check", episode)
                 findings.add(episode, source.step_spec)
     except SourceError as error:
-        findings.source_error = output.translate(str(error))
+        findings.source_error = output.describe_error(error)
         findings.num_problems += 1
     return findings
 

@@ -74,7 +74,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
             )
     except CheckpointError as error:
         if existed:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(output.describe_error(error)) from error
         raise
     print_report(report, destination, options, source.warnings)
     save_statistics(statistics, options)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import suggest
+from rlds2reverb.errors import ArgumentError
 
 from .references import describe_reference, is_reference, resolve_reference
 
@@ -252,10 +253,10 @@ def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
         try:
             return _add_own(resolve_reference("algo", algo), algo)
         except TypeError as error:
-            raise ValueError(f"algo is {algo!r}, but {error}") from None
+            raise ArgumentError(f"is {algo!r}, but {error}", about="algo") from None
     if callable(algo):
         return _add_own(algo, describe_reference(algo))
-    raise ValueError(f"algo must be one of {', '.join(names)}, got {algo!r}{suggest(str(algo), names)}")
+    raise ArgumentError(f"must be one of {', '.join(names)}, got {algo!r}{suggest(str(algo), names)}", about="algo")
 
 
 def restore_algorithm(algorithm: Algorithm) -> None:

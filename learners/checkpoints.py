@@ -72,7 +72,7 @@ class Checkpoint:
             status.assert_existing_objects_matched()
         except (AssertionError, ValueError) as error:
             raise CheckpointError(
-                f"{self.path} belongs to a different agent ({str(error).splitlines()[0]}); use another run_dir"
+                f"{self.path} belongs to a different agent ({str(error).splitlines()[0]}); use a new directory"
             ) from error
 
     def load_replay(self, replay: Replay) -> None:

@@ -98,7 +98,7 @@ class CollectedItems(Feed):
         if rows.shape != expected or rows.dtype != self._matrix.dtype:
             raise CheckpointError(
                 f"{folder} contains {len(rows):,} collected items of a different kind or capacity; use a different "
-                "run_dir"
+                "run directory"
             )
         self._matrix[: len(rows)] = rows
         self.num_added = num_added

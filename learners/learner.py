@@ -15,7 +15,12 @@ from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.signals import SIGNAL_NAMES, stop_on_signal
-from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError, TrainingDivergedError as TrainingDivergedError
+from rlds2reverb.errors import (
+    ArgumentError,
+    ServerUnavailableError,
+    SpecMismatchError,
+    TrainingDivergedError as TrainingDivergedError,
+)
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
@@ -611,7 +616,10 @@ def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf
 
 def _add_sentence(error: Exception, sentence: str) -> None:
     """Puts a sentence before the message of an error of this package, and adds it as a note to any other error."""
-    if type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError) and len(error.args) == 1:
+    if (
+        type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError, ArgumentError)
+        and len(error.args) == 1
+    ):
         message = f"{sentence}: {error}"
         if isinstance(error, SpecMismatchError) and error.details == str(error):
             error.details = message

@@ -23,6 +23,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 
+from rlds2reverb.errors import ArgumentError
+
 from .references import is_reference, resolve_reference
 
 #: A function `(input_spec, output_size, seed)` that creates a network, or its reference; see `custom_networks`.
@@ -147,10 +149,10 @@ class Option:
         shown = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         got = repr(shown)
         got = got if len(got) <= _MAX_SHOWN else f"{got[:_MAX_SHOWN]}..."
-        message = f"{self.name} must be {self.describe()}, got {got}"
+        advice = f"the default is {self.default!r}"
         if self.type == "integers" and type(shown) is int and shown > 0:
-            return ValueError(f"{message}; write ({shown},) for one layer of {shown}")
-        return ValueError(f"{message}; the default is {self.default!r}")
+            advice = f"write ({shown},) for one layer of {shown}"
+        return ArgumentError(f"must be {self.describe()}, got {got}; {advice}", about=self.name)
 
 
 def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = True) -> Option:

@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 
 from rlds2reverb._system.text import suggest
+from rlds2reverb.errors import ArgumentError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Path, np.dtype)
 
@@ -40,22 +41,21 @@ def resolve_reference(argument: str, reference: str) -> Any:
         imported, or if the object does not accept the arguments.
     """
     module_name, path, arguments = _parse(argument, reference)
+
+    def make_error(reason: str) -> ArgumentError:
+        return ArgumentError(f"is {reference!r}, but {reason}", about=argument)
+
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"{argument} is {reference!r}, but {module_name} cannot be imported: {error}") from error
-        raise ValueError(
-            f"{argument} is {reference!r}, but there is no module {error.name!r}; install it, or add its folder to "
-            "PYTHONPATH"
-        ) from None
     except (ImportError, SyntaxError) as error:
-        raise ValueError(f"{argument} is {reference!r}, but {module_name} cannot be imported: {error}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            advice = "install it, or add its folder to PYTHONPATH"
+            raise make_error(f"there is no module {missing!r}; {advice}") from None
+        raise make_error(f"{module_name} cannot be imported: {error}") from error
     for name in path.split("."):
         if not hasattr(found, name):
-            raise ValueError(
-                f"{argument} is {reference!r}, but {module_name} has no {path!r}{suggest(name, dir(found))}"
-            )
+            raise make_error(f"{module_name} has no {path!r}{suggest(name, dir(found))}")
         found = getattr(found, name)
     if arguments is None:
         return found
@@ -63,7 +63,7 @@ def resolve_reference(argument: str, reference: str) -> Any:
     try:
         inspect.signature(found).bind(*positional, **named)
     except TypeError as error:
-        raise ValueError(f"{argument} is {reference!r}, but {path} does not accept these arguments: {error}") from None
+        raise make_error(f"{path} does not accept these arguments: {error}") from None
     return found(*positional, **named)
 
 
@@ -188,8 +188,9 @@ def _parse(argument: str, reference: str) -> tuple[str, str, tuple[list[Any], di
     except (ValueError, SyntaxError):
         is_valid = False
     if not is_valid:
-        raise ValueError(
-            f"{argument} must be written as 'my_module:name' or 'my_module:name(argument=1)' with literals as "
-            f"arguments, got {reference!r}"
+        raise ArgumentError(
+            "must be written as 'my_module:name' or 'my_module:name(argument=1)' with literals as arguments, got "
+            f"{reference!r}",
+            about=argument,
         )
     return module_name, path, arguments

@@ -79,7 +79,7 @@ class RunDirectory:
         self.path, self.writes_events, self.writes_evaluations = Path(run_dir), True, True
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            advice = "choose a different run_dir, or stop that process"
+            advice = "choose a different run directory, or stop that process"
             stack.enter_context(FileLock(self.path / ".lock", str(self.path), advice))
             names = (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, WEIGHTS_FILE)
             self._progress, self._evaluations, self._priorities, self._weights = (

@@ -51,7 +51,7 @@ def require_same(claim: str, descriptions: Iterable[str]) -> None:
     """
     if listed := "; ".join(descriptions):
         raise CheckpointError(
-            f"{claim}: {listed}; use a different run_dir, or continue with allow_config_mismatch=True"
+            f"{claim}: {listed}; use a different run directory, or continue nevertheless", allow_config_mismatch=True
         )
 
 

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from rlds2reverb._system.text import suggest
+from rlds2reverb.errors import ArgumentError
 
 _YEAR_SECS = 365 * 24 * 3600
 
@@ -17,20 +18,20 @@ def require_count(name: str, value: Any, low: int = 1, high: int | None = None) 
     """Raises `ValueError` unless the value is an int from `low` to `high`; a bool is not an int here."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         allowed = f">= {low:,}" if high is None else f"from {low:,} to {high:,}"
-        raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
+        raise ArgumentError(f"must be an integer {allowed}, got {value!r}", about=name)
 
 
 def require_number(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> None:
     """Raises `ValueError` unless the value is a Python or numpy number from `low` to `high`; rejects NaN and bools."""
     if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) <= high:
-        raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}")
+        raise ArgumentError(f"must be a number in [{low:g}, {high:g}], got {value!r}", about=name)
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raises `ValueError` unless the value is one of the allowed names."""
     if value not in allowed:
         similar = suggest(value, allowed) if isinstance(value, str) else ""
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}")
+        raise ArgumentError(f"must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}", about=name)
 
 
 def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:
@@ -38,10 +39,10 @@ def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:
     for option in fields(config):
         value = getattr(config, option.name)
         if option.name in names and value != option.default:
-            raise ValueError(f"{option.name}={value!r} has no effect {reason}; leave it out")
+            raise ArgumentError(f"has no effect {reason}; leave it out", about=option.name, value=value)
 
 
 def require_timeout(timeout_secs: Any) -> None:
     """Raises `ValueError` unless the timeout is above 0 and at most one year."""
     if not isinstance(timeout_secs, Real) or not 0 < float(timeout_secs) <= _YEAR_SECS:
-        raise ValueError(f"timeout_secs must be above 0 and at most one year, got {timeout_secs}")
+        raise ArgumentError(f"must be above 0 and at most one year, got {timeout_secs}", about="timeout_secs")

@@ -5,12 +5,71 @@ Each derives from `Rlds2ReverbError` and from the built-in exception that a call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+
+class Message(str):
+    """A message that keeps the arguments it names as fields, so that the command line can name its options instead.
+
+    As a string it names them as Python does: `steps must be an integer >= 1, got 0`, `... allow the download
+    (download=True)`. The errors of this package are created with the same arguments.
+
+    Attributes:
+      sentence: the sentence without these arguments.
+      about: name of the argument that the sentence is about, which stands before it; '' if there is none.
+      value: its value; `...` if it is not shown.
+      remedies: arguments that solve the problem, which follow the sentence, by name; a value of `...` is not shown.
+    """
+
+    sentence: str
+    about: str
+    value: Any
+    remedies: dict[str, Any]
+
+    def __new__(cls, sentence: str, *, about: str = "", value: Any = ..., **remedies: Any) -> Message:
+        """Creates a message from its attributes."""
+        message = super().__new__(cls, _compose(sentence, about, value, remedies, name_argument))
+        message.sentence, message.about, message.value, message.remedies = sentence, about, value, remedies
+        return message
+
+    def __radd__(self, text: str) -> Message:
+        """Returns `text + message`, with the same fields."""
+        return Message(text + self.sentence, **self.remedies)
+
+    def compose(self, name: Callable[[str, Any], str]) -> str:
+        """Returns the message with names of arguments that `name` makes of a name and a value or `...`."""
+        return _compose(self.sentence, self.about, self.value, self.remedies, name)
+
+
+def _compose(
+    sentence: str, about: str, value: Any, remedies: Mapping[str, Any], name: Callable[[str, Any], str]
+) -> str:
+    before = f"{name(about, value)} " if about else ""
+    after = f" ({' or '.join(name(*remedy) for remedy in remedies.items())})" if remedies else ""
+    return f"{before}{sentence}{after}"
+
+
+def name_argument(argument: str, value: Any) -> str:
+    """Returns `argument=value` as in a call, or only the name if the value is `...`."""
+    return argument if value is ... else f"{argument}={value!r}"
 
 
 class Rlds2ReverbError(Exception):
-    """The base class of all exceptions of this package."""
+    """The base class of all exceptions of this package.
+
+    Args:
+      *args: the message; of an `OSError`, also its number before it.
+      **fields: names and values of arguments that the message is about; see `Message`.
+    """
+
+    def __init__(self, *args: Any, **fields: Any):
+        super().__init__(*([Message(*args, **fields)] if fields else args))
+
+
+class ArgumentError(Rlds2ReverbError, ValueError):
+    """The value of an argument is invalid, or contradicts that of another one."""
 
 
 class SpecMismatchError(Rlds2ReverbError, ValueError):
@@ -20,9 +79,9 @@ class SpecMismatchError(Rlds2ReverbError, ValueError):
       details: the difference. It equals the message, unless the message is prescribed by another library's API.
     """
 
-    def __init__(self, message: str, *, details: str | None = None):
-        super().__init__(message)
-        self.details = message if details is None else details
+    def __init__(self, message: str, *, details: str | None = None, **fields: Any):
+        super().__init__(message, **fields)
+        self.details = str(self) if details is None else details
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import ServerRestartedError
+from rlds2reverb.errors import ArgumentError, ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import server_address
 from rlds2reverb.ownership import isolate
@@ -86,7 +86,7 @@ class IngestOptions:
         if self.chunk_length is not None:
             require_count("chunk_length", self.chunk_length, 1, MAX_CHUNK_LENGTH)
         if self.writer == "reverb":
-            require_defaults(self, ("chunk_length", "key_seed"), "for writer='reverb'")
+            require_defaults(self, ("chunk_length", "key_seed"), "for the writer 'reverb'")
 
     def require_for_directory(self) -> None:
         """Raises `ValueError` for options that have an effect on servers only."""
@@ -240,7 +240,9 @@ class IngestRun:
         """Connects to a server, or returns the directory to write to."""
         directory = _find_directory(destination)
         if self.options.writer == "reverb" and (self.layout == "packed" or directory is not None):
-            raise ValueError("writer='reverb' requires a server as destination and layout='columns'")
+            raise ArgumentError(
+                "requires a server and items in columns", about="writer", value="reverb", layout="columns"
+            )
         if directory is not None:
             self.options.require_for_directory()
             return directory
@@ -416,7 +418,7 @@ def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) 
     configs = [TableConfig(table) if isinstance(table, str) else table for table in sequence]
     names = [config.name for config in configs]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"tables must be one or more tables with different names, got {names}")
+        raise ArgumentError(f"must be one or more tables with different names, got {names}", about="tables")
     return configs
 
 
@@ -499,7 +501,7 @@ def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, address: str,
     if reason is None:
         return
     if conversion.packed:
-        raise ValueError(f"the server does not support the bulk writer ({reason}); use layout='columns'")
+        raise ArgumentError(f"the server does not support the bulk writer ({reason}); store columns", layout="columns")
     report.writer = "reverb"
     report.warn(f"the server does not support the bulk writer ({reason}); Reverb's own writer is used instead")
 

@@ -10,6 +10,7 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import locate_discontinuity
+from rlds2reverb.errors import Message
 
 
 @dataclass(kw_only=True)
@@ -71,9 +72,12 @@ class LeftOut:
             )
         if self.discontinuities:
             sentences.append(
-                f"next_observations differs from the observation of the next row in {self.discontinuities:,} rows "
-                f"inside episodes, first in {self.first_discontinuity}, and the next row's observation is used; if "
-                "D4RL's end flags are missing there, set split_at_discontinuity=True to split the episodes"
+                Message(
+                    f"next_observations differs from the observation of the next row in {self.discontinuities:,} rows "
+                    f"inside episodes, first in {self.first_discontinuity}, and the next row's observation is used; if "
+                    "D4RL's end flags are missing there, split the episodes",
+                    split_at_discontinuity=True,
+                )
             )
         if self.boundary_values:
             sentences.append(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import Message, SpecMismatchError
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from rlds2reverb.spaces import action_bounds, describes, make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 #: Maximum number of distinct discrete actions to distinguish, which is also the limit of the agents.
 _MAX_VALUES = 1 << 20
 _MAX_LISTED = 8
-_ADVICE = "pass the environment that the dataset was recorded in as env="
+_ADVICE = Message("pass the environment that the dataset was recorded in", env=...)
 #: End of a sentence about bounds that may be wrong.
-_BOUNDS_ADVICE = "; pass env= or action_bounds= to set them"
+_BOUNDS_ADVICE = Message("; choose the environment or set the bounds", env=..., action_bounds=...)
 
 
 class ActionStatistics:
@@ -66,7 +66,7 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
         of a different kind.
     """
     if not isinstance(spec, ArraySpec):
-        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it with drop_fields")
+        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it")
     got = describe(spec)
     is_discrete = np.issubdtype(spec.dtype, np.integer)
     if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
@@ -103,12 +103,12 @@ def _require_same_actions(spec: ArraySpec, action_space: Any) -> None:
     if tuple(action_space.shape) != tuple(spec.shape):
         raise SpecMismatchError(
             f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
-            f"{tuple(action_space.shape)}; {_ADVICE}"
+            f"{tuple(action_space.shape)}; " + _ADVICE
         )
     if np.issubdtype(spec.dtype, np.integer) != np.issubdtype(action_space.dtype, np.integer):
         raise SpecMismatchError(
             f"the dataset's actions are {spec.dtype.name}, but those of the environment "
-            f"{np.dtype(action_space.dtype).name}; {_ADVICE}"
+            f"{np.dtype(action_space.dtype).name}; " + _ADVICE
         )
 
 
@@ -138,12 +138,12 @@ def make_action_spec(
     """
     space, origin = action_space, "those of the environment"
     if config.action_bounds is not None:
-        space, origin = make_array_space(actions.spec, *config.action_bounds), "as set by action_bounds"
+        space, origin = make_array_space(actions.spec, *config.action_bounds), "as set by the options"
     elif space is None and describes(data_space, actions.spec):
         space, origin = data_space, "those of the dataset's own action space"
     if space is None and config.clip_actions and not actions.is_discrete and not _are_within_one(actions):
         raise SpecMismatchError(
-            f"clip_actions requires the bounds of the actions, which are unknown and not [-1, 1]{_BOUNDS_ADVICE}"
+            "clipping requires the bounds of the actions, which are unknown and not [-1, 1]" + _BOUNDS_ADVICE
         )
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_complete=is_complete)
@@ -152,7 +152,7 @@ def make_action_spec(
     if action_space is not None and reason == origin:
         return spec, None
     advice = _BOUNDS_ADVICE if space is None and config.env is not None else ""
-    return spec, f"the action bounds are {describe_bounds(spec)}, {reason}{advice}"
+    return spec, f"the action bounds are {describe_bounds(spec)}, {reason}" + advice
 
 
 def _round_inwards(bound: Any, dtype: np.dtype, inwards: float) -> Any:
@@ -172,18 +172,18 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
         if first < low or last > high:
             raise SpecMismatchError(
                 f"the discrete actions of the dataset are from {first} to {last}, but {origin} from {low} to {high}; "
-                f"{_ADVICE}, or re-encode the actions"
+                "re-encode the actions, or " + _ADVICE
             )
         return low, high, origin
     if not is_complete:
-        raise SpecMismatchError(f"the number of discrete actions is unknown{_BOUNDS_ADVICE}")
+        raise SpecMismatchError("the number of discrete actions is unknown" + _BOUNDS_ADVICE)
     num_values, num_actions = len(actions.values), last - first + 1
     if num_values == 1 or 2 * num_values < num_actions:
         listed = _list_values(actions.values[:_MAX_LISTED]) + (", ..." if num_values > _MAX_LISTED else "")
         problem = f"the only action is {listed}" if num_values == 1 else f"the only actions are {listed}"
         raise SpecMismatchError(
-            f"the number of discrete actions is unknown, because {problem}; {_ADVICE}, or re-encode the actions as 0, "
-            "1, 2, ..."
+            f"the number of discrete actions is unknown, because {problem}; re-encode the actions as 0, 1, 2, ..., or "
+            + _ADVICE
         )
     return first, last, "the minimum and maximum of the data"
 
@@ -217,7 +217,7 @@ def _require_complete(actions: ActionStatistics, *, is_complete: bool) -> None:
     if not is_complete:
         raise SpecMismatchError(
             f"the action bounds are unknown, and sampled actions range from {_list_values(np.ravel(actions.low))} to "
-            f"{_list_values(np.ravel(actions.high))}{_BOUNDS_ADVICE}"
+            f"{_list_values(np.ravel(actions.high))}" + _BOUNDS_ADVICE
         )
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
+from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference
@@ -32,6 +33,7 @@ _ONLINE = "Online phase"
 _EVALUATION = "Evaluation"
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
+NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
 #: Value of `reference_returns` that selects D4RL's.
 D4RL = "d4rl"
 
@@ -275,16 +277,17 @@ class TrainingConfig:
     def _require_consistent(self) -> None:
         algorithm = get_algorithm(self.algo)
         if algorithm.items == "trajectories" and self.n_step > 1:
-            raise ValueError(f"{self.algo} requires n_step=1, because it learns from the next action as well")
+            raise ArgumentError(f"must be 1 for {self.algo}, which learns from the next action as well", about="n_step")
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
-            raise ValueError(f"{self.algo} requires sampler='uniform': it has no TD errors to use as priorities")
+            sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
+            raise ArgumentError(sentence, about="sampler")
         if self.deterministic and self.sampler == "prioritized":
-            raise ValueError("deterministic=True requires sampler='uniform'; servers sample nondeterministically")
+            sentence = "requires a uniform sampler; servers sample nondeterministically"
+            raise ArgumentError(sentence, about="deterministic", value=True, sampler="uniform")
         for name in ("discount", "gamma"):
             if name in self.hyperparameters:
-                raise ValueError(
-                    f"the hyperparameter {name!r} cannot be set, because it must match the stored items; set gamma="
-                )
+                sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
+                raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
 
     def _require_online(self) -> None:
         if not self.online_steps:
@@ -292,18 +295,20 @@ class TrainingConfig:
             return
         algorithm = get_algorithm(self.algo)
         if not algorithm.learns_from_rewards:
-            raise ValueError(f"online_steps requires an algorithm that learns from rewards, unlike {self.algo}")
+            raise ArgumentError(f"requires an algorithm with rewards, unlike {self.algo}", about="online_steps")
         if self.env is None:
-            raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
+            raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
         if self.online_steps <= self.warmup_steps:
-            raise ValueError(
-                f"online_steps must be greater than warmup_steps ({self.warmup_steps:,}), got {self.online_steps:,}; "
-                "collect more steps, or set fewer warmup_steps"
+            raise ArgumentError(
+                f"must be greater than the {self.warmup_steps:,} steps of the warm-up, got {self.online_steps:,}",
+                about="online_steps",
+                warmup_steps=...,
             )
         if self.sampler == "prioritized":
-            raise ValueError("online_steps requires sampler='uniform', got 'prioritized'")
+            raise ArgumentError("requires a uniform sampler", about="online_steps", sampler="uniform")
         if self.deterministic and self.online_replay == "reverb":
-            raise ValueError("deterministic=True requires online_replay='memory'; servers sample nondeterministically")
+            sentence = "requires collected data in memory; servers sample nondeterministically"
+            raise ArgumentError(sentence, about="deterministic", value=True, online_replay="memory")
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for other processes, which may know a custom agent by this object only."""
@@ -386,9 +391,9 @@ class TrainingConfig:
         if source is not None or (self.online_steps and not self.steps):
             return self
         if not self.online_steps:
-            raise ValueError("training without a dataset requires online_steps, the number of steps to collect")
+            raise ArgumentError("training without a dataset requires a number of steps to collect", online_steps=...)
         if self.top_percent is not None:
-            raise ValueError("top_percent requires a dataset, whose best episodes it selects")
+            raise ArgumentError("requires a dataset, whose best episodes it selects", about="top_percent")
         return self.replace(steps=0)
 
     @property
@@ -415,9 +420,10 @@ class TrainingConfig:
 
         names = get_hyperparameters(self.algo)
         if self.normalize_observations and not names.keys() >= {"observation_mean", "observation_std"}:
-            raise ValueError(
-                "normalize_observations=True requires an agent with the hyperparameters observation_mean and "
-                f"observation_std, unlike {self.algo}"
+            raise ArgumentError(
+                f"requires an agent with the hyperparameters observation_mean and observation_std, unlike {self.algo}",
+                about="normalize_observations",
+                value=True,
             )
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         if "num_updates" in determined:
@@ -436,18 +442,18 @@ class TrainingConfig:
 
     def describe_unused(self) -> list[str]:
         """Returns sentences about options that were set, but have no effect in this run."""
-        unused = {_ONLINE: "online_steps"} if not self.online_steps else {}
+        sentences: list[str] = []
+        unused = {_ONLINE: "an online phase"} if not self.online_steps else {}
         unused |= {_EVALUATION: "an environment"} if self.env is None else {}
-        declared, sentences = declared_options(), []
+        declared = declared_options()
         changed = [name for name, option in declared.items() if name != "env" and getattr(self, name) != option.default]
         for group, missing in unused.items():
             names = [name for name in changed if declared[name].group == group]
-            if names:
-                sentences.append(f"{', '.join(names)}: no effect without {missing}")
+            sentences += [Message(f"has no effect without {missing}", about=name) for name in names]
         if not get_algorithm(self.algo).learns_from_rewards:
             of_rewards = ("gamma", "n_step") if self.top_percent else ("gamma", "n_step", "reward")
-            if names := [name for name in changed if name in of_rewards]:
-                sentences.append(f"{', '.join(names)}: no effect on {self.algo}, which does not learn from rewards")
+            sentence = f"has no effect on {self.algo}, which does not learn from rewards"
+            sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
         return sentences
 
     def identity(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -501,11 +507,11 @@ def _require_reference_returns(value: Any) -> None:
     try:
         random, expert = map(float, value)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"reference_returns must be two numbers, {D4RL!r}, or the path of a JSON file, got {value!r}"
+        raise ArgumentError(
+            f"must be two numbers, {D4RL!r}, or the path of a JSON file, got {value!r}", about="reference_returns"
         ) from None
     if not 0 < abs(expert - random) < math.inf:
-        raise ValueError(f"the two reference_returns must be finite and differ, got {random:g} and {expert:g}")
+        raise ValueError(f"the two reference returns must be finite and differ, got {random:g} and {expert:g}")
 
 
 def _read_hooks(hooks: Any) -> tuple[Any, ...]:
@@ -515,7 +521,7 @@ def _read_hooks(hooks: Any) -> tuple[Any, ...]:
     hooks = tuple(hooks)
     for hook in hooks:
         if isinstance(hook, str) and not is_reference(hook):
-            raise ValueError(f"hooks must be written as 'my_module:MyHook', got {hook!r}")
+            raise ArgumentError(f"must be written as 'my_module:MyHook', got {hook!r}", about="hooks")
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks

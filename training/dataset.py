@@ -18,7 +18,7 @@ from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, pac
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.items import Items
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.feeds import InMemoryDataset, collect_items
@@ -125,8 +125,8 @@ def open_dataset(
     if clipping.counts[1] and config.clip_actions:
         notes.append(clipping.describe())
     elif clipping.counts[1]:
-        kept = f"are not clipped to {describe_bounds(action_spec)}; pass clip_actions=True to clip them"
-        warnings.append(clipping.describe(kept))
+        kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
+        warnings.append(Message(clipping.describe(kept), clip_actions=True))
     is_kept = np.ones(len(dataset.returns), bool)
     if config.top_percent is not None:
         is_kept = find_best(dataset.returns, config.top_percent)
@@ -276,8 +276,8 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
     for path, leaf in leaves({fields.OBSERVATION: step_spec[fields.OBSERVATION]}):
         if leaf.dtype.kind not in "fiub":
             raise SpecMismatchError(
-                f"{path_name(path)} must be numbers, got {describe(leaf)}; encode it, or drop it with "
-                f"drop_fields=['{'/'.join(map(str, path))}']"
+                f"{path_name(path)} must be numbers, got {describe(leaf)}; encode it, or drop it",
+                drop_fields=["/".join(map(str, path))],
             )
     require_trainable_actions(step_spec[fields.ACTION], get_algorithm(config.algo), action_space)
 

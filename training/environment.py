@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
+from rlds2reverb.errors import Message
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.locations import server_address
@@ -32,8 +33,7 @@ _ENVIRONMENTS = {
     "swimmer": "Swimmer-v5",
     "walker2d": "Walker2d-v5",
 }
-_CHOOSE = "pass env= to evaluate, such as env='Hopper-v5' (requires pip install '.[eval]')"
-_DISABLE = "pass env=None for no evaluation"
+_DISABLE = Message("; evaluation can be disabled", env=None)
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,13 @@ def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
     words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
     name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
     if name is None:
-        return EvaluationEnvironment(
-            "", None, f"no evaluation, because the environment of the dataset is unknown; {_CHOOSE}"
-        )
+        sentence = "no evaluation, because the environment of the dataset is unknown; choose one"
+        return EvaluationEnvironment("", None, Message(f"{sentence} after pip install '.[eval]'", env="Hopper-v5"))
     if name not in _read_registry():
         return EvaluationEnvironment(
             "", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
         )
-    return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset; {_DISABLE}")
+    return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset" + _DISABLE)
 
 
 def _get_name(source: Any) -> str:
@@ -155,17 +154,17 @@ def _find_own(env_spec: str) -> EvaluationEnvironment:
     registered = _read_registry().get(spec.name)
     if registered is None:
         reason = f"{spec.name or 'its description'} is not registered with Gymnasium"
-        advice = f"env='{spec.module}:{spec.name}' to import {spec.module} and use it" if spec.module else "env="
+        advice, env = "import its module", f"{spec.module or 'MODULE'}:{spec.name or 'NAME'}"
     elif spec.has_wrappers or any(isinstance(value, str) for value in spec.arguments.values()):
         reason = f"its {spec.name} has {'wrappers' if spec.has_wrappers else 'arguments'} that may import other modules"
-        advice = "env= with a function that creates it"
+        advice, env = "pass a function that creates it", "MODULE:NAME"
     else:
         limit = spec.max_episode_steps or registered.max_episode_steps
         own = replace(registered, kwargs={**registered.kwargs, **spec.arguments}, max_episode_steps=limit)
-        note = f"evaluating in {spec.name}, the environment of the dataset; {_DISABLE}"
+        note = f"evaluating in {spec.name}, the environment of the dataset" + _DISABLE
         return EvaluationEnvironment(spec.name, spec.name if own == registered else own, note)
     return EvaluationEnvironment(
-        "", None, f"no evaluation in the dataset's environment, because {reason}; pass {advice}"
+        "", None, Message(f"no evaluation in the dataset's environment, because {reason}; {advice}", env=env)
     )
 
 
@@ -255,7 +254,7 @@ def resolve_reference_returns(value: Any, environment: str) -> tuple[float, floa
     if isinstance(value, str) and value == D4RL:
         key = d4rl_environment(environment)
         if key is None:
-            raise ValueError(f"D4RL has no reference_returns for {environment}; pass two numbers or a JSON file")
+            raise ValueError(f"D4RL has no reference returns for {environment}; pass two numbers or a JSON file")
         return REFERENCE_RETURNS[key]
     if isinstance(value, (str, Path)):
         return read_reference_returns(value, environment)

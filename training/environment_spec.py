@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
+from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.references import describe_reference, fingerprint_code, is_importable, resolve_reference
 
 #: Keys of the descriptions of values that JSON does not have.
 _ARRAY, _TUPLE, _FUNCTION, _PARTIAL, _OBJECT = "$array", "$tuple", "$function", "$partial", "$object"
 _FIELDS = ("id", "entry_point", "kwargs", "max_episode_steps")
 _WRAPPERS = "additional_wrappers"
-_CANNOT_IMPORT = "cannot be imported; pass env= with the id of an environment, or a function that creates it"
+_CANNOT_IMPORT = Message(" cannot be imported; pass the id of an environment, or a function that creates it", env=...)
 
 
 def describe_env(env: Any) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def restore_env(description: Mapping[str, Any]) -> Any:
     values |= {name: getattr(registered, name) for name in missing}
     if isinstance(values["entry_point"], str) and not is_importable(values["entry_point"]):
         raise ValueError(
-            f"the environment {values['id']} cannot be made again, because {values['entry_point']} {_CANNOT_IMPORT}"
+            f"the environment {values['id']} cannot be made again, because {values['entry_point']}" + _CANNOT_IMPORT
         )
     wrappers = [
         registration.WrapperSpec(wrapper["name"], wrapper["entry_point"], _decode(wrapper["kwargs"]))
@@ -122,8 +123,9 @@ def _decode(value: Any) -> Any:
         return {key: _decode(item) for key, item in value.items()}
     reference = value.get(_FUNCTION) or value[_OBJECT]
     if _FUNCTION not in value or not is_importable(reference):
-        raise ValueError(f"the environment cannot be made again, because {reference} {_CANNOT_IMPORT}")
+        raise ValueError(f"the environment cannot be made again, because {reference}" + _CANNOT_IMPORT)
     function = resolve_reference("env", reference)
     if fingerprint_code(function) != value["code"]:
-        raise ValueError(f"the environment cannot be made again, because {reference} has changed; pass env= to use it")
+        sentence = f"the environment cannot be made again, because {reference} has changed; pass it to use it"
+        raise ArgumentError(sentence, env=...)
     return function

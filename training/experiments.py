@@ -28,8 +28,6 @@ from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, plan_sweep,
 from .progress import raise_if_interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.figure import Figure
 
 STATUS_FILE, SUMMARY_FILE, CURVES_FILE = "status.json", "summary.json", "curves.png"
@@ -186,7 +184,7 @@ def load_experiment(run_dir: str | Path) -> Experiment:
     root = Path(run_dir)
     plan = load_json(root / PLAN_FILE)
     if plan is None:
-        raise ValueError(f"{run_dir} must be the run_dir of several runs, but contains no {PLAN_FILE}")
+        raise ValueError(f"{run_dir} must be the directory of several runs, but contains no {PLAN_FILE}")
     status = load_json(root / STATUS_FILE) or {}
     outcomes = {
         name: Outcome(*(status[name][key] for key in ("state", "step", "reason"))) for name in plan if name in status
@@ -313,9 +311,9 @@ def run_plan(
         raise ValueError("a plan must contain at least one run, and each name only once")
     root.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.enter_context(FileLock(root / ".lock", str(root), "choose a different run_dir, or stop that process"))
+        stack.enter_context(FileLock(root / ".lock", str(root), "use a different run directory, or stop that process"))
         if (root / "config.json").is_file():
-            raise CheckpointError(f"{root} contains a single run; use a different run_dir")
+            raise CheckpointError(f"{root} contains a single run; use a different run directory")
         saved = {name: entry for name, entry in (load_json(root / PLAN_FILE) or {}).items() if _is_run(root / name)}
         require_continuation(saved, plan, root)
         begun = [run for run in plan if run.name in saved]
@@ -339,7 +337,7 @@ def run_plan(
     return experiment
 
 
-def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str], str] = str) -> Placement:
+def choose_placement(jobs: int, *, quiet: bool = False) -> Placement:
     """Returns the placement for a number of processes: `run_here` for 1, else `run_in_processes`.
 
     Raises:
@@ -347,8 +345,8 @@ def choose_placement(jobs: int, *, quiet: bool = False, translate: Callable[[str
     """
     require_count("jobs", jobs)
     if jobs == 1:
-        return functools.partial(run_here, quiet=quiet, translate=translate)
-    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet, translate=translate)
+        return functools.partial(run_here, quiet=quiet)
+    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet)
 
 
 def _require_valid(runs: Sequence[PlannedRun]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed
@@ -94,9 +95,10 @@ class OnlinePhase:
     def require_reachable(self, step: int) -> None:
         """Raises `ValueError` if a run without collected steps has made more updates than precede the phase."""
         if step > self._config.steps and not self._collector.num_collected:
-            raise ValueError(
-                f"steps must be at least {step:,}, the number of updates that the run has already made, got "
-                f"{self._config.steps:,}"
+            raise ArgumentError(
+                f"must be at least {step:,}, the number of updates that the run has already made, got "
+                f"{self._config.steps:,}",
+                about="steps",
             )
 
     def run(self, learner: Learner) -> None:

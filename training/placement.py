@@ -66,7 +66,6 @@ def run_here(
     report: OutcomeCallback,
     *,
     quiet: bool = False,
-    translate: Callable[[str], str] = str,
 ) -> str:
     """Runs one run after the other in this process; a run that fails does not affect the others.
 
@@ -75,7 +74,6 @@ def run_here(
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
       quiet: whether to print only notes and warnings.
-      translate: function applied to notes and warnings.
 
     Returns:
       The name of the signal that stopped a run, after which no other run is started; '' if none did.
@@ -83,7 +81,7 @@ def run_here(
     for number, run in enumerate(runs, 1):
         if not quiet:
             print(f"{run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        outcome = execute(run, root / run.name, Progress(run.config.num_updates, quiet=quiet, translate=translate))
+        outcome = execute(run, root / run.name, Progress(run.config.num_updates, quiet=quiet))
         gc.collect()  # Agents and their graphs refer to each other, and so are not freed when the run ends.
         report(run.name, outcome)
         if outcome.state == "stopped":
@@ -98,7 +96,6 @@ def run_in_processes(
     *,
     jobs: int,
     quiet: bool = False,
-    translate: Callable[[str], str] = str,
 ) -> str:
     """Runs each run in its own process, `jobs` at a time; the processes share the cores of this machine.
 
@@ -111,12 +108,11 @@ def run_in_processes(
       report: function called with the name and the outcome of each run that ends.
       jobs: maximum number of processes at a time, at least 1.
       quiet: whether to print only notes and warnings.
-      translate: function applied to the lines that the processes print.
 
     Returns:
       The name of the signal that stopped the runs; '' if none did.
     """
-    waiting, pool = deque(runs), _WorkerPool(quiet=quiet, translate=translate, num_threads=available_cores() // jobs)
+    waiting, pool = deque(runs), _WorkerPool(quiet=quiet, num_threads=available_cores() // jobs)
     with pool, stop_on_signal(pool.stop):
         while pool.workers or (waiting and not pool.stopped_by):
             while waiting and len(pool.workers) < jobs and not pool.stopped_by:
@@ -223,10 +219,10 @@ class _Worker:
 class _WorkerPool:
     """The running workers, the lines that they print, and the signal that stops them."""
 
-    def __init__(self, *, quiet: bool, translate: Callable[[str], str], num_threads: int):
+    def __init__(self, *, quiet: bool, num_threads: int):
         self.workers: list[_Worker] = []
         self.stopped_by = ""
-        self._quiet, self._translate = quiet, translate
+        self._quiet = quiet
         self._selector = selectors.DefaultSelector()
         self._environment = {"TF_NUM_INTRAOP_THREADS": str(max(1, num_threads)), "TF_FORCE_GPU_ALLOW_GROWTH": "true",
                              **os.environ}  # fmt: skip
@@ -247,7 +243,7 @@ class _WorkerPool:
         try:
             job = cloudpickle.dumps((run, run_dir, self._quiet))
         except Exception as error:  # Objects raise errors of any type.
-            advice = "pass the data as a path, or use jobs=1"
+            advice = "pass the data as a path, or run one at a time"
             return Outcome("failed", 0, f"the run cannot be sent to another process ({error}); {advice}")
         worker = _Worker(run, job, self._environment)
         self.workers.append(worker)
@@ -285,7 +281,7 @@ class _WorkerPool:
         if lines is None:
             self._selector.unregister(pipe)
         for line in lines or []:
-            print(f"{worker.name}: {self._translate(line)}", file=sys.stderr, flush=True)
+            print(f"{worker.name}: {line}", file=sys.stderr, flush=True)
 
     def _read_rest(self, worker: _Worker) -> None:
         """Reads and closes the pipes of a process that has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,27 +19,26 @@ class Progress:
     On a terminal and in a notebook the latest numbers replace the previous ones, and evaluations stay visible.
     """
 
-    def __init__(self, num_iterations: int, *, quiet: bool = False, translate: Callable[[str], str] = str):
+    def __init__(self, num_iterations: int, *, quiet: bool = False):
         """Prints nothing yet.
 
         Args:
           num_iterations: total number of iterations of the run.
           quiet: whether to print only notes and warnings.
-          translate: function applied to notes and warnings.
         """
-        self._total, self._quiet, self._translate = num_iterations, quiet, translate
+        self._total, self._quiet = num_iterations, quiet
         self._console = make_console(soft_wrap=True)
         self._line: _LiveLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""
 
     def note(self, sentence: str) -> None:
         """Prints a note."""
-        self._line.print(self._translate(sentence))
+        self._line.print(sentence)
 
     def warn(self, sentence: str) -> None:
         """Prints a warning."""
         self._line.clear()
-        self._console.print(f"[yellow]warning:[/] {escape(self._translate(sentence))}")
+        self._console.print(f"[yellow]warning:[/] {escape(sentence)}")
 
     @contextmanager
     def activity(self, description: str) -> Iterator[None]:

@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import fields
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import Message, SpecMismatchError
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
 from rlds2reverb.spaces import action_bounds
@@ -147,7 +147,7 @@ def open_evaluated_data(
             raise
         # Raises an error if the algorithm cannot learn from the data in any environment.
         data = open_data(source, config, as_episodes=as_episodes)
-        warn(f"no evaluation, pass env= to choose an environment: {error}")
+        warn(Message(f"no evaluation: {getattr(error.args[0], 'sentence', error)}", env=...))
         return data, None
 
 

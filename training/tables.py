@@ -19,7 +19,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import ReplayServer, TrajectoryWindows, sample_dataset
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.encoding.packing import find_packing
-from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sampling.server_tables import ServerTables
@@ -112,7 +112,8 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
         if about_bounds is not None:
             notes.append(about_bounds)
         if not has_one_priority and config.sampler == "uniform":
-            warnings.append("the table samples items by priority; pass sampler='prioritized' for importance weights")
+            sentence = "the table samples items by priority; do the same here for importance weights"
+            warnings.append(Message(sentence, sampler="prioritized"))
         if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:
             notes.append(
                 f"observations are not normalised, because {name} has no statistics; set the hyperparameters "
@@ -295,7 +296,9 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
 def require_table_options(config: TrainingConfig) -> None:
     """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have."""
     if config.deterministic:
-        raise ValueError("deterministic=True requires a dataset; servers sample nondeterministically")
+        raise ArgumentError(
+            "requires a dataset; servers sample nondeterministically", about="deterministic", value=True
+        )
     is_set = {
         "top_percent": config.top_percent is not None,
         "n_step": config.n_step > 1,
@@ -308,7 +311,7 @@ def require_table_options(config: TrainingConfig) -> None:
     }
     for name, value in is_set.items():
         if value:
-            raise ValueError(f"{name} requires a dataset; the items of a table are already converted")
+            raise ArgumentError("requires a dataset; the items of a table are already converted", about=name)
 
 
 def identify_table(source: Any, table: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb._system.text import last_line, suggest
-from rlds2reverb.errors import CorruptFileError, TrackerError
+from rlds2reverb.errors import ArgumentError, CorruptFileError, TrackerError
 from rlds2reverb.learners.run_identity import differences
 
 #: The tracker that the run directory itself writes.
@@ -144,7 +144,7 @@ def require_trackers(trackers: Any) -> tuple[Any, ...]:
     for tracker in trackers:
         if isinstance(tracker, str) and tracker not in names:
             advice = suggest(tracker, names) or f"; use {', '.join(names)}"
-            raise ValueError(f"track contains the unknown tracker {tracker!r}{advice}")
+            raise ArgumentError(f"contains the unknown tracker {tracker!r}{advice}", about="track")
         if not isinstance(tracker, (str, Tracker)) or isinstance(tracker, type):
             raise TypeError(f"track must contain names, or objects with start, log and finish, got {tracker!r}")
     return tuple(trackers)
@@ -178,7 +178,7 @@ class RunTrackers:
                 make, module = TRACKERS[tracker]
                 if importlib.util.find_spec(module) is None:
                     raise ImportError(
-                        f"track={tracker!r} requires the package {module}; run pip install '.[{tracker}]' in the "
+                        f"the tracker {tracker!r} requires the package {module}; run pip install '.[{tracker}]' in the "
                         "checkout, or make dev after make install"
                     )
                 self._trackers[tracker] = make()

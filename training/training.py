@@ -13,7 +13,7 @@ from typing import Any
 
 from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import make_agent
@@ -25,7 +25,7 @@ from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 from rlds2reverb.scores import d4rl_score
 
-from .config import AUTO, TrainingConfig
+from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from .data import Batches, TrainingData, identify_run
 from .environment import EvaluationEnvironment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
@@ -146,8 +146,11 @@ class Training:
             self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
             if self.evaluator is not None and not self.evaluator.is_limited:
                 self._progress.note(
-                    f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
-                    f"{self.evaluator.max_episode_steps:,} steps, or after eval_max_episode_steps"
+                    Message(
+                        f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
+                        f"{self.evaluator.max_episode_steps:,} steps",
+                        eval_max_episode_steps=...,
+                    )
                 )
             require_same_run(self.run_dir, config, self._evaluated_in)
             self.data = stack.enter_context(self._open_data(source))
@@ -256,7 +259,7 @@ class Training:
     def _find_environment(self, source: Any) -> EvaluationEnvironment | None:
         environment = resolve_environment(self.config.env, source)
         if self.config.online_steps and (environment is None or environment.make_env is None):
-            raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
+            raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
         if environment is not None and environment.note:
             self._progress.note(environment.note)
         return environment
@@ -285,10 +288,10 @@ class Training:
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
         if self.config.sampler == "prioritized" and not self.learner.has_td_errors:
-            raise ValueError(
-                "sampler='prioritized' requires an agent that returns a TD error for each item, unlike "
-                f"{get_algorithm(self.config.algo).name}; use sampler='uniform', or return 'td_error' [B] in the extra "
-                "of its LossInfo"
+            raise ArgumentError(
+                "must be 'uniform' for an agent that does not return a TD error for each item, such as "
+                f"{get_algorithm(self.config.algo).name}; or return 'td_error' [B] in the extra of its LossInfo",
+                about="sampler",
             )
 
     def _make_hooks(self) -> list[LearnerHook]:
@@ -335,7 +338,7 @@ class Training:
         references = self.evaluator.reference_returns if self.evaluator else None
         saved, latest = read_run_config(self.run_dir).get("reference_returns"), self.learner.latest
         if saved and references and tuple(saved) != references and {*self.config.track} - {TENSORBOARD}:
-            self._progress.note("trackers keep the scores that were logged with the earlier reference_returns")
+            self._progress.note("trackers keep the scores that were logged with the earlier reference returns")
         if (mean := latest.get("evaluation/mean_return")) is not None and references is not None:
             latest["evaluation/score"] = d4rl_score(mean, references)
         elif references is None:
@@ -348,7 +351,7 @@ def require_single_run(run_dir: Path) -> None:
     """Raises `CheckpointError` if a directory contains several runs."""
     if is_experiment(run_dir):
         raise CheckpointError(
-            f"{run_dir} contains several runs; repeat the call that started them, or use a different run_dir"
+            f"{run_dir} contains several runs; repeat the call that started them, or use a different run directory"
         )
 
 
@@ -379,8 +382,9 @@ def require_same_run(
         require_same(f"{run_dir} contains a different run", changes)
     if saved and max(steps) > config.num_updates:
         raise CheckpointError(
-            f"steps must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
-            f"{config.num_updates:,}; set more steps, or use a different run_dir"
+            f"must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
+            f"{config.num_updates:,}; set more steps, or use a different run directory",
+            about="steps",
         )
 
 

@@ -38,7 +38,7 @@ def main(parent: int) -> None:
         except Terminated:
             outcome = Outcome("stopped", 0, "SIGTERM")
         except Exception as error:  # Unpickling imports modules of users.
-            outcome = Outcome("failed", 0, f"the run cannot be read in another process ({error}); use jobs=1")
+            outcome = Outcome("failed", 0, f"the run cannot be read in another process ({error}); run one at a time")
         json.dump(outcome.as_dict(), result)
         result.close()
     sys.exit()

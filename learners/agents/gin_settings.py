@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlds2reverb._system.text import advise
+from rlds2reverb.errors import ArgumentError
 
 from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from ..gin_files import Binding, NamedText, read_bindings
@@ -55,8 +56,8 @@ def read_gin(
     agents = [name for name, bound in values.items() if bound and name != _RUN]
     if agents and algorithm.class_name not in agents:
         names = ", ".join(str(source) if isinstance(source, Path) else source[0] for source in named)
-        raise ValueError(
-            f"{names}: the settings are for {', '.join(agents)}, but algo={algo!r} is {algorithm.class_name}"
+        raise ArgumentError(
+            f"{names}: the settings are for {', '.join(agents)}, not for {algorithm.class_name}", algo=...
         )
     return GinSettings(values[_RUN], values[algorithm.class_name])
 

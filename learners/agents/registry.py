@@ -7,6 +7,7 @@ from typing import Any
 from tf_agents.agents import tf_agent
 
 from rlds2reverb._system.text import advise
+from rlds2reverb.errors import ArgumentError
 
 from ..algorithms import get_algorithm
 from ..options import REQUIRED, Option, parse_literal
@@ -41,7 +42,7 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
     try:
         agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
     except ValueError as error:
-        if algorithm.factory is None or type(error) is not ValueError:
+        if algorithm.factory is None or type(error) not in (ValueError, ArgumentError):
             raise
         raise ValueError(f"{algorithm.name} raised an error: {error}") from error
     if not isinstance(agent, tf_agent.TFAgent):

@@ -145,9 +145,11 @@ class CheckpointRoot:
                 for table, old in zip(tables, stored, strict=True)
             ]
         if stored != list(tables):
+            argument, difference = _first_difference(stored, tables)
             raise CheckpointError(
                 f"{self.path} was written with different tables, and a restored table keeps its configuration: "
-                f"{_first_difference(stored, tables)}; use the stored configuration, or a new directory"
+                f"{difference}; use a new directory, or the stored configuration",
+                **{argument: ...},
             )
 
     def tables(self) -> list[TableConfig] | None:
@@ -398,7 +400,8 @@ class CheckpointRoot:
         if against_manifest and not self._verify(checkpoint):
             raise CheckpointError(
                 f"{checkpoint} is complete, but its manifest {self._manifest_path(checkpoint).name} is missing or "
-                "damaged; restore it from a copy, or start with verify=False"
+                "damaged; restore it from a copy, or start without verification",
+                verify=False,
             )
 
 
@@ -429,12 +432,16 @@ def load_root_file(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{error}; restore it from a copy, or use a new directory") from error
 
 
-def _first_difference(stored: Sequence[TableConfig], requested: Sequence[TableConfig]) -> str:
+def _first_difference(stored: Sequence[TableConfig], requested: Sequence[TableConfig]) -> tuple[str, str]:
+    """Returns the name of the argument that differs, and a phrase about it."""
     names = [[table.name for table in tables] for tables in (stored, requested)]
     if names[0] != names[1]:
-        return f"the stored tables are {names[0]}, the requested ones {names[1]}"
+        return "tables", f"the stored tables are {names[0]}, the requested ones {names[1]}"
     for old, new in zip(stored, requested, strict=True):
         for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
             if getattr(old, name) != getattr(new, name):
-                return f"{name} of table {old.name!r} is {getattr(old, name)}, the requested one {getattr(new, name)}"
-    return "they differ"
+                return (
+                    name,
+                    f"{name} of table {old.name!r} is {getattr(old, name)}, the requested one {getattr(new, name)}",
+                )
+    return "tables", "they differ"

@@ -50,6 +50,8 @@ def require_memory(needed: int, what: str) -> None:
     free = free_memory_bytes()
     if needed > free:
         raise InsufficientMemoryError(
-            f"{what} will need about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free; use a "
-            "larger machine, convert with layout='packed', or pass force=True"
+            f"{what} will need about {format_bytes(needed)} of memory, but only {format_bytes(free)} are free; use "
+            "a larger machine, convert with the packed layout, or write nevertheless",
+            layout="packed",
+            force=True,
         )

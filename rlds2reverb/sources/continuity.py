@@ -15,7 +15,7 @@ import numpy as np
 import tree
 
 from rlds2reverb.episodes import Episode, locate_discontinuity
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import Nest
 
 #: Maximum share of discontinuities among a source's rows; a small source may have up to 10, but at most a tenth.
@@ -60,10 +60,9 @@ def find_differing_rows(one: np.ndarray, other: np.ndarray, *, ignore: Sequence[
     return rows
 
 
-INDEPENDENT_ROWS_ADVICE = (
-    "if the rows are shuffled or relabelled, pass independent_rows=True to read each row as a transition of its own"
+INDEPENDENT_ROWS_ADVICE = Message(
+    "if the rows are shuffled or relabelled, read each row as a transition of its own", independent_rows=True
 )
-SPLIT_ADVICE = "if some episodes end without a flag, pass split_at_discontinuity=True"
 
 
 @dataclass
@@ -115,5 +114,5 @@ class ContinuityCheck:
         if self._count > max(MAX_SHARE * num_rows, min(_FEW_ROWS, _MAX_SHARE_IF_FEW * num_rows)):
             raise SourceError(
                 f"{self.name}: next_observations does not match the observation of the next row in more than "
-                f"{MAX_SHARE:.0%} of the rows inside episodes, first in {self._first}; {self.advice}"
+                f"{MAX_SHARE:.0%} of the rows inside episodes, first in {self._first}; " + self.advice
             )

@@ -19,13 +19,13 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode, SplitEpisodes, join_transitions
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, concatenate
 
 from . import hdf5
 from .columns import as_columns, as_flags
-from .continuity import INDEPENDENT_ROWS_ADVICE, SPLIT_ADVICE, ContinuityCheck, find_differing_rows
+from .continuity import INDEPENDENT_ROWS_ADVICE, ContinuityCheck, find_differing_rows
 from .formats import Format
 from .hdf5_blocks import read_blocks
 from .source import Source, split_metadata
@@ -43,7 +43,11 @@ ALIASES = {
 DONES = ("dones", "done")
 
 #: What users can do about too many discontinuities.
-CONTINUITY_ADVICE = f"{INDEPENDENT_ROWS_ADVICE}; {SPLIT_ADVICE}"
+CONTINUITY_ADVICE = Message(
+    f"{INDEPENDENT_ROWS_ADVICE.sentence}; if some episodes end without a flag, split them there",
+    independent_rows=True,
+    split_at_discontinuity=True,
+)
 
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_ROWS = 1 << 16
@@ -68,9 +72,12 @@ class EpisodeEnds:
         if self.max_episode_steps is not None:
             require_count("max_episode_steps", self.max_episode_steps, 1)
         if self.independent_rows and (self.max_episode_steps is not None or self.split_at_discontinuity):
-            raise ValueError(
-                "independent_rows=True already ends an episode after each row; leave out max_episode_steps and "
-                "split_at_discontinuity"
+            raise ArgumentError(
+                "already ends an episode after each row; leave out other rules",
+                about="independent_rows",
+                value=True,
+                max_episode_steps=...,
+                split_at_discontinuity=...,
             )
 
     def __bool__(self) -> bool:
@@ -245,7 +252,7 @@ def _check_columns(
     names = {key[0] if isinstance(key, tuple) else key for key in columns}
     for key in extra_fields:
         if key not in names:
-            raise SourceError(f"{name} has no 'infos/{key}'; fix the name in extra_fields")
+            raise SourceError(f"{name} has no 'infos/{key}'; fix the name", extra_fields=...)
     for key, column in columns.items():
         if column.dtype.kind not in "biuf":
             dtype = "strings" if column.dtype.kind == "O" else column.dtype
@@ -278,12 +285,12 @@ def _describe_row(column: Any) -> str:
 def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> None:
     for argument in ("split_at_discontinuity", "independent_rows"):
         if getattr(ends, argument) and NEXT_OBSERVATIONS not in columns:
-            raise SourceError(f"{name} has no '{NEXT_OBSERVATIONS}', which {argument}=True requires")
+            raise SourceError(
+                f"requires '{NEXT_OBSERVATIONS}', which {name} does not contain", about=argument, value=True
+            )
     if TIMEOUTS not in columns and not ends:
-        raise SourceError(
-            f"{name} has no '{TIMEOUTS}', which mark the ends of truncated episodes; pass max_episode_steps=N (the "
-            "time limit of the environment) or split_at_discontinuity=True"
-        )
+        sentence = f"{name} has no '{TIMEOUTS}', which mark the ends of truncated episodes; set a rule in their place"
+        raise SourceError(sentence, max_episode_steps=..., split_at_discontinuity=True)
 
 
 def _find_episode_starts(rows: TransitionRows) -> np.ndarray:

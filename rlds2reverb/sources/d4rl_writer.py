@@ -41,13 +41,13 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
         if not isinstance(step_spec[name], ArraySpec):
             paths = ", ".join(path_name((name, *path)) for path, _ in leaves(step_spec[name])[:3])
             raise SourceError(
-                f"step[{name!r}] must be a single array for D4RL, got a nest ({paths}); use format='rlds' or 'minari'"
+                f"step[{name!r}] must be a single array for D4RL, got a nest ({paths}); use format 'rlds' or 'minari'"
             )
     for path, spec in leaves(dict(step_spec)):
         if spec.dtype.kind not in "biuf":
             raise SourceError(
-                f"{path_name(path)} must contain numbers for D4RL, got {describe(spec)}; drop it with DropFields, or "
-                "use format='rlds'"
+                f"{path_name(path)} must contain numbers for D4RL, got {describe(spec)}; drop it, or use the format "
+                "'rlds'"
             )
     require_log_fields(step_spec, "D4RL")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.errors import ArgumentError
+
 from .source import Source
 
 
@@ -42,4 +44,4 @@ def require_applicable(options: Mapping[str, Any], allowed: Collection[str], nam
         if option not in allowed:
             others = f" (its options: {', '.join(allowed)})" if allowed else ""
             shown = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-            raise ValueError(f"{option}={shown!r} does not apply to {name}{others}; leave it out")
+            raise ArgumentError(f"does not apply to {name}{others}; leave it out", about=option, value=shown)

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import map_structure
 
 from . import hdf5
@@ -79,8 +79,11 @@ def open_minari(
     """
     if isinstance(location, str) and not download and not is_installed(location):
         raise FileNotFoundError(
-            f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}; pass "
-            "download=True to download it"
+            Message(
+                f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}; allow the "
+                "download",
+                download=True,
+            )
         )
     try:
         import minari
@@ -202,7 +205,7 @@ def _read_episodes(
 def _select_info(infos: Any, name: str, where: str) -> Any:
     if not isinstance(infos, dict) or name not in infos:
         known = sorted(infos) if isinstance(infos, dict) else []
-        raise SourceError(f"{where} has no infos named {name!r}, but {known or 'none'}; fix the name in extra_fields")
+        raise SourceError(f"{where} has no infos named {name!r}, but {known or 'none'}; fix the name", extra_fields=...)
     return _as_columns(infos[name], f"{where}['infos'][{name!r}]")
 
 

@@ -237,6 +237,6 @@ def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
         is_text = spec.dtype == object and path[0] in fields.STEP_FIELDS
         if is_text and spec.shape:
             raise SourceError(
-                f"{where} must be one string per step for Minari, got {describe(spec)}; drop it with DropFields, or "
-                "use format='rlds'"
+                f"{where} must be one string per step for Minari, got {describe(spec)}; drop it, or use the "
+                "format 'rlds'"
             )

@@ -18,7 +18,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 
 from .columns import as_steps
 from .formats import Format
@@ -243,8 +243,11 @@ def open_builder(
     if prepared is None:
         if not download:
             raise FileNotFoundError(
-                f"there is no path {name!r}, and TFDS has not prepared a dataset of that name in {root}; pass "
-                "download=True to download it"
+                Message(
+                    f"there is no path {name!r}, and TFDS has not prepared a dataset of that name in {root}; allow the "
+                    "download",
+                    download=True,
+                )
             )
         prepared = _download_and_prepare(root, name)
     return open_directory(prepared, split=split)
@@ -276,7 +279,7 @@ def _download_and_prepare(root: Path, name: str) -> Path:
     except Exception as error:  # TFDS has no common type for unknown names, network failures and full disks.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FileNotFoundError(
-            f"TFDS can neither find nor prepare {name!r} ({reason}); check the name, the network, and data_dir"
+            f"TFDS can neither find nor prepare {name!r} ({reason}); check the name, the network and the data directory"
         ) from error
     return Path(builder.data_path)
 

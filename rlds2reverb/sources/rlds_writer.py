@@ -142,7 +142,7 @@ def require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
         if not all(isinstance(part, str) for part in path) or has_tuple(step_spec, path):
-            raise SourceError(f"{where} is in a tuple, which RLDS cannot represent; use dicts, or format='minari'")
+            raise SourceError(f"{where} is in a tuple, which RLDS cannot represent; use dicts, or the format 'minari'")
         if None in spec.shape:
             raise SourceError(f"{where} must have a fixed shape for RLDS, got {describe(spec)}; drop the field")
         if spec.dtype == np.uint32 and 0 in spec.shape:  # TFDS cannot read its bytes, and TensorFlow its values.

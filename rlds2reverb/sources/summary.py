@@ -13,6 +13,7 @@ import xxhash
 from rlds2reverb._system.text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
@@ -312,8 +313,8 @@ def find_reference_returns(
       ValueError: If `is_d4rl` is set, but has no effect.
     """
     if is_d4rl and (reference_returns or d4rl_environment(source.name) is None):
-        reason = "with reference_returns" if reference_returns else f"on {source.name}, which is not a D4RL dataset"
-        raise ValueError(f"is_d4rl=True has no effect {reason}; leave it out")
+        reason = "with reference returns" if reference_returns else f"on {source.name}, which is not a D4RL dataset"
+        raise ArgumentError(f"has no effect {reason}; leave it out", about="is_d4rl", value=True)
     is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
     return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment

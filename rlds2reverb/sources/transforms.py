@@ -15,6 +15,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.ownership import isolate
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
@@ -189,7 +190,9 @@ class ActionBounds:
         """Implements `Transform.fit`."""
         spec = source.step_spec[fields.ACTION]
         if not isinstance(spec, ArraySpec) or spec.dtype.kind not in "fiu":
-            raise ValueError(f"action_bounds require actions that are one array of numbers, got {describe(spec)}")
+            raise ArgumentError(
+                f"requires actions in one array of numbers, got {describe(spec)}", about="action_bounds"
+            )
         return lambda episode: episode, {"action_bounds": [self.low, self.high]}
 
 
@@ -200,7 +203,8 @@ def require_action_bounds(value: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         low = high = np.nan
     if not (np.isfinite([low, high]).all() and low < high):
-        raise ValueError(f"action_bounds must be two numbers, the minimum first, such as -1 and 1, got {value!r}")
+        sentence = f"must be two numbers, the minimum first, such as -1 and 1, got {value!r}"
+        raise ArgumentError(sentence, about="action_bounds")
     return low, high
 
 
@@ -239,10 +243,12 @@ class ClipActions:
         action_leaves = leaves({fields.ACTION: source.step_spec[fields.ACTION]})
         unbounded = [path_name(path) for path, leaf in action_leaves if _is_unbounded(leaf)]
         if unbounded and clipping.counts[1]:
-            raise ValueError(
-                f"clip_actions requires the bounds of {unbounded[0]}, which {source.name} does not contain, and "
-                f"{clipping.counts[1]:,} of {clipping.counts[0]:,} actions are outside [-1, 1]; set action_bounds to "
-                "the minimum and maximum of the environment's actions"
+            raise ArgumentError(
+                f"requires the bounds of {unbounded[0]}, which {source.name} does not contain, and "
+                f"{clipping.counts[1]:,} of {clipping.counts[0]:,} actions are outside [-1, 1]; set the minimum and "
+                "maximum of the environment's actions",
+                about="clip_actions",
+                action_bounds=...,
             )
 
         def apply(episode: Episode) -> Episode:

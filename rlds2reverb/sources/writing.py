@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import format_bytes, format_facts, suggest
 from rlds2reverb.episodes import ProgressCallback
+from rlds2reverb.errors import ArgumentError
 
 from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
@@ -132,7 +133,7 @@ def write_dataset(
     options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes}
     given = {name: value for name, value in options.items() if value is not None}
     limits = FORMAT_LIMITS[format]
-    require_applicable(given, [limits.option], f"format={format!r}")
+    require_applicable(given, [limits.option], f"the format {format!r}")
     shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
@@ -188,7 +189,8 @@ def require_destination(path: str | Path, format: str) -> None:
       ValueError: If the format is unknown, or a Minari path is not a Minari name.
     """
     if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}")
+        sentence = f"must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}"
+        raise ArgumentError(sentence, about="format")
     path = Path(path).expanduser().absolute()
     require_vacant(path)
     if format == "minari":

@@ -12,7 +12,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback, find_problems, require_same_spec
-from rlds2reverb.errors import InvalidEpisodeError, Problem, SourceError
+from rlds2reverb.errors import InvalidEpisodeError, Message, Problem, SourceError
 from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
@@ -21,7 +21,7 @@ from . import d4rl
 from .source import Source
 
 _STAGE = "writing"
-_ADVICE = "use format='rlds', or pass recompute_discounts=True to replace the discounts"
+_ADVICE = Message("replace the discounts, or use the format 'rlds'", recompute_discounts=True)
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class WrittenEpisodes:
             problems = find_problems(episode, self.step_spec)
         if not problems and episode.num_steps < 2 and not self._limits.has_discounts:
             message = (
-                f"the episode has no transition, which {self._limits.name} cannot represent; use format='rlds', or "
-                "pass on_invalid='skip_episode' to leave it out"
+                f"the episode has no transition, which {self._limits.name} cannot represent; use the format 'rlds', or "
+                "skip invalid episodes"
             )
             return [Problem(episode.index, None, fields.STEPS, message)]
         return problems
@@ -153,8 +153,8 @@ class WrittenEpisodes:
                 episode = batch.episodes[int(np.argmax(nonzero))]
                 raise SourceError(
                     f"{path_name(path)} of the last step must be zeros for {self._limits.name}, which has no row for "
-                    f"that step, got other values in episode {episode.index}; use format='rlds' or 'minari', or drop "
-                    "the field with DropFields"
+                    f"that step, got other values in episode {episode.index}; use the format 'rlds' or 'minari', or "
+                    "drop the field"
                 )
 
     def _count(self, batch: EpisodeBatch) -> None:
@@ -197,14 +197,14 @@ def require_log_fields(step_spec: Mapping[str, Nest], format_name: str) -> None:
     reward = step_spec[fields.REWARD]
     if not isinstance(reward, ArraySpec) or reward.shape:
         raise SourceError(
-            f"step['reward'] must be one number for {format_name}, got {describe(reward)}; use format='rlds'"
+            f"step['reward'] must be one number for {format_name}, got {describe(reward)}; use the format 'rlds'"
         )
 
 
 def _require_discount_spec(spec: ArraySpec) -> None:
     if spec != ArraySpec((), np.dtype(np.float32)):
         raise SourceError(
-            f"step['discount'] must be float32 [] unless the format stores discounts, got {describe(spec)}; {_ADVICE}"
+            f"step['discount'] must be float32 [] unless the format stores discounts, got {describe(spec)}; " + _ADVICE
         )
 
 
@@ -220,5 +220,5 @@ def _require_standard_discounts(batch: EpisodeBatch, format_name: str) -> None:
         step = row - int(batch.num_steps[:number].sum())
         raise SourceError(
             f"step['discount'] must be {expected[row]:g} for {format_name}, which does not store discounts, got "
-            f"{discounts[row]:g} (episode {batch.episodes[number].index}, step {step}); {_ADVICE}"
+            f"{discounts[row]:g} (episode {batch.episodes[number].index}, step {step}); " + _ADVICE
         )

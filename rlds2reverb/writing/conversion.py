@@ -270,6 +270,6 @@ def _require_no_strings(item_spec: Nest) -> None:
     for path, leaf in leaves(item_spec):
         if leaf.dtype.name == "string":
             raise SpecMismatchError(
-                f"{path_name(path, 'item')} holds strings, which tables do not support; drop the field with "
-                "transforms.DropFields, or encode it as numbers"
+                f"{path_name(path, 'item')} holds strings, which tables do not support; drop the field, or "
+                "encode it as numbers"
             )

@@ -33,10 +33,12 @@ from rlds2reverb.encoding import keys, tfrecords
 from rlds2reverb.encoding.encoder import EncodedBatch, Encoder, Records
 from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import (
+    ArgumentError,
     CheckpointError,
     CorruptFileError,
     InvalidEpisodeError,
     KeyCollisionError,
+    Message,
     ResumeError,
     SpecMismatchError,
     StorageFullError,
@@ -63,7 +65,7 @@ _PART_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
 _MAX_QUEUED_BATCHES = 3
 #: Errors that the same call would raise again, so that its files are useless.
-_PERMANENT = (CheckpointError, InvalidEpisodeError, KeyCollisionError, SpecMismatchError)
+_PERMANENT = (ArgumentError, CheckpointError, InvalidEpisodeError, KeyCollisionError, SpecMismatchError)
 
 
 class HashedFile:
@@ -175,7 +177,7 @@ class DirectoryDestination:
         with self._full_disk_as_error():
             self._partial.mkdir(parents=True, exist_ok=True)
             self._resources.enter_context(FileLock(self._partial / "lock", f"the conversion to {self.directory}"))
-            advice = f"delete {self._partial}, or convert with resume=False"
+            advice = Message(f"; delete {self._partial}, or start again", resume=False)
             try:
                 state = load_json(self._journal) if resume else None
                 if state is None or self._is_linked():
@@ -184,9 +186,9 @@ class DirectoryDestination:
                         (self._partial / name).unlink(missing_ok=True)
                 saved = TransferState.from_dict(state) if state else None
                 if state and state["run"] != self._description:
-                    difference = _first_difference(state["run"], self._description)
+                    _, difference = _first_difference(state["run"], self._description)
                     raise CheckpointError(
-                        f"{self._partial} contains a conversion with different arguments: {difference}; {advice}"
+                        f"{self._partial} contains a conversion with different arguments: {difference}" + advice
                     )
                 # This takes a while and does not need the data, so it runs while they are read.
                 self._tables = self._thread.submit(table_records, self._configs, self._signature)
@@ -195,7 +197,7 @@ class DirectoryDestination:
                     self._resources.enter_context(file.stream)
                     file.restore(*(state["files"][name] if state else (0, "")))
             except CorruptFileError as error:
-                raise CheckpointError(f"{error}; {advice}") from error
+                raise CheckpointError(str(error) + advice) from error
             self._is_open = True
         self._encoder.num_items = self._files["item_keys"].size // (8 * len(self._configs))
         self._part_begin = self._num_bytes
@@ -235,9 +237,11 @@ class DirectoryDestination:
         if "run" not in data:
             raise CheckpointError(f"{self.directory} exists already; use a new directory, or delete it")
         if data["run"] != self._description:
-            difference = _first_difference(data["run"], self._description)
+            argument, difference = _first_difference(data["run"], self._description)
             raise CheckpointError(
-                f"{self.directory} exists already, written with different arguments: {difference}; use a new directory"
+                f"{self.directory} exists already, written with different arguments: {difference}; use a new "
+                "directory, or the earlier value",
+                **{argument: ...},
             )
         CheckpointRoot(self.directory, create=False).verify_latest()
         shutil.rmtree(self._partial, ignore_errors=True)
@@ -386,13 +390,13 @@ def _is_empty(directory: Path) -> bool:
     return directory.is_dir() and not directory.is_symlink() and not any(directory.iterdir())
 
 
-def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Returns a phrase about the first argument that differs between two descriptions, of which `old` was saved."""
+def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str]:
+    """Returns the first argument that differs between two descriptions, of which `old` was saved, and a phrase."""
     old, new = _flatten_description(old), _flatten_description(new)
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     if name == "example":
-        return "the first episode had different items"
-    return f"{name} was {old.get(name)}, is now {new.get(name)}"
+        return "source", "the first episode had different items"
+    return name.partition(" ")[0], f"{name} was {old.get(name)}, is now {new.get(name)}"
 
 
 def _flatten_description(description: dict[str, Any]) -> dict[str, Any]:

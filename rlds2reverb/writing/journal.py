@@ -80,7 +80,7 @@ class Journal:
         try:
             content = load_json(self.path)
         except CorruptFileError as error:
-            raise CorruptFileError(f"{error}; delete it, or convert with resume=False") from error
+            raise CorruptFileError(f"{error}; delete it, or start again", resume=False) from error
         if content is None:
             return None
         if content[_EXAMPLE] != self._example:

@@ -123,5 +123,5 @@ class ReverbWriter:
     def _make_restart_error(self) -> ServerUnavailableError:
         return ServerUnavailableError(
             f"the server at {self._address} was restarted during the run and may have lost items; with "
-            "writer='reverb', convert again into empty tables"
+            "the writer 'reverb', convert again into empty tables"
         )

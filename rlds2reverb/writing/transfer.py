@@ -11,7 +11,7 @@ from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import ResumeError
+from rlds2reverb.errors import ArgumentError, ResumeError
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.summary import Fingerprint, episode_digests
@@ -67,18 +67,19 @@ class TransferState:
 def changed_data_error(difference: str) -> ResumeError:
     """Returns the error for a dataset that differs from the one that the earlier run wrote."""
     return ResumeError(
-        f"the dataset does not match the one that the earlier run wrote: {difference}; write to an empty table or a "
-        "new directory, or pass resume=False, which keeps the items of both in a table"
+        f"the dataset does not match the one that the earlier run wrote: {difference}; write to an empty table or "
+        "a new directory, or start again, which keeps the items of both in a table",
+        resume=False,
     )
 
 
 def capacity_error(num_items: int, max_items: int, *, can_evict: bool = False) -> ValueError:
     """Returns the error for more items than a table holds; `can_evict` if the tables are those of a server."""
-    remedy = ", or pass allow_eviction=True to let new items replace older ones" if can_evict else ""
-    return ValueError(
-        f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}; use a larger "
-        f"max_size{remedy}"
-    )
+    sentence = f"the dataset has at least {num_items:,} items, but the smallest table holds {max_items:,}"
+    if not can_evict:
+        return ArgumentError(f"{sentence}; use a larger one", max_size=...)
+    remedy = "use a larger one, or let new items replace older ones"
+    return ArgumentError(f"{sentence}; {remedy}", max_size=..., allow_eviction=True)
 
 
 class Destination(Protocol):

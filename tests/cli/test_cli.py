@@ -128,7 +128,7 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
     monkeypatch.setattr(minari, "download_dataset", download)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     code, _, err = call(capsys, "inspect", "mujoco/hopper/dev-v0")
-    assert (code, downloads) == (1, []) and "to download it" in err
+    assert (code, downloads) == (1, []) and "allow the download (--download)" in err
     for _ in range(2):  # The second time, the dataset is on this machine.
         code, out, _ = call(capsys, "convert", "mujoco/hopper/dev-v0", "--download", "--out", tmp_path / "out")
         assert (code, downloads) == (0, ["mujoco/hopper/dev-v0"]) and "episodes     8\n" in out
@@ -218,7 +218,8 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
         capsys, "convert", path, "--independent-rows", "--max-episode-steps", 3, "--out", tmp_path / "other"
     )
     assert (
-        code == 1 and "--independent-rows already ends an episode after each row; leave out --max-episode-steps" in err
+        code == 1
+        and "--independent-rows already ends an episode after each row; leave out other rules (--max-episode-" in err
     )
 
 
@@ -302,7 +303,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         (code, err) == (0, "") and "nothing to write" in out and "2 episodes already written by an earlier run" in out
     )
     code, _, err = call(capsys, *arguments, "--stride", 2)
-    assert code == 1 and "--stride of adder TrajectoryWindows was 1, is now 2" in err
+    assert code == 1 and "stride of adder TrajectoryWindows was 1, is now 2" in err and "(--stride)" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", tmp_path / "out", "--sampler", "fifo")
     assert code == 2 and "sampler of table 't' is uniform, the requested one fifo" in err
@@ -604,7 +605,9 @@ def test_serve_writes_a_dataset_and_serves_until_sigterm_and_restores_the_items(
     assert (code, out) == (75, "") and "checkpoint " in err
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
-    assert code == 2 and "--max-size of table 'replay' is 2147483647, the requested one 5" in err
+    assert (
+        code == 2 and "max_size of table 'replay' is 2147483647, the requested one 5" in err and "(--max-size)" in err
+    )
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     assert (
         code == 2 and "contains a different run" in err and "seed was 0, is now 3" in err and "reward was None" in err
     )
-    assert "continue with --allow-config-mismatch" in err
+    assert "continue nevertheless (--allow-config-mismatch)" in err
     code, out, _ = call(capsys, *command, "--seed", 3, "--allow-config-mismatch")
     assert code == 0 and "updates         60" in out
 
@@ -201,15 +201,16 @@ WRONG_OPTIONS = {
     ("--algo", "td3bc"): "got 'td3bc'; did you mean 'td3_bc'?",
     ("--set", "alpha"): "--set must be NAME=VALUE such as alpha=2.5, got 'alpha'",
     ("--data", "hopper_medum-v2.hdf5"): "there is no file 'hopper_medum-v2.hdf5'; check the path",
-    ("--deterministic", "--sampler", "prioritized"): "--deterministic requires --sampler uniform",
-    ("--algo", "rebrac", "--n-step", "2"): "rebrac requires --n-step 1",
+    ("--deterministic", "--sampler", "prioritized"): "--deterministic requires a uniform sampler; servers sample "
+    "nondeterministically (--sampler uniform)",
+    ("--algo", "rebrac", "--n-step", "2"): "--n-step must be 1 for rebrac",
     ("--sampler", "prioritised"): "'prioritised' is not one of",
-    ("--steps", "0"): "steps must be an integer >= 1, got 0",
+    ("--steps", "0"): "--steps must be an integer >= 1, got 0",
     (
         "--set",
         "discount=0.9",
-    ): "'discount' cannot be set, because it must match the stored items; set --gamma",
-    ("--algo", "bc", "--sampler", "prioritized"): "bc requires --sampler uniform",
+    ): "'discount' cannot be set, because it must match the stored items; set the discount factor of the run (--gamma)",
+    ("--algo", "bc", "--sampler", "prioritized"): "--sampler must be 'uniform' for bc",
     ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file and --d4rl-score",
     ("--config", "missing.gin"): "'missing.gin' does not exist",
     ("--preset", "iql-antmace"): "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?",
@@ -260,7 +261,7 @@ def test_gin_files_are_checked_and_override_the_defaults(hopper, tmp_path, capsy
     code, _, err = call(capsys, *options, "--config", tmp_path / "mine.gin")
     assert code == 1 and "IQLAgent.discount cannot be set because the run determines it; set gamma instead" in err
     code, _, err = call(capsys, *options, "--preset", "rebrac-hopper-medium")
-    assert code == 1 and "the settings are for ReBRACAgent, but --algo iql is IQLAgent" in err
+    assert code == 1 and "the settings are for ReBRACAgent, not for IQLAgent (--algo)" in err
     assert not (tmp_path / "run").exists()
     (tmp_path / "mine.gin").write_text("train.normalize_observations = False")
     command = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path / "run", *SMALL, "--steps", 2)
@@ -273,16 +274,20 @@ def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_pat
     pytest.importorskip("gymnasium")
     options = ("--algo", "bc", *SMALL[2:], "--steps", 2, "--eval-episodes", 1, "--d4rl-score")
     code, out, err = call(capsys, *options, "--data", hopper, "--run-dir", tmp_path / "run")
-    assert code == 0 and "evaluating in Hopper-v5, derived from the name of the dataset; pass --env none for no" in err
+    assert (
+        code == 0
+        and "evaluating in Hopper-v5, derived from the name of the dataset; evaluation can be disabled (--env none)"
+        in err
+    )
     assert "last score" in out and (tmp_path / "run" / "curve.png").is_file()
-    for name, message in (
-        ("halfcheetah_medium", "no evaluation, pass --env to choose an environment: the dataset's actions have shape"),
-        ("logs", "no evaluation, because the environment of the dataset is unknown; pass --env to evaluate, such as"),
+    for name, message, option in (
+        ("halfcheetah_medium", "no evaluation: the dataset's actions have shape", "was recorded in (--env)"),
+        ("logs", "no evaluation, because the environment of the dataset is unknown; choose one", "(--env Hopper-v5)"),
     ):
         (tmp_path / f"{name}.hdf5").symlink_to(hopper)
         data = ("--data", tmp_path / f"{name}.hdf5", "--run-dir", tmp_path / name)
         code, out, err = call(capsys, *SMALL[2:], "--algo", "bc", "--steps", 2, *data)
-        assert code == 0 and message in err
+        assert code == 0 and message in err and option in err
 
 
 @pytest.mark.drill("F20")

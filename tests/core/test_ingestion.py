@@ -296,7 +296,7 @@ def test_invalid_priorities_raise_before_they_are_sent(priority):
         ({"options": {"chunk_length": 0}}, "chunk_length must be an integer from 1 to 1,000,000, got 0"),
         (
             {"options": {"writer": "reverb"}, "layout": "packed"},
-            "writer='reverb' requires a server .* layout='columns'",
+            "writer='reverb' requires a server .* .layout='columns'",
         ),
     ],
 )
@@ -463,7 +463,9 @@ def test_directory_keeps_the_configs_of_two_tables(tmp_path):
         "small": (9, 8),
         "heap": (2**31 - 1, 8),
     }
-    with pytest.raises(ValueError, match="at least 11 items, but the smallest table holds 9; use a larger max_size"):
+    with pytest.raises(
+        ValueError, match=r"at least 11 items, but the smallest table holds 9; use a larger one \(max_size"
+    ):
         ingest([episode(12, terminal=True)], tmp_path / "other", configs)
     assert not list(tmp_path.glob("other*"))
 

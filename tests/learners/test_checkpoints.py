@@ -229,7 +229,7 @@ def test_checkpoint_of_a_different_run_raises_unless_allowed(tmp_path):
         learner.start(2)
     with make_learner(tmp_path, identity={"data": "xyz"}) as learner:
         with pytest.raises(
-            CheckpointError, match="belongs to a different run: data was abc, is now xyz; use a different run_dir"
+            CheckpointError, match="belongs to a different run: data was abc, is now xyz; use a different run directory"
         ):
             learner.load_checkpoint()
         assert learner.last_iter == 0

@@ -170,7 +170,7 @@ def test_damaged_log_raises(content, message, tmp_path):
 def test_run_directory_in_use_raises_and_names_the_process(tmp_path):
     with RunDirectory(tmp_path / "a/run") as run:
         with pytest.raises(
-            ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose a different run_dir"
+            ResourceInUseError, match=rf"run is in use by process {os.getpid()} on .*choose a different run directory"
         ):
             RunDirectory(tmp_path / "a/run")
         run.log_priorities(1, count_priorities([1.0]))

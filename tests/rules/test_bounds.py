@@ -55,7 +55,7 @@ def test_unknown_bounds_of_a_table_are_not_guessed():
     with ReplayServer([TableConfig()], TrajectoryWindows(2).item_spec(source.step_spec)) as server:
         ingest(source, server)
         with pytest.raises(
-            SpecMismatchError, match=r"bounds are unknown, and sampled actions range .*; pass env= or action_b"
+            SpecMismatchError, match=r"bounds are unknown, and sampled actions range .*; .* \(env or action_b"
         ):
             open_data(server, BC)
         assert open_data(server, BC.replace(action_bounds=(-3, 3))).identity()["action bounds"] == "[-3, 3]"

@@ -186,7 +186,7 @@ def test_registered_format_is_tried_first_and_takes_its_options(tmp_path):
     [("d4rl", {"shard_bytes": 5}), ("minari", {"shard_bytes": 5}), ("rlds", {"recompute_discounts": True})],
 )
 def test_options_of_other_written_formats_are_an_error(tmp_path, format, options):
-    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to format='{format}'"):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to the format '{format}'"):
         write_dataset([{**LOG, "terminated": True}], tmp_path / "x-v0", format=format, **options)
 
 
@@ -257,10 +257,10 @@ def test_training_lists_the_fields_that_it_does_not_use():
         ({"env": "Hopper-v5", "eval_every": 7, "n_step": 3, "gamma": 0.9, "reward": "scale:2"}, []),
         (
             {"env": "Hopper-v5", "num_envs": 2, "update_every": 5},
-            ["update_every, num_envs: no effect without online_steps"],
+            [f"{name} has no effect without an online phase" for name in ("update_every", "num_envs")],
         ),
         ({"env": "Hopper-v5", "num_envs": 2, "online_steps": 2_000}, []),
-        ({"env": None, "eval_episodes": 3}, ["eval_episodes: no effect without an environment"]),
+        ({"env": None, "eval_episodes": 3}, ["eval_episodes has no effect without an environment"]),
     ],
 )
 def test_training_lists_the_options_without_effect(options, sentences):
@@ -271,16 +271,16 @@ def test_options_of_rewards_have_no_effect_on_cloning():
     def describe(**options):
         return TrainingConfig("bc", env=None, **options).describe_unused()
 
-    sentence = "no effect on bc, which does not learn from rewards"
-    assert describe(n_step=3, reward="scale:2") == [f"n_step, reward: {sentence}"]
-    assert describe(gamma=0.9, reward="scale:2", top_percent=10.0) == [f"gamma: {sentence}"]
+    sentence = "has no effect on bc, which does not learn from rewards"
+    assert describe(n_step=3, reward="scale:2") == [f"n_step {sentence}", f"reward {sentence}"]
+    assert describe(gamma=0.9, reward="scale:2", top_percent=10.0) == [f"gamma {sentence}"]
     assert describe(top_percent=10.0) == []
 
 
 def test_training_prints_the_options_without_effect(tmp_path, capsys):
     logs = [{**LOG, "actions": np.zeros((4, 1)), "terminated": True}]
     with Training(logs, TrainingConfig("bc", env=None, num_envs=2, batch_size=2), tmp_path / "run"):
-        assert "num_envs: no effect without online_steps" in capsys.readouterr().err
+        assert "num_envs has no effect without an online phase" in capsys.readouterr().err
 
 
 def test_strings_in_observations_are_an_error(tmp_path):

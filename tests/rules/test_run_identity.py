@@ -221,7 +221,7 @@ def test_functions_whose_global_variables_changed_differ(name, monkeypatch):
     monkeypatch.setitem(globals(), name, 4 if name == "LIMIT" else lambda: gymnasium.make("Pendulum-v1"))
     now = describe_env(make_with_helper)
     assert now["$function"] == before["$function"] and now["code"] != before["code"]
-    with pytest.raises(ValueError, match=r"because .*:make_with_helper has changed; pass env= to use it"):
+    with pytest.raises(ValueError, match=r"because .*:make_with_helper has changed; pass it to use it \(env\)"):
         restore_env(before)
 
 
@@ -250,7 +250,7 @@ def test_environments_are_made_again_from_their_descriptions(tmp_path):
     write_run(tmp_path, TrainingConfig("bc", env=functools.partial(make_pendulum, g=2.0)))
     assert restore_environment(load_run(tmp_path)).make_env().unwrapped.g == 2.0
     write_run(tmp_path, TrainingConfig("bc", env=close_over(1.0)))
-    with pytest.raises(ValueError, match=r"because .*<lambda> cannot be imported; pass env="):
+    with pytest.raises(ValueError, match=r"because .*<lambda> cannot be imported; pass .* \(env\)"):
         restore_environment(load_run(tmp_path))
 
 

@@ -153,10 +153,10 @@ def test_agents_of_tf_agents_train_on_the_items_they_require(make, pendulum, tmp
 @pytest.mark.slow
 def test_agent_without_td_errors_is_rejected_for_prioritized_sampling(pendulum, tmp_path):
     with pytest.raises(
-        ValueError, match=r"sampler='prioritized' requires an agent that returns a TD error .*make_ddpg"
+        ValueError, match=r"sampler must be 'uniform' for an agent that does not return a TD error .*make_ddpg"
     ):
         train(pendulum, make_ddpg, tmp_path, sampler="prioritized", **SMALL)
-    with pytest.raises(ValueError, match="requires sampler='uniform': it has no TD errors"):
+    with pytest.raises(ValueError, match="sampler must be 'uniform' for .*, which has no TD errors"):
         TrainingConfig(f"{BCAgent.__module__}:BCAgent", sampler="prioritized")
 
 

@@ -194,17 +194,15 @@ def test_actions_are_clipped_to_the_bounds_less_a_margin():
     np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
     note = "2 of 3 actions (66.7 %) are outside their bounds, by up to 6, and are clipped"
     assert got.notes == (note,)
-    with pytest.raises(
-        SpecMismatchError, match="clip_actions requires the bounds of the actions, .*; pass env= or action"
-    ):
+    with pytest.raises(SpecMismatchError, match=r"clipping requires the bounds of the actions, .* \(env or action"):
         open_data([log], IQL.replace(clip_actions=True))
 
 
 def test_actions_outside_the_bounds_of_the_environment_are_counted():
     got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
     assert got.warnings == (
-        "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; pass "
-        "clip_actions=True to clip them",
+        "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; "
+        "they can be (clip_actions=True)",
     )
 
 
@@ -260,8 +258,8 @@ def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions
     (note,) = got.notes
     assert note.startswith(f"the action bounds are {bounds}, ") and reason in note
     is_own = reason.startswith("those of the dataset's") or reason.startswith("or the min")
-    assert note.endswith("; pass env= or action_bounds= to set them") != is_own
-    assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; pass env=")[0],)
+    assert note.endswith("; choose the environment or set the bounds (env or action_bounds)") != is_own
+    assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; choose the environment")[0],)
 
 
 def test_bounds_of_many_actions_are_complete_in_the_identity():
@@ -296,7 +294,7 @@ def test_bounds_of_discrete_actions_include_the_start_of_the_space(start, bounds
 def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
     got = open_data([make_log([3, 5, 4, 8])], DQN)
     assert (int(got.action_spec.minimum), int(got.action_spec.maximum)) == (3, 8)
-    assert got.notes[0].startswith("the action bounds are [3, 8], the minimum and maximum of the data; pass env=")
+    assert got.notes[0].startswith("the action bounds are [3, 8], the minimum and maximum of the data; choose the env")
 
 
 @pytest.mark.parametrize(
@@ -304,7 +302,7 @@ def test_bounds_of_discrete_actions_are_otherwise_those_of_the_data():
     [([0, 1000, 2000, 0], "the only actions are 0, 1000, 2000"), ([4, 4], "the only action is 4")],
 )
 def test_unknown_number_of_discrete_actions_raises(actions, problem):
-    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; pass .* env=, or re-encode"):
+    with pytest.raises(SpecMismatchError, match=rf"is unknown, because {problem}; re-encode .*, or pass .* \(env\)"):
         open_data([make_log(actions)], DQN)
     assert open_data([make_log(actions)], DQN, action_space=Discrete(2001)).action_spec.maximum == 2000
 
@@ -345,7 +343,7 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
             {"observations": {"text": np.array(["a", "b", "c"])}},
             IQL,
             None,
-            r"\['text'\] must be numbers, got string \[\]; encode it, or drop it with drop_fields=\['observation/text'\]",
+            r"\['text'\] must be numbers, got string \[\]; encode it, or drop it \(drop_fields=\['observation/text'\]\)",
         ),
     ],
 )

@@ -19,7 +19,7 @@ PENDULUM = {
     "max_episode_steps": 200,
     "additional_wrappers": [],
 }
-DISABLE = "pass env=None for no evaluation"
+DISABLE = "evaluation can be disabled (env=None)"
 
 
 def make_source(name="dataset", **spec):
@@ -48,7 +48,7 @@ def test_environment_is_derived_from_the_name_of_the_file(source, name):
         assert got.name == got.make_env == name
         assert got.note == f"evaluating in {name}, derived from the name of the dataset; {DISABLE}"
     else:
-        assert got.make_env is None and "the environment of the dataset is unknown; pass env= to evaluate" in got.note
+        assert got.make_env is None and "the environment of the dataset is unknown; choose one" in got.note
 
 
 def test_minari_datasets_bring_their_own_environment(data):
@@ -71,11 +71,11 @@ def test_arguments_of_the_own_environment_are_kept():
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"id": "Mine-v0", "entry_point": "evil_module.envs:Mine"}, "Mine-v0 is not registered with Gymnasium; pass "
-         "env='evil_module:Mine-v0' to import evil_module and use it"),
-        ({"id": "Mine-v0", "entry_point": "__main__:Mine"}, "Mine-v0 is not registered with Gymnasium; pass env="),
+        ({"id": "Mine-v0", "entry_point": "evil_module.envs:Mine"}, "Mine-v0 is not registered with Gymnasium; "
+         "import its module (env='evil_module:Mine-v0')"),
+        ({"id": "Mine-v0", "entry_point": "__main__:Mine"}, "Mine-v0 is not registered with Gymnasium; import its module (env="),
         ({"additional_wrappers": [{"name": "W", "entry_point": "evil_module:W", "kwargs": None}]}, "its Pendulum-v1 has "
-         "wrappers that may import other modules; pass env= with a function that creates it"),
+         "wrappers that may import other modules; pass a function that creates it (env="),
         ({"id": "GymV26Environment-v0", "kwargs": {"env_id": "evil_module:X-v0"}}, "its GymV26Environment-v0 has "
          "arguments that may import other modules"),
         ({"id": ["Pendulum-v1"]}, "its description is not registered"),
@@ -138,5 +138,5 @@ def test_reference_returns_come_from_d4rl_a_file_or_the_user(tmp_path):
     assert resolve_reference_returns((1, 2), "Hopper-v5") == (1.0, 2.0)
     assert resolve_reference_returns("d4rl", "Hopper-v5") == pytest.approx((-20.272305, 3234.3))
     assert resolve_reference_returns(tmp_path / "returns.json", "Hopper-v5") == (18.6, 2806.0)
-    with pytest.raises(ValueError, match="D4RL has no reference_returns for Pendulum-v1; pass two numbers or a JSON"):
+    with pytest.raises(ValueError, match="D4RL has no reference returns for Pendulum-v1; pass two numbers or a JSON"):
         resolve_reference_returns("d4rl", "Pendulum-v1")

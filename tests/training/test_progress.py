@@ -42,12 +42,12 @@ def test_lines_are_plain_in_a_command_that_a_notebook_started(capsys, monkeypatc
 
 
 def test_only_notes_and_warnings_are_printed_when_quiet(capsys):
-    progress = Progress(10, quiet=True, translate=str.upper)
+    progress = Progress(10, quiet=True)
     progress.log(1, NUMBERS)
     with progress.activity("reading"):
         progress.note("a note")
         progress.warn("a warning in [brackets]")
-    assert capsys.readouterr().err.splitlines() == ["A NOTE", "warning: A WARNING IN [BRACKETS]"]
+    assert capsys.readouterr().err.splitlines() == ["a note", "warning: a warning in [brackets]"]
 
 
 def test_a_notebook_replaces_the_numbers_in_place(monkeypatch, capsys):

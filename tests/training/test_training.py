@@ -283,14 +283,15 @@ def test_repeat_txt_repeats_a_run_from_python(hopper, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_prioritized_runs_keep_their_priorities(source, tmp_path):
+def test_prioritized_runs_keep_their_priorities(source, tmp_path, monkeypatch):
     options = get_options(sampler="prioritized", checkpoint_every=10)
     with Training(source, TrainingConfig("iql", steps=20, **options), tmp_path) as training:
         training.run()
     (saved,) = [path for path in (tmp_path / "checkpoints").iterdir() if path.name == f"{20:010d}"]
     assert (saved / "replay").is_dir()
     notes = []
-    progress = Progress(30, quiet=True, translate=lambda sentence: notes.append(sentence) or sentence)
+    progress = Progress(30, quiet=True)
+    monkeypatch.setattr(progress, "note", notes.append)
     with Training(source, TrainingConfig("iql", steps=30, **options), tmp_path, progress=progress) as training:
         run = training.run()
     assert "continuing from iteration 20" in notes and run.progress["step"][-1] == 30

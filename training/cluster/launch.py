@@ -257,7 +257,7 @@ class ClusterTraining:
         if is_too_small or not self._group.wait(_START_SECS):
             raise RuntimeError(
                 f"the cluster has no room for {num_actors} processes with {self._num_cpus:g} CPUs each; it has "
-                f"{total:g} CPUs. Use fewer collectors or shards, set num_cpus, or add machines"
+                f"{total:g} CPUs. Use fewer collectors, shards or CPUs per process, or add machines"
             )
 
     def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, **options: Any) -> None:

@@ -10,13 +10,14 @@ from rlds2reverb import Selector, TableConfig, packed_signature
 from rlds2reverb.client import find_addresses
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.envs.suite_gym import find_spec
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Source
 
 from ..collected_pieces import PieceConverter
-from ..config import TrainingConfig
+from ..config import NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from ..data import TrainingData, identify_run
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
 from ..environment import (
@@ -87,7 +88,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     environment = resolve_environment(config.env, source)
     has_environment = environment is not None and environment.make_env is not None
     if config.online_steps and not has_environment:
-        raise ValueError("online_steps requires an environment to collect in; pass its name as env=")
+        raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
     notes = [environment.note] if environment is not None and environment.note else []
     warnings: list[str] = []
     evaluator = make_evaluator(config, environment, warnings.append)
@@ -118,9 +119,9 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
 
 def _require_options(source: Any, config: TrainingConfig) -> None:
     if config.deterministic:
-        raise ValueError("deterministic=True requires a single process; use train")
+        raise ArgumentError("requires a single process; use train", about="deterministic", value=True)
     if tuple(config.track) != (TENSORBOARD,):
-        raise ValueError(f"track must be ('{TENSORBOARD}',) on a cluster, got {config.track}")
+        raise ArgumentError(f"must be ('{TENSORBOARD}',) on a cluster, got {config.track}", about="track")
     if isinstance(source, (str, Path)) and is_table_directory(source):
         raise ValueError(
             f"other machines cannot reach the tables in {source}; run `rlds2reverb serve {source}`, and pass "

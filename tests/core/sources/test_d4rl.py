@@ -92,7 +92,7 @@ def test_terminal_overrides_timeout_and_last_rows_are_unterminated():
 def test_max_episode_steps_ends_episodes_without_timeouts():
     rows = make_rows([0, 0, 0, 0, 0, 1, 0])
     with pytest.raises(
-        SourceError, match="has no 'timeouts', which mark the ends of truncated episodes; pass max_episode_steps=N"
+        SourceError, match=r"has no 'timeouts', which mark the ends of truncated episodes; .* \(max_episode_steps or"
     ):
         load(rows)
     assert episode_lengths(rows, max_episode_steps=2) == [2, 2, 2, 1]
@@ -110,7 +110,9 @@ def test_discontinuity_ends_episodes_without_timeouts():
     rows["next_observations"][3:] += 50
     assert episode_lengths(rows, split_at_discontinuity=True) == [3, 3]
     del rows["next_observations"]
-    with pytest.raises(SourceError, match="has no 'next_observations', which split_at_discontinuity=True requires"):
+    with pytest.raises(
+        SourceError, match="split_at_discontinuity=True requires 'next_observations', which .* does not contain"
+    ):
         load(rows, split_at_discontinuity=True)
 
 

@@ -86,7 +86,7 @@ def test_file_in_the_d4rl_directory_is_opened_by_name(data, tmp_path, monkeypatc
 def test_missing_dataset_raises_without_a_download(name, message, monkeypatch, capfd):
     monkeypatch.setattr(tfds, "builder", lambda *arguments, **options: pytest.fail("TFDS was called"))
     monkeypatch.setattr(minari_package, "download_dataset", lambda *arguments: pytest.fail("Minari was called"))
-    with pytest.raises(FileNotFoundError, match=message + r".*pass download=True to download it"):
+    with pytest.raises(FileNotFoundError, match=message + r".*allow the download \(download=True\)"):
         load(name)
     assert capfd.readouterr() == ("", "")
 

@@ -116,7 +116,7 @@ def test_actions_are_clipped_to_the_bounds_of_the_dataset():
 
 def test_clipping_without_known_bounds_raises_unless_all_actions_are_within_one():
     source = load([episode(3, terminal=True)])
-    message = r"clip_actions requires the bounds of step\['action'\].* 2 of 2 actions are outside .*; set action_bounds"
+    message = r"clip_actions requires the bounds of step\['action'\].* 2 of 2 actions are outside .*; set .* \(action_bounds\)"
     with pytest.raises(ValueError, match=message):
         apply_transforms(source, [ClipActions()])
     within = load([{**episode(3, terminal=True), "action": np.float32([[1], [0.5], [-7]])}])  # The last is no action.
@@ -125,7 +125,7 @@ def test_clipping_without_known_bounds_raises_unless_all_actions_are_within_one(
     nested = load([{**episode(3, terminal=True), "action": {"arm": np.full((3, 2), 2, np.float32)}}])
     with pytest.raises(ValueError, match=r"bounds of step\['action'\]\['arm'\]"):
         apply_transforms(nested, [ClipActions()])
-    with pytest.raises(ValueError, match="require actions that are one array of numbers, got a nest"):
+    with pytest.raises(ValueError, match="requires actions in one array of numbers, got a nest"):
         apply_transforms(nested, [ActionBounds(-1, 1)])
     for low, high in ((1, 1), (2, 1), (0, np.inf), (np.nan, 1), ("x", 1)):
         with pytest.raises(ValueError, match="action_bounds must be two numbers, the minimum first"):

@@ -130,5 +130,5 @@ def test_untested_version_is_named_if_the_trial_fails(newer_reverb, unchecked_se
 def test_packed_layout_raises_if_the_bulk_writer_fails(unchecked_servers, monkeypatch):
     monkeypatch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
     with ReplayServer([TableConfig()], None) as server:
-        with pytest.raises(ValueError, match="does not support the bulk writer .*; use layout='columns'"):
+        with pytest.raises(ValueError, match="does not support the bulk writer .*; store columns .layout='columns'"):
             ingest(SOURCE, server.address, layout="packed")

@@ -197,7 +197,7 @@ def test_damaged_journal_raises(tmp_path, damage):
     with start_server(tmp_path) as server:
         journal = interrupt_run(server.address, tmp_path)
         damage_file(journal, damage)
-        with pytest.raises(CorruptFileError, match=f"{journal} is damaged; delete it, or convert with resume=False"):
+        with pytest.raises(CorruptFileError, match=f"{journal} is damaged; delete it, or start again .resume=False"):
             run_ingest(server.address, state_home=tmp_path)
         assert run_ingest(server.address, state_home=tmp_path, resume=False)["items"] == NUM_ITEMS
         assert count_items(server.address) == NUM_ITEMS

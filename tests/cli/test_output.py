@@ -1,0 +1,55 @@
+"""Messages of the library, in which the command line names its options."""
+
+import pickle
+
+import click
+import pytest
+
+from rlds2reverb.cli.output import describe_error, name_options
+from rlds2reverb.errors import ArgumentError, CheckpointError, Message
+
+COMMAND = click.Command(
+    "x",
+    params=[
+        click.Option(["--download"], is_flag=True),
+        click.Option(["--extra-field", "extra_fields"]),
+        click.Option(["--layout"]),
+        click.Option(["--resume/--no-resume"]),
+        click.Option(["--no-verify"], is_flag=True),
+        click.Option(["--drop-field", "drop_fields"]),
+        click.Option(["--env", "environment"]),
+        click.Option(["--sequence-length"]),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "in_python", "in_command"),
+    [
+        (Message("allow the download", download=True), "(download=True)", "(--download)"),
+        (Message("fix the name", extra_fields=...), "(extra_fields)", "(--extra-field)"),
+        (
+            Message("start again", layout="packed", resume=False),
+            "(layout='packed' or resume=False)",
+            "(--layout packed or --no-resume)",
+        ),
+        (Message("start without verification", verify=False), "(verify=False)", "(--no-verify)"),
+        (Message("drop it", drop_fields=["a/b"]), "(drop_fields=['a/b'])", "(--drop-field a/b)"),
+        (Message("evaluation can be disabled", env=None), "(env=None)", "(--env none)"),
+        (Message("was 2, is now 3", about="length"), "length was 2", "--sequence-length was 2"),
+        (Message("is no option here", about="other", more=1), "other is no option here (more=1)", "(more=1)"),
+        ("a path/" + Message("; use one", layout=...), "a path/; use one (layout)", "a path/; use one (--layout)"),
+    ],
+)
+def test_messages_name_arguments_in_python_and_options_in_commands(message, in_python, in_command):
+    assert in_python in message and name_options(message, None) == message
+    assert in_command in name_options(message, COMMAND)
+    copy = pickle.loads(pickle.dumps(CheckpointError(message)))
+    assert str(copy) == message and describe_error(copy, COMMAND) == name_options(message, COMMAND)
+
+
+def test_errors_make_messages_of_their_arguments():
+    error = ArgumentError("must be one of a, b", about="layout", download=True)
+    assert isinstance(error, ValueError) and str(error) == "layout must be one of a, b (download=True)"
+    assert describe_error(error, COMMAND) == "--layout must be one of a, b (--download)"
+    assert describe_error(ValueError("layout is no field"), COMMAND) == "layout is no field"
