@@ -306,8 +306,7 @@ class _DatasetBuilder:
         kept = select_episodes(batch, batch.num_steps > 1)
         if kept is None:
             return
-        dropped = [episode.dropped_last_transition for episode in raw.episodes if episode.num_steps > 1]
-        self.returns += sum_rewards(kept, dropped)
+        self.returns += sum_rewards(kept)
         steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
         steps[fields.REWARD] = _as_float(steps[fields.REWARD])
         self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
@@ -334,10 +333,10 @@ def _describe_unused(step_spec: Nest) -> list[str]:
     return [f"{left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
 
 
-def sum_rewards(batch: EpisodeBatch, dropped_last_transition: list[bool]) -> list[float]:
+def sum_rewards(batch: EpisodeBatch) -> list[float]:
     """Returns the undiscounted return of each episode, bit for bit as `Episode.total_reward`."""
     rewards, ends = batch.steps[fields.REWARD], np.cumsum(batch.num_steps)
-    bounds = zip((ends - batch.num_steps).tolist(), (ends - 1 + dropped_last_transition).tolist(), strict=True)
+    bounds = zip((ends - batch.num_steps).tolist(), (ends - 1).tolist(), strict=True)
     return [float(np.sum(rewards[start:end], dtype=np.float64)) for start, end in bounds]
 
 

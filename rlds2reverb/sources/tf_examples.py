@@ -19,7 +19,7 @@ from rlds2reverb.encoding.protobuf import delimited, delimited_head, fill, varin
 from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import ArraySpec, Nest, leaves
 
-from .rlds import SEED, UNKNOWN_SEED, UNTERMINATED
+from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNKNOWN_SEED, UNTERMINATED
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -46,6 +46,7 @@ def make_features(step_spec: Mapping[str, Nest]) -> tfds.features.FeaturesDict:
             fields.STEPS: steps,
             UNTERMINATED: tfds.features.Tensor(shape=(), dtype=np.bool_),
             SEED: tfds.features.Tensor(shape=(), dtype=np.int64),
+            UNKNOWN_FINAL_OBSERVATION: tfds.features.Tensor(shape=(), dtype=np.bool_),
         }
     )
 
@@ -68,7 +69,12 @@ def encode_episode(episode: Episode, step_spec: Nest) -> bytes:
         for (path, column), encoding in zip(episode.columns, encodings, strict=True)
     ]
     seed = UNKNOWN_SEED if episode.seed is None else episode.seed
-    for name, value in ((UNTERMINATED, episode.unterminated), (SEED, seed)):
+    attributes = {
+        UNTERMINATED: episode.unterminated,
+        SEED: seed,
+        UNKNOWN_FINAL_OBSERVATION: episode.unknown_final_observation,
+    }
+    for name, value in attributes.items():
         features.append(_encode_feature(name, _encode_column(np.array([int(value)], np.int64), "none")))
     return delimited(1, b"".join(features))
 

@@ -530,6 +530,7 @@ class CutAtTerminal:
             steps = tree.map_structure(lambda column: column[: terminal[0] + 1], episode.steps)
             is_last = np.arange(terminal[0] + 1) == terminal[0]
             steps = {**steps, fields.IS_LAST: is_last}
-            return replace(episode, steps=steps, unterminated=False, dropped_last_transition=False)
+            cut = {"unterminated": False, "dropped_last_transition": False, "unknown_final_observation": False}
+            return replace(episode, steps=steps, **cut)
 
         return apply, {"cut_at_terminal": True}
