@@ -26,6 +26,7 @@ AUTO, BOUNDARY, TRANSITION = get_args(LastStep)
 REQUIRED = (fields.OBSERVATION, fields.ACTION)
 ASSUMABLE = (fields.REWARD, fields.DISCOUNT, fields.IS_TERMINAL)
 
+_UNKNOWN = "unknown"
 _ADVICE = (
     f"pass last_step='{TRANSITION}' if the action and the reward of the last row are real, or last_step='{BOUNDARY}' "
     "if they mean nothing"
@@ -181,37 +182,41 @@ def infer_last_step(name: str, episodes: Iterable[dict[str, Any]]) -> LastStep:
 
     A reward other than 0 in the last row is evidence of a transition, and so is an action that is neither zero nor
     that of the row before. A float action that becomes zero in the last row is evidence of a boundary. Anything else
-    fits both; it is taken for a boundary, as RLDS defines it.
+    fits both; without other episodes, it is taken for a boundary, as RLDS defines it.
 
     Args:
       name: name of the dataset, for messages.
       episodes: the rows of some episodes.
 
     Raises:
-      SourceError: If the episodes disagree, or if no episode tells and a real action would be lost.
+      SourceError: If the episodes disagree, or if none of them tells because they have a single row or actions that
+        never change.
     """
     examples: dict[str | None, tuple[int, dict[str, Any]]] = {}
     for index, rows in enumerate(episodes):
         if len(leaves(rows)[0][1]):
-            examples.setdefault(_find_evidence(rows), (index, rows))
+            found = _find_evidence(rows) or (_UNKNOWN if _is_constant(rows) else None)
+            examples.setdefault(found, (index, rows))
     shown = {found: f"episode {index}: {_describe_last_rows(rows)}" for found, (index, rows) in examples.items()}
     if TRANSITION in examples and BOUNDARY in examples:
         raise SourceError(
             f"{name}: the last rows of some episodes are evidence of transitions ({shown[TRANSITION]}), those of "
             f"others of boundaries ({shown[BOUNDARY]}); {_ADVICE}"
         )
-    if list(examples) == [None] and _would_lose_action(examples[None][1]):
-        raise SourceError(f"{name}: nothing tells what the last row of an episode means ({shown[None]}); {_ADVICE}")
+    if list(examples) == [_UNKNOWN]:
+        raise SourceError(f"{name}: nothing tells what the last row of an episode means ({shown[_UNKNOWN]}); {_ADVICE}")
     return TRANSITION if TRANSITION in examples else BOUNDARY
 
 
 def _find_evidence(rows: dict[str, Any]) -> LastStep | None:
     """Returns what the last row of an episode is evidence of, or None if it fits both conventions."""
     actions = [column for _, column in leaves({fields.ACTION: rows[fields.ACTION]})]
+    if not len(actions[0]):
+        return None
     if fields.REWARD in rows and any(_is_set(column, -1) for _, column in leaves({"": rows[fields.REWARD]})):
         return TRANSITION
     is_repeated = len(actions[0]) > 1 and all(np.array_equal(column[-1], column[-2]) for column in actions)
-    if is_repeated or not len(actions[0]):
+    if is_repeated:
         return None
     if any(_is_set(column, -1) for column in actions):
         return TRANSITION
@@ -219,10 +224,11 @@ def _find_evidence(rows: dict[str, Any]) -> LastStep | None:
     return BOUNDARY if becomes_zero else None
 
 
-def _would_lose_action(rows: dict[str, Any]) -> bool:
-    """Returns whether the last row has an action other than zero, or is the only one."""
+def _is_constant(rows: dict[str, Any]) -> bool:
+    """Returns whether an episode has a single row, or always the same action other than zero."""
     actions = [column for _, column in leaves({fields.ACTION: rows[fields.ACTION]})]
-    return len(actions[0]) == 1 or any(_is_set(column, -1) for column in actions)
+    is_constant = all((column == column[-1]).all() for column in actions)
+    return len(actions[0]) == 1 or (is_constant and any(_is_set(column, -1) for column in actions))
 
 
 def _is_set(column: np.ndarray, row: int) -> bool:
