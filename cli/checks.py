@@ -11,6 +11,7 @@ import click
 
 from rlds2reverb.locations import server_address
 from rlds2reverb.sources.rlds_conventions import require_missing
+from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
@@ -91,6 +92,7 @@ address = _make_callback(_require_address)
 priority = _make_callback(_require_priority)
 film = _make_callback(_require_film)
 reward = _make_callback(parse_reward)
+features = _make_callback(read_features)
 
 new_file = _make_callback(_require_folder)
 

@@ -235,9 +235,10 @@ def read_dataset(
     builder: _DatasetBuilder | None = None
     for batch in _read_batches(source, config, progress):
         if builder is None:
-            converted = make_step_spec(_convert_columns(batch).steps)
-            require_trainable(converted, config, action_space)
-            builder = _DatasetBuilder(make_step_spec(batch.steps), converted[fields.ACTION])
+            step_spec = make_step_spec(batch.steps)
+            action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
+            require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
+            builder = _DatasetBuilder(step_spec, cast_spec(action_spec))
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")

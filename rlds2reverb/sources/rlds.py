@@ -92,18 +92,23 @@ def _find_conventions(
     missing: Mapping[str, float],
     open_first: Callable[[], tf.data.Dataset],
 ) -> Conventions:
-    """Returns the conventions of a dataset, for which the first episodes that `open_first` opens are read if needed."""
+    """Returns the conventions of a dataset, for which the first episodes that `open_first` opens are read."""
     require_last_step(last_step)
     require_missing(missing)
     spec = dataset.element_spec
     require_step_fields(name, _get_step_spec(name, spec), missing)
-    if last_step != AUTO:
-        return Conventions(name, last_step, missing)
     is_own = all(_is_scalar(spec, field, _EPISODE_FIELDS[field]) for field in (UNTERMINATED, SEED))
     if is_own or name.startswith(_D4RL_BUILDERS):  # rlds2reverb, and TFDS's builders for D4RL, write boundaries.
-        return Conventions(name, BOUNDARY, missing)
-    rows = (columns for columns, _ in _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ()))
-    return Conventions(name, infer_last_step(name, rows), missing, is_inferred=True)
+        return Conventions(name, BOUNDARY if last_step == AUTO else last_step, missing)
+    names = (fields.ACTION, fields.REWARD, fields.IS_LAST)
+    episodes = [
+        {field: columns[field] for field in names if field in columns}
+        for columns, _ in _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ())
+    ]
+    has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
+    if last_step != AUTO:
+        return Conventions(name, last_step, missing, has_ends)
+    return Conventions(name, infer_last_step(name, episodes), missing, has_ends, is_inferred=True)
 
 
 def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[str, Any]:

@@ -41,19 +41,22 @@ class Conventions:
       name: name of the dataset, for messages.
       last_step: 'boundary', or 'transition': a boundary without an observation is then appended to each episode.
       missing: values of fields that rows do not contain; see `loading.load`.
+      has_ends: whether `is_last` marks the ends of episodes. If not, it is set on the last row, and the episode is
+        `unterminated`.
       is_inferred: whether `last_step` was found in the data, so that an episode that disagrees raises an error.
     """
 
     name: str
     last_step: LastStep
     missing: Mapping[str, float] = field(default_factory=dict)
+    has_ends: bool = True
     is_inferred: bool = False
 
     def make_episode(self, rows: dict[str, Any], index: int, **attributes: Any) -> Episode:
         """Returns the episode of some rows; `attributes` are those of the episode.
 
-        Without `is_last` on any row, the last row ends the episode, which is then `unterminated` unless the dataset has
-        no such field. A missing `is_terminal` follows from a discount of 0 at the end.
+        Missing flags of the first and last step follow from the rows, and a missing `is_terminal` from a discount of 0
+        at the end.
 
         Raises:
           SourceError: If the rows are not columns, or disagree with an inferred `last_step`.
@@ -66,7 +69,7 @@ class Conventions:
                     f"episodes of a {self.last_step}: {_describe_last_rows(rows)}; {_ADVICE}"
                 )
         steps = as_steps(self._complete(rows, index), f"{self.name}: episode {index}: step")
-        if len(steps[fields.IS_LAST]) and not steps[fields.IS_LAST].any():
+        if not self.has_ends:
             steps[fields.IS_LAST] = _mark_end(steps[fields.IS_LAST])
             attributes["unterminated"] = True
         if self.last_step == TRANSITION and len(steps[fields.IS_LAST]):
@@ -114,8 +117,8 @@ def append_boundary(steps: dict[str, Any]) -> dict[str, Any]:
 
     is_terminal = bool(steps[fields.IS_TERMINAL][-1])
     steps = map_structure(append, steps)
-    for name, at_end in ((fields.IS_LAST, True), (fields.IS_TERMINAL, is_terminal)):
-        steps[name][-2:] = False, at_end
+    for name in (fields.IS_LAST, fields.IS_TERMINAL):
+        steps[name][-2:] = False, steps[name][-2]
     for discount in (column for _, column in leaves({"": steps[fields.DISCOUNT]})):
         discount[-2], discount[-1] = 0, not is_terminal
     return steps

@@ -260,3 +260,88 @@ def test_command_reads_missing_values(data, capsys):
     assert "discount" not in capsys.readouterr().err
     assert run(["validate", path, "--missing", "discount"]) != 0
     assert "FIELD=NUMBER such as discount=1" in " ".join(capsys.readouterr().err.split())
+
+
+# --- written features
+
+
+def read_step(path):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(path)
+    return builder.info.features["steps"].feature, next(iter(next(iter(builder.as_dataset(split="train")))["steps"]))
+
+
+def test_described_features_are_written_as_tfds_has_them(data, tmp_path):
+    source = load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
+    described = {
+        "observation/image": "png",
+        "observation/wrist_image": {"encoding": "jpeg", "description": "camera on the wrist"},
+        "language_instruction": "text",
+        "action": {"description": "joint torques"},
+    }
+    write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=described)
+    features, step = read_step(tmp_path / "arm/1.0.0")
+    image, wrist = (features["observation"][name] for name in ("image", "wrist_image"))
+    assert (type(image).__name__, image.encoding_format, wrist.encoding_format) == ("Image", "png", "jpeg")
+    assert type(features["language_instruction"]).__name__ == "Text"
+    assert (wrist.doc.desc, features["action"].doc.desc) == ("camera on the wrist", "joint torques")
+    assert step["observation"]["image"].shape == (64, 64, 3)
+    for got, expected in zip(load(tmp_path / "arm/1.0.0"), source, strict=True):
+        for name, column in expected.steps["observation"].items():
+            difference = np.abs(got.steps["observation"][name].astype(int) - column)
+            assert difference.mean() < (3 if name == "wrist_image" else 1e-9)
+        assert hash_column(got.steps["language_instruction"]) == hash_column(expected.steps["language_instruction"])
+
+
+def test_encoded_images_are_written_without_loss(data, tmp_path):
+    path = data / "formats/rlds/a4/nested_cameras/1.0.0"
+    described = {f"observation/images/{name}": encoding for name, encoding in (("side", "jpeg"), ("wrist", "png"))}
+    write_dataset(load(path, image_decoding=False), tmp_path / "a/1.0.0", format="rlds", features=described)
+    for got, expected in zip(load(tmp_path / "a/1.0.0"), load(path), strict=True):
+        for name in ("side", "wrist"):
+            images, originals = (episode.steps["observation"]["images"][name] for episode in (got, expected))
+            assert (images == originals).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"observation/imag": "png"}, "'observation/imag', which is no field of the steps"),
+        (
+            {"observation/state": "png"},
+            r"'observation/state' must be uint8 \[H, W, C\] with C in .*, got float32 \[10\]",
+        ),
+        ({"observation/image": "text"}, r"must be a string for the encoding text, got uint8 \[64, 64, 3\]"),
+        ({"observation/image": "gif"}, "must be png, jpeg or text, got 'gif'"),
+        ({"action": {"names": ["x"]}}, r"features\['action'\] must be an encoding or a dict of encoding, description"),
+    ],
+)
+def test_features_that_do_not_fit_raise(data, tmp_path, features, message):
+    source = load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
+    with pytest.raises(ValueError, match=message):
+        write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=features)
+    assert not (tmp_path / "arm").exists() or not list((tmp_path / "arm").iterdir())
+
+
+def test_files_of_another_encoding_raise(data, tmp_path):
+    source = load(data / "formats/rlds/a2/openx_boundary/1.0.0", image_decoding=False)
+    with pytest.raises(SourceError, match=r"'observation/image' must be png files, got b'\\xff\\xd8.*' in step 0"):
+        write_dataset(source, tmp_path / "a/1.0.0", format="rlds", features={"observation/image": "png"})
+
+
+def test_features_for_other_formats_raise(tmp_path):
+    with pytest.raises(ValueError, match="does not apply to format='d4rl'"):
+        write_dataset([], tmp_path / "a.hdf5", format="d4rl", features={"action": "text"})
+
+
+def test_convert_reads_features_from_a_file(data, tmp_path, capsys):
+    path = str(data / "formats/rlds/a2/openx_boundary/1.0.0")
+    (tmp_path / "features.json").write_text('{"observation/image": "jpeg"}')
+    out = str(tmp_path / "arm/1.0.0")
+    command = ["convert", path, "--format", "rlds", "--out", out, "--no-image-decoding"]
+    assert run([*command, "--features", str(tmp_path / "features.json")]) == 0
+    assert read_step(out)[0]["observation"]["image"].encoding_format == "jpeg"
+    (tmp_path / "features.json").write_text("[]")
+    assert run([*command, "--features", str(tmp_path / "features.json")]) == 2
+    assert "must contain an object" in " ".join(capsys.readouterr().err.split())
