@@ -288,9 +288,9 @@ def test_described_features_are_written_as_tfds_has_them(data, tmp_path):
     assert (wrist.doc.desc, features["action"].doc.desc) == ("camera on the wrist", "joint torques")
     assert step["observation"]["image"].shape == (64, 64, 3)
     for got, expected in zip(load(tmp_path / "arm/1.0.0"), source, strict=True):
-        for name, column in expected.steps["observation"].items():
-            difference = np.abs(got.steps["observation"][name].astype(int) - column)
-            assert difference.mean() < (3 if name == "wrist_image" else 1e-9)
+        for name, largest in (("image", 0), ("wrist_image", 3)):
+            difference = np.abs(got.steps["observation"][name].astype(int) - expected.steps["observation"][name])
+            assert difference.mean() <= largest
         assert hash_column(got.steps["language_instruction"]) == hash_column(expected.steps["language_instruction"])
 
 
@@ -343,5 +343,5 @@ def test_convert_reads_features_from_a_file(data, tmp_path, capsys):
     assert run([*command, "--features", str(tmp_path / "features.json")]) == 0
     assert read_step(out)[0]["observation"]["image"].encoding_format == "jpeg"
     (tmp_path / "features.json").write_text("[]")
-    assert run([*command, "--features", str(tmp_path / "features.json")]) == 2
+    assert run([*command, "--features", str(tmp_path / "features.json")]) == 1
     assert "must contain an object" in " ".join(capsys.readouterr().err.split())
