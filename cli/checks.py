@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from rlds2reverb.locations import server_address
+from rlds2reverb.sources.rlds_conventions import require_missing
+from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
@@ -74,12 +76,23 @@ def _require_folder(path: Path) -> None:
         raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
 
 
+def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    """Returns the numbers of a repeatable option FIELD=VALUE by field."""
+    try:
+        numbers = {name: float(number) for name, _, number in (value.partition("=") for value in values)}
+        require_missing(numbers)
+    except ValueError as error:
+        raise click.BadParameter(f"the values must be FIELD=NUMBER such as discount=1 ({error})", ctx, param) from error
+    return numbers
+
+
 selector = _make_callback(Selector.parse)
 rate_limiter = _make_callback(RateLimiter.parse)
 address = _make_callback(_require_address)
 priority = _make_callback(_require_priority)
 film = _make_callback(_require_film)
 reward = _make_callback(parse_reward)
+features = _make_callback(read_features)
 
 new_file = _make_callback(_require_folder)
 

@@ -12,6 +12,7 @@ import click
 
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
+from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
@@ -42,7 +43,7 @@ _HEADINGS = {
     "Output": ["out", "format", "num_shards", "verify"],
     **CONVERSION_HEADINGS,
     "Tables": _TABLE_NAMES,
-    "Advanced": [*ADVANCED_NAMES, "recompute_discounts", "shard_mb", "runner", "beam_pipeline_options"],
+    "Advanced": [*ADVANCED_NAMES, "recompute_discounts", "shard_mb", "features", "runner", "beam_pipeline_options"],
 }
 #: Formats to which an option applies, if not to all.
 _FORMATS_OF = {
@@ -51,6 +52,7 @@ _FORMATS_OF = {
     ),
     "recompute_discounts": ("d4rl", "minari"),
     "shard_mb": ("rlds",),
+    "features": ("rlds",),
     "runner": ("reverb", "rlds"),
 }
 
@@ -94,6 +96,14 @@ _FORMATS_OF = {
     help="--format rlds: size from which a new file is started.",
 )
 @click.option(
+    "--features",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    callback=checks.features,
+    metavar="FILE",
+    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "instruction": "text", '
+    '"action": {"description": "joint velocities"}}. Encodings: png, jpeg, text.',
+)
+@click.option(
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --format reverb or rlds: direct (this machine), flink, spark, dataflow, or the "
@@ -131,7 +141,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
-        require_unused({"verify"}, "cannot be combined with --runner")
+        require_unused({"verify", "features"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
@@ -160,6 +170,7 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             on_invalid=options["on_invalid"],
             recompute_discounts=options["recompute_discounts"],
             shard_bytes=options["shard_mb"] * 1_000_000 if format == "rlds" else None,
+            features=read_features(options["features"]) if options["features"] else None,
             progress=progress,
         )
     _print_written(report, source.warnings, options)

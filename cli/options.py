@@ -53,6 +53,28 @@ reading_options = _combine(
         "--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."
     ),
     click.option(
+        "--last-step",
+        type=click.Choice(["auto", "boundary", "transition"]),
+        default="auto",
+        show_default=True,
+        help=f"{_takers('last_step')}: meaning of an episode's last row: only a final observation (boundary), a "
+        "transition like the others, as in many datasets of robots, or what the data show.",
+    ),
+    click.option(
+        "--missing",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        callback=checks.missing,
+        help=f"{_takers('missing')}: value of reward, discount or is_terminal (at the end of each episode) for a "
+        "dataset without that field. Repeatable.",
+    ),
+    click.option(
+        "--image-decoding/--no-image-decoding",
+        default=True,
+        show_default=True,
+        help=f"{_takers('image_decoding')}: read images as arrays, or as the bytes of their files.",
+    ),
+    click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",

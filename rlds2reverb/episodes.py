@@ -29,6 +29,8 @@ class Episode:
       unterminated: whether the source ends in the middle of this episode, which is then closed as truncated.
       dropped_last_transition: whether the source has one more transition, which is dropped because no observation
         follows it. The episode is then truncated, and its final observation is missing.
+      unknown_final_observation: whether zeros stand for an unknown final observation. The discount of the last
+        transition is then 0, also if the episode is truncated, so that nothing is bootstrapped from the zeros.
       discontinuities: rows inside the episode whose `next_observations` differs from the observation of the next row,
         which is used instead. Row numbers count from the start of the source for D4RL's columns, from the start of
         the episode for logs.
@@ -41,6 +43,7 @@ class Episode:
     dropped_last_transition: bool = False
     discontinuities: tuple[int, ...] = ()
     seed: int | None = None
+    unknown_final_observation: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -64,14 +67,10 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        """The undiscounted return: the sum of the rewards of all transitions; NaN unless the reward is a scalar.
-
-        It includes the reward of a transition that was dropped, but not that of any other last step.
-        """
+        """The undiscounted return: the sum of the rewards of all transitions; NaN unless the reward is a scalar."""
         reward = self.steps[fields.REWARD]
         is_scalar = isinstance(reward, np.ndarray) and reward.ndim == 1
-        num_rewards = self.num_transitions + self.dropped_last_transition
-        return float(np.sum(reward[:num_rewards], dtype=np.float64)) if is_scalar else float("nan")
+        return float(np.sum(reward[: self.num_transitions], dtype=np.float64)) if is_scalar else float("nan")
 
     @property
     def is_terminal(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is in a dataset, but in no transition of its episodes."""
+"""What is in a dataset, but in no transition of its episodes, and what transitions do not have."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from rlds2reverb.errors import Message
 
 @dataclass(kw_only=True)
 class LeftOut:
-    """Counts of the values that no transition has.
+    """Counts of the values that no transition has, and of transitions without a next observation.
 
     Attributes:
       dropped_last_transition: number of transitions dropped because their truncated episode has no final observation.
+      unbootstrapped: number of truncated episodes whose last transition is kept without a next observation; see
+        `Episode.unknown_final_observation`.
       discontinuities: number of rows inside episodes whose `next_observations` differs from the next row's observation.
       first_discontinuity: location of the first one, or ''.
       first_discontinuous_episode: index of its episode, or None.
@@ -28,6 +30,7 @@ class LeftOut:
     """
 
     dropped_last_transition: int = 0
+    unbootstrapped: int = 0
     discontinuities: int = 0
     first_discontinuity: str = ""
     first_discontinuous_episode: int | None = None
@@ -38,6 +41,7 @@ class LeftOut:
         """Adds the counts of some episodes, valid or not."""
         for episode in batch.episodes:
             self.dropped_last_transition += episode.dropped_last_transition
+            self.unbootstrapped += episode.unknown_final_observation and not episode.is_terminal
             if episode.discontinuities:
                 self.merge_left_out(
                     LeftOut(
@@ -54,6 +58,7 @@ class LeftOut:
     def merge_left_out(self, other: LeftOut) -> None:
         """Adds the counts of other episodes of the same dataset, in any order."""
         self.dropped_last_transition += other.dropped_last_transition
+        self.unbootstrapped += other.unbootstrapped
         self.discontinuities += other.discontinuities
         if _is_before(other.first_discontinuous_episode, self.first_discontinuous_episode):
             self.first_discontinuity = other.first_discontinuity
@@ -67,8 +72,14 @@ class LeftOut:
         sentences = []
         if self.dropped_last_transition:
             sentences.append(
-                f"the last transitions of {self.dropped_last_transition:,} truncated episodes are left out because "
-                "their next observations are unknown; provide next_observations, or one more observation than actions"
+                f"the last transitions of {self.dropped_last_transition:,} truncated episodes are left out, and their "
+                "rewards not counted in returns, because their next observations are unknown; provide "
+                "next_observations, or one more observation than actions"
+            )
+        if self.unbootstrapped:
+            sentences.append(
+                f"the last transitions of {self.unbootstrapped:,} truncated episodes have the discount 0, because "
+                "their next observations are unknown and cannot be bootstrapped from"
             )
         if self.discontinuities:
             sentences.append(
@@ -95,7 +106,7 @@ def _is_before(index: int | None, other: int | None) -> bool:
 def _find_boundary_values(batch: EpisodeBatch) -> np.ndarray:
     """Returns which episodes have a reward or an action other than zero in a last step of no transition: bool `[E]`.
 
-    The last step of an episode that lost its last transition has those of that transition, which is counted anyway.
+    The last step of an episode that lost its last transition has those of that transition, which is counted separately.
     """
     num_rows = int(batch.num_steps.sum())
     columns = tree.flatten([batch.steps[name] for name in (fields.ACTION, fields.REWARD)])

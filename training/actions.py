@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tf_agents.specs import tensor_spec
 from rlds2reverb.errors import Message, SpecMismatchError
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
 from rlds2reverb.spaces import action_bounds, describes, make_array_space
-from rlds2reverb.specs import ArraySpec, Nest, describe
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves
 
 if TYPE_CHECKING:
     from .config import TrainingConfig
@@ -51,6 +52,36 @@ class ActionStatistics:
         self.high = high if self.high is None else np.maximum(self.high, high)
         if self.is_discrete and len(self.values) < _MAX_VALUES:
             self.values = np.union1d(self.values, actions)
+
+
+def join_actions(actions: Nest) -> Nest:
+    """Returns nested actions as one float32 vector, by the order of their names; flags become 0 and 1.
+
+    Actions that are one array, or a nest without floats or with strings, are returned unchanged.
+
+    Args:
+      actions: nest of arrays `[T, ...]`.
+    """
+    parts = [column for _, column in _list_parts(actions)]
+    columns = [column.reshape(len(column), math.prod(column.shape[1:])).astype(np.float32) for column in parts]
+    return np.concatenate(columns, axis=1) if columns else actions
+
+
+def describe_joined_actions(spec: Nest) -> list[str]:
+    """Returns a sentence that says where `join_actions` puts the parts of actions of a spec; none if it does not."""
+    ranges, start = [], 0
+    for path, part in _list_parts(spec):
+        end = start + math.prod(part.shape)
+        ranges.append(f"{'/'.join(map(str, path))} [{start}:{end}]")
+        start = end
+    return [f"the parts of the actions are joined to one vector: {', '.join(ranges)}"] if ranges else []
+
+
+def _list_parts(actions: Nest) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns the parts of nested actions, or of their specs, that can be joined, with their paths."""
+    parts = [] if hasattr(actions, "dtype") else leaves(actions)
+    kinds = {part.dtype.kind for _, part in parts}
+    return parts if "f" in kinds and kinds <= set("fiub") else []
 
 
 def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> ArraySpec:

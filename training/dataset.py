@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,14 @@ from rlds2reverb.specs import (
 )
 from rlds2reverb.writing.report import IngestWarning
 
-from .actions import ActionStatistics, describe_bounds, make_action_spec, require_trainable_actions
+from .actions import (
+    ActionStatistics,
+    describe_bounds,
+    describe_joined_actions,
+    join_actions,
+    make_action_spec,
+    require_trainable_actions,
+)
 from .config import TrainingConfig
 from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
 
@@ -220,14 +227,18 @@ def read_dataset(
     Raises:
       InvalidEpisodeError: If an episode is invalid, or does not match the first one.
       SpecMismatchError: If the algorithm cannot learn from the first episode.
-      SourceError: If the dataset has no rewards or no transitions, or cannot be read.
+      SourceError: If the dataset has no transitions, or no rewards or terminal flags, although the algorithm or an
+        option uses them; or if it cannot be read.
       ValueError: If a field to drop does not exist.
     """
+    _require_known(source.assumed_fields, config)
     builder: _DatasetBuilder | None = None
     for batch in _read_batches(source, config, progress):
         if builder is None:
-            require_trainable(make_step_spec(batch.steps), config, action_space)
-            builder = _DatasetBuilder(make_step_spec(batch.steps))
+            step_spec = make_step_spec(batch.steps)
+            action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
+            require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
+            builder = _DatasetBuilder(step_spec, cast_spec(action_spec))
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
@@ -238,7 +249,7 @@ def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
     fingerprint = Fingerprint()
     for batch in _read_batches(source, config, lambda stage, episode: None):
-        fingerprint.update(b"".join(episode_digests(_cast_floats(batch))))
+        fingerprint.update(b"".join(episode_digests(_convert_columns(batch))))
     return fingerprint.hexdigest()
 
 
@@ -248,8 +259,22 @@ def _read_batches(source: Source, config: TrainingConfig, progress: ProgressCall
     return batch_episodes(_report(apply_transforms(source, transforms)[0], progress))
 
 
-def _cast_floats(batch: EpisodeBatch) -> EpisodeBatch:
-    return EpisodeBatch.from_columns(CastFloats().cast(batch.steps), batch.num_steps)
+def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> None:
+    """Raises `SourceError` if a run learns from fields that the dataset does not contain."""
+    has_use = get_algorithm(config.algo).learns_from_rewards or config.top_percent is not None or config.reward
+    if assumed_fields and has_use:
+        names = " and ".join(map(repr, assumed_fields))
+        raise SourceError(
+            f"the dataset has no {names}, from which {config.algo} or an option of the run learns; pass missing= with "
+            "values for them, or clone with 'bc' or 'discrete_bc'"
+        )
+
+
+def _convert_columns(batch: EpisodeBatch) -> EpisodeBatch:
+    """Returns a batch with float32 in place of other floats, and with nested actions joined to vectors."""
+    steps = CastFloats().cast(batch.steps)
+    steps[fields.ACTION] = join_actions(steps[fields.ACTION])
+    return EpisodeBatch.from_columns(steps, batch.num_steps)
 
 
 def _report(episodes: Source, progress: ProgressCallback) -> Iterator[Episode]:
@@ -285,13 +310,13 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
 class _DatasetBuilder:
     """A builder of a `LoadedDataset`, from a single pass over a dataset."""
 
-    def __init__(self, step_spec: Nest):
+    def __init__(self, step_spec: Nest, action_spec: ArraySpec):
         self.step_spec = step_spec
         self.batches: deque[EpisodeBatch] = deque()
         self.returns: list[float] = []
         self.fingerprint = Fingerprint()
         self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
-        self.actions = ActionStatistics(cast_spec(step_spec[fields.ACTION]))
+        self.actions = ActionStatistics(action_spec)
         self.left_out = LeftOut()
 
     def add(self, raw: EpisodeBatch) -> None:
@@ -299,15 +324,14 @@ class _DatasetBuilder:
         raw.require_valid(self.step_spec)
         self.left_out.count_left_out(raw)
         self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
-        batch = _cast_floats(raw)
+        batch = _convert_columns(raw)
         self.fingerprint.update(b"".join(episode_digests(batch)))
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
         kept = select_episodes(batch, batch.num_steps > 1)
         if kept is None:
             return
-        dropped = [episode.dropped_last_transition for episode in raw.episodes if episode.num_steps > 1]
-        self.returns += sum_rewards(kept, dropped)
+        self.returns += sum_rewards(kept)
         steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
         steps[fields.REWARD] = _as_float(steps[fields.REWARD])
         self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
@@ -322,7 +346,11 @@ class _DatasetBuilder:
             self.fingerprint.hexdigest(),
             self.moments,
             self.actions,
-            [*self.left_out.describe_left_out(), *_describe_unused(self.step_spec)],
+            [
+                *self.left_out.describe_left_out(),
+                *describe_joined_actions(self.step_spec[fields.ACTION]),
+                *_describe_unused(self.step_spec),
+            ],
         )
 
 
@@ -334,10 +362,10 @@ def _describe_unused(step_spec: Nest) -> list[str]:
     return [f"{left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only"]
 
 
-def sum_rewards(batch: EpisodeBatch, dropped_last_transition: list[bool]) -> list[float]:
+def sum_rewards(batch: EpisodeBatch) -> list[float]:
     """Returns the undiscounted return of each episode, bit for bit as `Episode.total_reward`."""
     rewards, ends = batch.steps[fields.REWARD], np.cumsum(batch.num_steps)
-    bounds = zip((ends - batch.num_steps).tolist(), (ends - 1 + dropped_last_transition).tolist(), strict=True)
+    bounds = zip((ends - batch.num_steps).tolist(), (ends - 1).tolist(), strict=True)
     return [float(np.sum(rewards[start:end], dtype=np.float64)) for start, end in bounds]
 
 

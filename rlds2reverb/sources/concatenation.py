@@ -46,6 +46,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         action_space=_common([source.action_space for source in sources]),
         observation_space=_common([source.observation_space for source in sources]),
         count=count if len(counts) == len(sources) else None,
+        assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rlds2reverb.locations import server_address
 from . import d4rl, d4rl_names, memory, minari, rlds, robomimic
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
+from .rlds_conventions import LastStep
 from .source import Source
 
 #: The formats, of which the first that matches is used.
@@ -49,6 +50,9 @@ def load(
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
+    last_step: LastStep = "auto",
+    missing: Mapping[str, float] | None = None,
+    image_decoding: bool = True,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -82,6 +86,16 @@ def load(
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
         it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
         `observations[t + 1]`.
+      last_step: RLDS only: meaning of the last row of an episode. 'boundary': the row has the final observation, and
+        its action and reward mean nothing, as RLDS defines it. 'transition': the row is a transition like the others,
+        as in many datasets of robots; its next observation is unknown, see `Episode.unknown_final_observation`.
+        'auto' reads the first 16 episodes: a reward or a new action in the last row is evidence of a transition, an
+        action that becomes zero there of a boundary.
+      missing: RLDS only: values of the fields 'reward', 'discount' and 'is_terminal' (at the end of each episode) for
+        datasets without them. By default, a discount is 1, or 0 at terminal ends; an episode is terminal if its last
+        discount is 0; and rewards are 0, from which only cloning can learn (see `Source.assumed_fields`).
+      image_decoding: TFDS only: whether images become arrays. If False, they remain bytes in the encoding of the file,
+        such as JPEG.
       data_dir: TFDS names only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -91,9 +105,9 @@ def load(
     Raises:
       FileNotFoundError: If the path does not exist, a pattern matches nothing, or the named dataset is not on this
         machine.
-      SourceError: If the data are damaged, hostile, or in none of these formats, or if `source` is the `HOST:PORT` of a
-        server; while iterating, also if `next_observations` does not match the next row in more than 1 % of
-        the rows (see `independent_rows`).
+      SourceError: If the data are damaged, hostile, or in none of these formats, if `source` is the `HOST:PORT` of a
+        server, or if the last rows of RLDS episodes disagree or do not tell what they mean; while iterating, also if
+        `next_observations` does not match the next row in more than 1 % of the rows (see `independent_rows`).
       TypeError: If `source` is of any other type, such as a generator, which can be read only once.
       ValueError: If an option does not apply to the format, or the options contradict each other.
     """
@@ -103,6 +117,9 @@ def load(
         "max_episode_steps": max_episode_steps,
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
+        "last_step": None if last_step == "auto" else last_step,
+        "missing": missing or None,
+        "image_decoding": None if image_decoding else False,
         "data_dir": data_dir,
         "download": download or None,
     }

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,20 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 
-from .columns import as_steps
 from .formats import Format
+from .rlds_conventions import (
+    AUTO,
+    BOUNDARY,
+    TRANSITION,
+    Conventions,
+    LastStep,
+    describe_missing,
+    find_assumed,
+    infer_last_step,
+    require_last_step,
+    require_missing,
+    require_step_fields,
+)
 from .source import Source, split_metadata
 from .tfds_files import require_harmless, require_shards, require_split
 
@@ -29,11 +41,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-#: Fields of an episode that rlds2reverb writes: whether it is unterminated, and the seed of its environment.
-UNTERMINATED, SEED = "unterminated", "seed"
+#: Fields of an episode that rlds2reverb writes: attributes of `Episode`.
+UNTERMINATED, SEED, UNKNOWN_FINAL_OBSERVATION = "unterminated", "seed", "unknown_final_observation"
 #: Value of the field for a seed that is not known.
 UNKNOWN_SEED = -1
-_EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64}
+_EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64, UNKNOWN_FINAL_OBSERVATION: np.bool_}
+#: Beginning of the names of TFDS's builders for D4RL.
+_D4RL_BUILDERS = "d4rl_"
 #: Maximum size of a `metadata.json`.
 _MAX_METADATA_BYTES = 1 << 20
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
@@ -42,56 +56,111 @@ _MAX_EPISODES_COMPARED = 16
 
 
 def from_rlds_dataset(
-    dataset: tf.data.Dataset, *, name: str = "RLDS dataset", num_episodes: int | None = None
+    dataset: tf.data.Dataset,
+    *,
+    name: str = "RLDS dataset",
+    num_episodes: int | None = None,
+    last_step: LastStep = AUTO,
+    missing: Mapping[str, float] | None = None,
 ) -> Source:
     """Returns a source for an RLDS dataset: a `tf.data.Dataset` of dicts whose `steps` is a dataset of steps.
 
     An episode without steps becomes an `Episode` of length 0, so that it can be reported.
 
+    Args:
+      dataset: the dataset.
+      name: name of the source.
+      num_episodes: number of episodes, or None if it is unknown.
+      last_step: see `loading.load`.
+      missing: see `loading.load`.
+
     Raises:
-      SourceError: If there are no `steps`, or a step is missing a field; while iterating, if a record is damaged.
+      SourceError: If there are no `steps`, a step has no observation or action, or the last rows of episodes do not
+        tell what they mean; while iterating, if a record is damaged.
     """
-    _require_step_fields(name, dataset.element_spec)
-    return Source(name, "rlds", lambda: _read_episodes(name, dataset), num_episodes=num_episodes)
+    conventions = _find_conventions(name, dataset, last_step, missing or {}, lambda: dataset)
+    return replace(
+        Source(name, "rlds", lambda: _read_episodes(conventions, dataset), num_episodes=num_episodes),
+        **_describe_conventions(conventions, dataset.element_spec),
+    )
 
 
-def _require_step_fields(name: str, episode_spec: Any) -> None:
+def _find_conventions(
+    name: str,
+    dataset: tf.data.Dataset,
+    last_step: LastStep,
+    missing: Mapping[str, float],
+    open_first: Callable[[], tf.data.Dataset],
+) -> Conventions:
+    """Returns the conventions of a dataset, for which the first episodes that `open_first` opens are read."""
+    require_last_step(last_step)
+    require_missing(missing)
+    spec = dataset.element_spec
+    require_step_fields(name, _get_step_spec(name, spec), missing)
+    is_own = all(_is_scalar(spec, field, _EPISODE_FIELDS[field]) for field in (UNTERMINATED, SEED))
+    if is_own or name.startswith(_D4RL_BUILDERS):  # rlds2reverb, and TFDS's builders for D4RL, write boundaries.
+        return Conventions(name, BOUNDARY if last_step == AUTO else last_step, missing)
+    names = (fields.ACTION, fields.REWARD, fields.IS_LAST)
+    episodes = [
+        {field: columns[field] for field in names if field in columns}
+        for columns, _ in _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ())
+    ]
+    has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
+    if last_step != AUTO:
+        return Conventions(name, last_step, missing, has_ends)
+    return Conventions(name, infer_last_step(name, episodes), missing, has_ends, is_inferred=True)
+
+
+def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[str, Any]:
+    """Returns the attributes of a source that say which fields are assumed, and that an added boundary is."""
+    present, missing = episode_spec[fields.STEPS].element_spec, conventions.missing
+    warnings = describe_missing(conventions.name, present, missing)
+    if conventions.is_inferred and conventions.last_step == TRANSITION:
+        warnings += (
+            f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward is "
+            "not zero; its next observation is unknown (pass last_step='boundary' if the row is only a final "
+            "observation)",
+        )
+    return {"warnings": warnings, "assumed_fields": find_assumed(present, missing)}
+
+
+def _get_step_spec(name: str, episode_spec: Any) -> Any:
     import tensorflow as tf
 
     steps = episode_spec.get(fields.STEPS) if isinstance(episode_spec, dict) else None
     if not isinstance(steps, tf.data.DatasetSpec):
         got = list(episode_spec) if isinstance(episode_spec, dict) else type(episode_spec).__name__
         raise SourceError(f"{name}: {fields.NO_STEPS} An episode must contain 'steps', got {got}.")
-    step_spec = steps.element_spec
-    if not isinstance(step_spec, dict):
-        raise SourceError(
-            f"{name}: a step must be a dict of {list(fields.STEP_FIELDS)}, got a {type(step_spec).__name__}"
-        )
-    missing = [field for field in fields.STEP_FIELDS if field not in step_spec]
-    if missing:
-        raise SourceError(
-            f"{name}: a step is missing {', '.join(missing)}; it must contain {list(fields.STEP_FIELDS)}, "
-            f"got {list(step_spec)}"
-        )
+    return steps.element_spec
 
 
-def _read_episodes(name: str, dataset: tf.data.Dataset, index: int = 0) -> Iterator[Episode]:
+def _read_episodes(conventions: Conventions, dataset: tf.data.Dataset, index: int = 0) -> Iterator[Episode]:
     """Yields the episodes of an RLDS dataset; `index` is that of the first one."""
+    spec = dataset.element_spec
+    other_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    for columns, others in _read_rows(conventions.name, dataset, other_fields, index):
+        seed = int(others.get(SEED, UNKNOWN_SEED))
+        yield conventions.make_episode(
+            columns,
+            index,
+            unterminated=bool(others.get(UNTERMINATED, False)),
+            unknown_final_observation=bool(others.get(UNKNOWN_FINAL_OBSERVATION, False)),
+            seed=None if seed == UNKNOWN_SEED else seed,
+        )
+        index += 1
+
+
+def _read_rows(
+    name: str, dataset: tf.data.Dataset, other_fields: Sequence[str], index: int = 0
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yields what `read_episodes` does; raises `SourceError` if a record is damaged."""
     import tensorflow as tf
 
     from .rlds_episodes import read_episodes
 
-    spec = dataset.element_spec
-    other_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
     try:
-        for columns, others in read_episodes(dataset, other_fields):
-            seed = int(others.get(SEED, UNKNOWN_SEED))
-            yield Episode(
-                as_steps(columns, f"{name}: episode {index}: step"),
-                index,
-                unterminated=bool(others.get(UNTERMINATED, False)),
-                seed=None if seed == UNKNOWN_SEED else seed,
-            )
+        for episode in read_episodes(dataset, other_fields):
+            yield episode
             index += 1
     except tf.errors.OpError as error:
         # The message without the names of TensorFlow's graph nodes.
@@ -106,7 +175,14 @@ def _is_scalar(episode_spec: dict[str, Any], name: str, dtype: type) -> bool:
     return isinstance(spec, tf.TensorSpec) and spec.shape == () and spec.dtype == dtype
 
 
-def open_directory(path: Path, *, split: str = "train") -> Source:
+def open_directory(
+    path: Path,
+    *,
+    split: str = "train",
+    last_step: LastStep = AUTO,
+    missing: Mapping[str, float] | None = None,
+    image_decoding: bool = True,
+) -> Source:
     """Opens a directory that TFDS prepared, which contains `dataset_info.json` and `features.json`.
 
     Both files are checked before TFDS reads them; see `tfds_files`.
@@ -114,47 +190,61 @@ def open_directory(path: Path, *, split: str = "train") -> Source:
     Args:
       path: directory of one version of a dataset.
       split: name of a split, which may be sliced (`train[:10%]`).
+      last_step: see `loading.load`.
+      missing: see `loading.load`.
+      image_decoding: whether images become arrays; if False, they are the bytes of the file, such as JPEG.
 
     Raises:
-      SourceError: If a file is missing, truncated or hostile, the split is unknown, or steps are missing fields.
+      SourceError: If a file is missing, truncated or hostile, the split is unknown, steps have no observation or
+        action, or the last rows of episodes do not tell what they mean.
     """
     require_shards(path, require_harmless(path), split)
-    prepared = _PreparedEpisodes(path, split)
+    prepared = _PreparedEpisodes(path, split, image_decoding=image_decoding)
+    prepared.conventions = _find_conventions(
+        prepared.name, prepared.dataset, last_step, missing or {}, lambda: prepared.open_dataset(image_decoding=False)
+    )
     source = Source(
         prepared.name,
         "rlds",
         prepared.read,
         num_episodes=prepared.count(),
         count=prepared.count if len(prepared.ranges) == 1 else None,
+        **_describe_conventions(prepared.conventions, prepared.dataset.element_spec),
     )
-    if prepared.builder.info.name.startswith("d4rl_"):
-        source.warnings = _describe_shared_ends(prepared.name, prepared.dataset)
+    if prepared.builder.info.name.startswith(_D4RL_BUILDERS):
+        source.warnings += _describe_shared_ends(prepared.conventions, prepared.dataset)
     return replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
 
 
 class _PreparedEpisodes:
     """The episodes of a split of a dataset that TFDS prepared; those of a single range can be read in parts.
 
-    Pickling it keeps the directory and the split; the other process opens them again.
+    Pickling it keeps the directory and how to read it; the other process opens it again.
+
+    Attributes:
+      name: name of the dataset.
+      builder: TFDS's builder.
+      conventions: the conventions of its rows, to be set before `read`.
     """
 
-    def __init__(self, path: Path, split: str):
+    def __init__(self, path: Path, split: str, *, image_decoding: bool = True, conventions: Conventions | None = None):
         """Opens the dataset, whose files must have been checked; see `open_directory` for the errors."""
-        self._path, self._split = path, split
+        self._path, self._split, self._image_decoding = path, split, image_decoding
         self.builder = _open_builder_directory(path)
         info = self.builder.info
         self.name = "/".join(part for part in (info.name, info.config_name) if part)
+        self.conventions = Conventions(self.name, BOUNDARY) if conventions is None else conventions
         if self.count() < 1:
             raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
-        _require_step_fields(self.name, self.dataset.element_spec)
 
     def __reduce__(self) -> Any:
-        return _PreparedEpisodes, (self._path, self._split)
+        options = {"image_decoding": self._image_decoding, "conventions": self.conventions}
+        return partial(_PreparedEpisodes, self._path, self._split, **options), ()
 
     @cached_property
     def dataset(self) -> tf.data.Dataset:
         """The RLDS dataset of the whole split."""
-        return self._make_dataset(self._split)
+        return self.open_dataset(image_decoding=self._image_decoding)
 
     @cached_property
     def ranges(self) -> list[tuple[str, int, int]]:
@@ -178,18 +268,29 @@ class _PreparedEpisodes:
         import tensorflow_datasets as tfds
 
         if stop is None:
-            return _read_episodes(self.name, self.dataset)
+            return _read_episodes(self.conventions, self.dataset)
         if stop <= first:
             return iter(())
         name, begin, _ = self.ranges[0]
         part = tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
-        return _read_episodes(self.name, self._make_dataset(part), first)
+        dataset = self.open_dataset(part, image_decoding=self._image_decoding)
+        return _read_episodes(self.conventions, dataset, first)
 
-    def _make_dataset(self, split: Any) -> tf.data.Dataset:
+    def open_dataset(self, split: Any = None, *, image_decoding: bool) -> tf.data.Dataset:
+        """Returns the RLDS dataset of a split, or of the whole one; see `open_directory`."""
+        import tensorflow_datasets as tfds
+
         from rlds2reverb._internals.tfds import hide_deprecations
 
+        decoders = {} if image_decoding else {fields.STEPS: _skip_images(self.builder.info.features[fields.STEPS])}
         with self._split_errors(), hide_deprecations():
-            return self.builder.as_dataset(split=split, shuffle_files=False)
+            split = self._split if split is None else split
+            return self.builder.as_dataset(
+                split=split,
+                decoders=decoders,
+                read_config=tfds.ReadConfig(interleave_cycle_length=1),  # One file after the other.
+                shuffle_files=False,
+            )
 
     @contextlib.contextmanager
     def _split_errors(self) -> Iterator[None]:
@@ -197,6 +298,20 @@ class _PreparedEpisodes:
             yield
         except Exception as error:  # TFDS has no common type for invalid slices and shards of a different length.
             raise SourceError(f"{self._path}: the split {self._split!r} cannot be read ({error})") from error
+
+
+def _skip_images(features: Any) -> dict[str, Any]:
+    """Returns TFDS's decoders that keep the images of a feature encoded, in nested dicts."""
+    import tensorflow_datasets as tfds
+
+    members = features.feature if isinstance(features, tfds.features.Dataset) else features
+    decoders: dict[str, Any] = {}
+    for name, feature in members.items():
+        if isinstance(feature, tfds.features.Image):
+            decoders[name] = tfds.decode.SkipDecoding()
+        elif isinstance(feature, tfds.features.FeaturesDict) and (inner := _skip_images(feature)):
+            decoders[name] = inner
+    return decoders
 
 
 def _open_builder_directory(path: Path) -> tfds.core.DatasetBuilder:
@@ -219,7 +334,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
 
 
 def open_builder(
-    name: str, *, split: str = "train", data_dir: str | Path | None = None, download: bool = False
+    name: str, *, split: str = "train", data_dir: str | Path | None = None, download: bool = False, **options: Any
 ) -> Source:
     """Opens a TFDS dataset by name, such as `d4rl_mujoco_hopper/v2-medium`, in the newest version on this machine.
 
@@ -228,6 +343,7 @@ def open_builder(
       split: see `open_directory`.
       data_dir: TFDS's data directory; None for `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
       download: whether TFDS may download and prepare a missing dataset.
+      **options: see `open_directory`.
 
     Raises:
       SourceError: If the name is not a TFDS name, or matches several datasets; also as `open_directory`.
@@ -250,7 +366,7 @@ def open_builder(
                 )
             )
         prepared = _download_and_prepare(root, name)
-    return open_directory(prepared, split=split)
+    return open_directory(prepared, split=split, **options)
 
 
 def _find_prepared(root: Path, name: str) -> Path | None:
@@ -284,10 +400,10 @@ def _download_and_prepare(root: Path, name: str) -> Path:
     return Path(builder.data_path)
 
 
-def _describe_shared_ends(name: str, dataset: tf.data.Dataset) -> tuple[str, ...]:
+def _describe_shared_ends(conventions: Conventions, dataset: tf.data.Dataset) -> tuple[str, ...]:
     """Returns a warning if TFDS's D4RL builder ended every episode with the last observation of the whole file."""
     ends: list[bytes] = []
-    for episode in _read_episodes(name, dataset.take(_MAX_EPISODES_COMPARED)):
+    for episode in _read_episodes(conventions, dataset.take(_MAX_EPISODES_COMPARED)):
         if episode.num_steps:
             last = [leaf[-1] for leaf in tree.flatten(episode.steps[fields.OBSERVATION])]
             if any(np.any(leaf) for leaf in last):
@@ -295,9 +411,9 @@ def _describe_shared_ends(name: str, dataset: tf.data.Dataset) -> tuple[str, ...
     if len(ends) < 2 or len(set(ends)) > 1:
         return ()
     return (
-        f"{name}: all of the first {len(ends)} episodes end in the same observation, because TFDS's D4RL builder "
-        "appends the last next_observations row of the whole file to every episode; load the D4RL HDF5 file instead, "
-        "which keeps the final observation of each episode",
+        f"{conventions.name}: all of the first {len(ends)} episodes end in the same observation, because TFDS's D4RL "
+        "builder appends the last next_observations row of the whole file to every episode; load the D4RL HDF5 file "
+        "instead, which keeps the final observation of each episode",
     )
 
 
@@ -306,8 +422,14 @@ def _is_prepared(location: Any) -> bool:
     return isinstance(location, Path) and any((location / name).is_file() for name in names)
 
 
-DIRECTORY = Format("a directory prepared by TFDS", _is_prepared, open_directory, ("split",), "TFDS")
+_OPTIONS = ("split", "last_step", "missing", "image_decoding")
+DIRECTORY = Format("a directory prepared by TFDS", _is_prepared, open_directory, _OPTIONS, "TFDS")
 NAME = Format(
-    "a TFDS name", lambda name: isinstance(name, str), open_builder, ("split", "data_dir", "download"), "TFDS names"
+    "a TFDS name", lambda name: isinstance(name, str), open_builder, (*_OPTIONS, "data_dir", "download"), "TFDS names"
 )
-DATASET = Format("an RLDS tf.data.Dataset", lambda source: hasattr(source, "element_spec"), from_rlds_dataset)
+DATASET = Format(
+    "an RLDS tf.data.Dataset",
+    lambda source: hasattr(source, "element_spec"),
+    from_rlds_dataset,
+    ("last_step", "missing"),
+)

@@ -16,6 +16,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest, describe, leaves, path_name
 
+from .rlds_features import Features, require_features
 from .source import Source
 from .tf_examples import encode_episode, make_features
 from .written_episodes import has_tuple, require_plain_names
@@ -23,6 +24,7 @@ from .written_episodes import has_tuple, require_plain_names
 #: Default size of the files of a dataset.
 SHARD_BYTES = 256 << 20
 _SPLIT = "train"
+_NO_FEATURES: Features = {}
 _VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
 _FIRST_VERSION = "1.0.0"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -36,6 +38,7 @@ def write_rlds(
     *,
     location: Path,
     shard_bytes: int,
+    features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.
 
@@ -46,15 +49,17 @@ def write_rlds(
       source: the source of the episodes, which provides the values for `metadata.json`.
       location: final path of the directory, from which the name and version of the dataset are taken.
       shard_bytes: size from which a new file is started.
+      features: see `write_dataset`.
 
     Raises:
-      SourceError: If TFDS cannot represent the spec.
+      SourceError: If TFDS cannot represent the spec, or a described feature does not fit its field.
       OSError: If the files cannot be written.
     """
     require_rlds_spec(step_spec)
+    described = require_features(features or {}, step_spec)
     directory.mkdir()
-    shards = _write_shards(directory, batches, step_spec, shard_bytes)
-    finish_rlds(directory, shards, step_spec, source, location=location)
+    shards = _write_shards(directory, encode_records(batches, step_spec, described), shard_bytes)
+    finish_rlds(directory, shards, step_spec, source, location=location, features=described)
 
 
 def finish_rlds(
@@ -64,6 +69,7 @@ def finish_rlds(
     source: Source,
     *,
     location: Path,
+    features: Features = _NO_FEATURES,
 ) -> None:
     """Moves files of episodes into a directory, and writes the files that describe them.
 
@@ -73,6 +79,7 @@ def finish_rlds(
       step_spec: see `write_rlds`.
       source: see `write_rlds`.
       location: see `write_rlds`.
+      features: descriptions that were checked.
     """
     name, version = _choose_name(location)
     info = {
@@ -91,7 +98,7 @@ def finish_rlds(
     }
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
-    make_features(step_spec).save_config(directory)
+    make_features(step_spec, features).save_config(directory)
     if metadata := source.full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
@@ -105,12 +112,9 @@ def _choose_name(location: Path) -> tuple[str, str]:
     return (name if name[:1].isalpha() else f"dataset_{name}".rstrip("_")), version
 
 
-def _write_shards(
-    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, shard_bytes: int
-) -> list[tuple[Path, int, int]]:
+def _write_shards(directory: Path, records: Iterator[bytes], shard_bytes: int) -> list[tuple[Path, int, int]]:
     """Returns the path, number of episodes and size of each file."""
     shards: list[tuple[Path, int, int]] = []
-    records = encode_records(batches, step_spec)
     record = next(records, None)
     while record is not None:
         path = directory / f"shard-{len(shards)}"
@@ -124,11 +128,13 @@ def _write_shards(
     return shards
 
 
-def encode_records(batches: Iterable[EpisodeBatch], step_spec: Nest) -> Iterator[bytes]:
+def encode_records(
+    batches: Iterable[EpisodeBatch], step_spec: Nest, features: Features = _NO_FEATURES
+) -> Iterator[bytes]:
     """Yields the TFRecord of each episode."""
     for batch in batches:
         for episode in batch.episodes:
-            record = np.frombuffer(encode_episode(episode, step_spec), np.uint8)
+            record = np.frombuffer(encode_episode(episode, step_spec, features), np.uint8)
             yield tfrecords.frame(record[None]).tobytes()
 
 

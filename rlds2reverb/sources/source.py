@@ -52,6 +52,8 @@ class Source:
         and may name any module to import.
       action_space: the dataset's own action space, a `gymnasium.Space`, or None.
       observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
+      assumed_fields: fields of the steps that the dataset does not contain and whose values are invented, such as
+        'reward'; algorithms that learn from them cannot use the dataset.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
     """
@@ -68,6 +70,7 @@ class Source:
     action_space: Any = field(default=None, repr=False)
     observation_space: Any = field(default=None, repr=False)
     count: Callable[[], int] | None = field(default=None, repr=False)
+    assumed_fields: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         read = self.read

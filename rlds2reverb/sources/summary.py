@@ -78,6 +78,7 @@ class Summary:
       unterminated: number of episodes in which the dataset ends without a flag.
       empty: number of episodes without steps.
       dropped_last_transition: number of transitions dropped because a truncated episode has no final observation.
+      unbootstrapped: number of truncated episodes whose final observation is unknown; see `LeftOut`.
       discontinuities: number of rows inside episodes whose `next_observations` is not the next row's observation.
       boundary_values: number of episodes with a reward or an action other than zero in their last step; see `LeftOut`.
       returns: undiscounted sums of rewards per episode.
@@ -101,6 +102,7 @@ class Summary:
     unterminated: int
     empty: int
     dropped_last_transition: int
+    unbootstrapped: int
     discontinuities: int
     boundary_values: int
     returns: Distribution
@@ -252,6 +254,7 @@ class SummaryParts:
             kind=source.kind,
             **self.counts,
             dropped_last_transition=left_out.dropped_last_transition,
+            unbootstrapped=left_out.unbootstrapped,
             discontinuities=left_out.discontinuities,
             boundary_values=left_out.boundary_values,
             returns=Distribution.from_values(returns),

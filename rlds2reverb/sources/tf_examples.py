@@ -19,7 +19,8 @@ from rlds2reverb.encoding.protobuf import delimited, delimited_head, fill, varin
 from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import ArraySpec, Nest, leaves
 
-from .rlds import SEED, UNKNOWN_SEED, UNTERMINATED
+from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNKNOWN_SEED, UNTERMINATED
+from .rlds_features import TEXT, Features, encode_images, make_feature
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -30,22 +31,30 @@ _LEVEL = 3
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
-def make_features(step_spec: Mapping[str, Nest]) -> tfds.features.FeaturesDict:
-    """Returns the features of episodes with steps of a spec, in nested dicts."""
+def make_features(step_spec: Mapping[str, Nest], described: Features) -> tfds.features.FeaturesDict:
+    """Returns the features of episodes with steps of a spec, in nested dicts, with the encodings that are described."""
     import tensorflow_datasets as tfds
 
-    def convert(nest: Any) -> Any:
+    def convert(nest: Any, path: str) -> Any:
         if isinstance(nest, Mapping):
-            return tfds.features.FeaturesDict({name: convert(inner) for name, inner in nest.items()})
-        dtype = np.str_ if nest.dtype == object else nest.dtype
-        return tfds.features.Tensor(shape=nest.shape, dtype=dtype, encoding=_choose_encoding(nest))
+            return tfds.features.FeaturesDict({name: convert(inner, f"{path}/{name}") for name, inner in nest.items()})
+        description = described.get(path, {})
+        if encoding := description.get("encoding"):
+            feature = make_feature(nest, encoding)
+        else:
+            dtype = np.str_ if nest.dtype == object else nest.dtype
+            feature = tfds.features.Tensor(shape=nest.shape, dtype=dtype, encoding=_choose_encoding(nest))
+        if text := description.get("description"):
+            feature._doc = tfds.features.Documentation(desc=text)
+        return feature
 
-    steps = tfds.features.Dataset({name: convert(nest) for name, nest in step_spec.items()})
+    steps = tfds.features.Dataset({name: convert(nest, name) for name, nest in step_spec.items()})
     return tfds.features.FeaturesDict(
         {
             fields.STEPS: steps,
             UNTERMINATED: tfds.features.Tensor(shape=(), dtype=np.bool_),
             SEED: tfds.features.Tensor(shape=(), dtype=np.int64),
+            UNKNOWN_FINAL_OBSERVATION: tfds.features.Tensor(shape=(), dtype=np.bool_),
         }
     )
 
@@ -60,15 +69,25 @@ def _choose_encoding(spec: ArraySpec) -> str:
     return "bytes" if spec.dtype == np.float64 or is_empty else "none"
 
 
-def encode_episode(episode: Episode, step_spec: Nest) -> bytes:
+def encode_episode(episode: Episode, step_spec: Nest, described: Features) -> bytes:
     """Returns an episode with the features of `make_features` as a serialised `tf.train.Example`."""
-    encodings = [_choose_encoding(spec) for _, spec in leaves(step_spec)]
-    features = [
-        _encode_feature("/".join((fields.STEPS, *path)), _encode_column(column, encoding))
-        for (path, column), encoding in zip(episode.columns, encodings, strict=True)
-    ]
+    features = []
+    for (path, column), (_, spec) in zip(episode.columns, leaves(step_spec), strict=True):
+        name = "/".join(path)
+        encoding = described.get(name, {}).get("encoding", TEXT)
+        if encoding == TEXT:
+            encoded = _encode_column(column, _choose_encoding(spec))
+        else:
+            files = encode_images(column, encoding, name)
+            encoded = delimited(_BYTES_LIST, b"".join(delimited(1, file) for file in files))
+        features.append(_encode_feature(f"{fields.STEPS}/{name}", encoded))
     seed = UNKNOWN_SEED if episode.seed is None else episode.seed
-    for name, value in ((UNTERMINATED, episode.unterminated), (SEED, seed)):
+    attributes = {
+        UNTERMINATED: episode.unterminated,
+        SEED: seed,
+        UNKNOWN_FINAL_OBSERVATION: episode.unknown_final_observation,
+    }
+    for name, value in attributes.items():
         features.append(_encode_feature(name, _encode_column(np.array([int(value)], np.int64), "none")))
     return delimited(1, b"".join(features))
 

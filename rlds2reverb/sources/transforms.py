@@ -536,6 +536,7 @@ class CutAtTerminal:
             steps = tree.map_structure(lambda column: column[: terminal[0] + 1], episode.steps)
             is_last = np.arange(terminal[0] + 1) == terminal[0]
             steps = {**steps, fields.IS_LAST: is_last}
-            return replace(episode, steps=steps, unterminated=False, dropped_last_transition=False)
+            episode = replace(episode, steps=steps, unterminated=False, dropped_last_transition=False)
+            return replace(episode, unknown_final_observation=False)
 
         return apply, {"cut_at_terminal": True}

@@ -25,9 +25,9 @@ Format = Literal["d4rl", "rlds", "minari"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
-    "d4rl": FormatLimits("D4RL", write_d4rl, "recompute_discounts", has_discounts=False, has_episodes=False),
-    "rlds": FormatLimits("RLDS", write_rlds, "shard_bytes", has_discounts=True, has_episodes=True),
-    "minari": FormatLimits("Minari", write_minari, "recompute_discounts", has_discounts=False, has_episodes=True),
+    "d4rl": FormatLimits("D4RL", write_d4rl, ("recompute_discounts",), has_discounts=False, has_episodes=False),
+    "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True, has_episodes=True),
+    "minari": FormatLimits("Minari", write_minari, ("recompute_discounts",), has_discounts=False, has_episodes=True),
 }
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)
@@ -89,6 +89,7 @@ def write_dataset(
     on_invalid: OnInvalid = "error",
     recompute_discounts: bool = False,
     shard_bytes: int | None = None,
+    features: Mapping[str, Any] | None = None,
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
@@ -112,6 +113,10 @@ def write_dataset(
       recompute_discounts: D4RL and Minari only: whether to replace the dataset's discounts if they are not those that
         these formats imply: 0 for the transition into a terminal state and for the terminal step, 1 everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
+      features: RLDS only: descriptions of fields by their path, such as `observation/image`: an encoding, or a dict of
+        'encoding' and 'description', the text in TFDS's documentation of the field. Encodings are 'png' and 'jpeg'
+        (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for strings, which become `Text`.
+        Images that `load(..., image_decoding=False)` left encoded are stored as they are, without loss.
       progress: function called with 'writing' and each episode.
 
     Returns:
@@ -130,10 +135,10 @@ def write_dataset(
     """
     require_destination(path, format)
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
-    options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes}
+    options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes, "features": features}
     given = {name: value for name, value in options.items() if value is not None}
     limits = FORMAT_LIMITS[format]
-    require_applicable(given, [limits.option], f"the format {format!r}")
+    require_applicable(given, limits.options, f"the format {format!r}")
     shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
     require_count("shard_bytes", shard_bytes, 1)
     path = Path(path).expanduser().absolute()
@@ -146,8 +151,8 @@ def write_dataset(
             recompute_discounts=recompute_discounts,
             progress=progress,
         )
-        sizes = {"shard_bytes": shard_bytes} if limits.option == "shard_bytes" else {}
-        limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **sizes)
+        written = {"shard_bytes": shard_bytes, "features": features} if format == "rlds" else {}
+        limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **written)
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=episodes.make_warnings())
 

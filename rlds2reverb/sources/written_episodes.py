@@ -31,7 +31,7 @@ class FormatLimits:
     Attributes:
       name: name of the format in messages.
       write: function that writes batches of episodes to a path.
-      option: the option of `write_dataset` that applies to the format.
+      options: the options of `write_dataset` that apply to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
       has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
@@ -40,7 +40,7 @@ class FormatLimits:
 
     name: str
     write: Callable[..., None]
-    option: str
+    options: tuple[str, ...]
     has_discounts: bool
     has_episodes: bool
 

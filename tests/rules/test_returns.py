@@ -1,6 +1,7 @@
-"""The law of returns: an episode's return is the sum of its transitions' rewards, and every statistic uses just these.
+"""The law of returns: the rewards of an episode's one-step items add up to its return, which every statistic uses.
 
-The reward of a transition that was dropped because its next observation is unknown counts, although no item has it.
+The reward of a transition that was dropped because its next observation is unknown does not count, like any other
+reward of a last step. The last row of robots' RLDS data is a transition, whose reward counts.
 """
 
 from dataclasses import replace
@@ -68,6 +69,19 @@ def written(format):
     return write
 
 
+def make_rows_without_boundary():
+    """Returns RLDS episodes whose last row is a transition, as datasets of robots have them."""
+    rows = []
+    for number, rewards in enumerate(REWARDS):
+        steps = make_steps(rewards, 0)
+        part = {name: column[:-1].copy() for name, column in steps.items()}
+        part["action"] += 1
+        part["is_last"] = np.arange(len(rewards)) == len(rewards) - 1
+        part["is_terminal"] = part["is_last"] & (number % 2 == 0)
+        rows.append(part)
+    return rows
+
+
 #: Every kind of source, made in a folder.
 SOURCES = {
     "steps": lambda folder: load(make_episodes()),
@@ -75,7 +89,8 @@ SOURCES = {
     "logs": lambda folder: load(make_logs()),
     "D4RL columns": lambda folder: load(make_rows(has_next=True)),
     "D4RL columns without next observations": lambda folder: load(make_rows(has_next=False)),
-    "tf.data": lambda folder: load(rlds_dataset(make_episodes())),
+    "tf.data": lambda folder: load(rlds_dataset(make_episodes()), last_step="boundary"),
+    "transitions in last rows": lambda folder: load(rlds_dataset(make_rows_without_boundary()), last_step="transition"),
     **{f"written as {format}": written(format) for format in ("d4rl", "rlds", "minari")},
 }
 TRANSFORMS = {
@@ -83,7 +98,6 @@ TRANSFORMS = {
     "cast": ([CastFloats()], lambda reward: reward),
     "scale": ([ScaleRewards(0.001)], lambda reward: reward * 0.001),
     "shift": ([ScaleRewards(2.0, 1.0)], lambda reward: (reward - 1) * 2),
-    "returns": ([ScaleRewardsByReturns()], lambda reward: reward * 1000 / 13),
     "cut": ([CutAtTerminal(), ScaleRewards(3.0)], lambda reward: reward * 3),
 }
 
@@ -94,56 +108,61 @@ def sum_items(adder, episode):
 
 
 @pytest.fixture(scope="module", params=SOURCES)
-def source(request, tmp_path_factory):
-    return SOURCES[request.param](tmp_path_factory.mktemp("source"))
+def case(request, tmp_path_factory):
+    """A source, and the rewards of the transitions of each episode."""
+    lost = -1 if request.param == "D4RL columns without next observations" else None
+    return SOURCES[request.param](tmp_path_factory.mktemp("source")), [rewards[:lost] for rewards in REWARDS]
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_returns_add_up_the_rewards_of_transitions(source, name):
-    transforms, change = TRANSFORMS[name]
+@pytest.mark.parametrize("name", [*TRANSFORMS, "returns"])
+def test_returns_add_up_the_rewards_of_transitions(case, name):
+    source, rewards = case
+    returns = [sum(row) for row in rewards]
+    scale = 1000 / (max(returns) - min(returns))
+    transforms, change = TRANSFORMS.get(name, ([ScaleRewardsByReturns()], lambda reward: reward * scale))
     transformed = apply_transforms(source, transforms)[0]
-    expected = [sum(map(change, rewards)) for rewards in REWARDS]
+    expected = [sum(map(change, row)) for row in rewards]
     episodes = list(transformed)
     got = [episode.total_reward for episode in episodes]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     for episode in episodes:
-        dropped = float(episode.steps["reward"][-1]) if episode.dropped_last_transition else 0.0
         rewards = TrajectoryWindows()(episode).columns.reward
-        assert sum(rewards[:-1]) + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+        assert sum(rewards[:-1]) == pytest.approx(episode.total_reward, rel=1e-6)
         if episode.num_transitions:
-            assert sum_items(NStep(1, 0.9), episode) + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+            assert sum_items(NStep(1, 0.9), episode) == pytest.approx(episode.total_reward, rel=1e-6)
             to_go = compose(ReturnToGo(), StepEpisodes(9))(episode).columns["return_to_go"]
-            assert to_go[0] + dropped == pytest.approx(episode.total_reward, rel=1e-6)
+            assert to_go[0] == pytest.approx(episode.total_reward, rel=1e-6)
 
 
-def test_every_statistic_uses_the_returns(source):
-    returns = [sum(rewards) for rewards in REWARDS]
+def test_every_statistic_uses_the_returns(case):
+    source, rewards = case
+    returns = [float(sum(row)) for row in rewards]
+    highest = max(returns)
     episodes, summary, statistics = list(source), summarize(source), SourceStatistics()
     for episode in episodes:
         statistics.add(episode)
-    assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, 13, np.mean(returns))
+    assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, highest, np.mean(returns))
     assert statistics.returns == returns
     priority = ByReturn.from_episodes(source)
-    assert priority == ByReturn(0, 13)
-    assert [priority(episode, None) for episode in episodes] == [max(value / 13, 0.01) for value in returns]
-    if len(list(episodes[2].steps["reward"])) == 2:  # No transition was dropped.
-        by_return = compose(InitialPriorities("return", highest=13), NStep(1, 0.9))
-        assert [float(by_return(episode).priorities[0]) for episode in episodes] == pytest.approx(
-            [max(value / 13, 0.01) for value in returns]
-        )
+    assert priority == ByReturn(0, highest)
+    assert [priority(episode, None) for episode in episodes] == [max(value / highest, 0.01) for value in returns]
+    by_return = compose(InitialPriorities("return", highest=highest), NStep(1, 0.9))
+    got = [float(by_return(episode).priorities[0]) for episode in episodes if episode.num_transitions]
+    assert got == pytest.approx([max(sum(row) / highest, 0.01) for row in rewards if row])
 
 
-def test_training_statistics_use_the_returns(source):
+def test_training_statistics_use_the_returns(case):
+    source, rewards = case
     config = TrainingConfig(
         "bc", env=None, top_percent=25, reward="iql_locomotion", hyperparameters={"hidden_sizes": (2,)}
     )
     data = open_data(source, config)
-    is_kept = [episode.num_transitions > 0 for episode in source]
-    returns = [sum(rewards) for rewards, kept in zip(REWARDS, is_kept, strict=True) if kept]
+    returns = [sum(row) for row in rewards if row]
     assert data.returns.tolist() == returns and data.behaviour_return == np.mean(returns)
     assert data.reward_transform.scale == pytest.approx(1000 / (max(returns) - min(returns)))
-    assert data.num_episodes == 1  # The best one, with the rewards 6 and 7.
-    assert data.items.columns["reward"][0] == pytest.approx(6 * data.reward_transform.scale)
+    assert data.num_episodes == 1  # The best one.
+    best = max((row for row in rewards if row), key=sum)
+    assert data.items.columns["reward"][0] == pytest.approx(best[0] * data.reward_transform.scale)
 
 
 # --- a reward or action in a last step is reported everywhere

@@ -1,6 +1,8 @@
 """Training data: one validated pass over a dataset, its statistics, and its items."""
 
+import contextlib
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -334,7 +336,7 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
         ({"actions": np.zeros((2, 1), int)}, DQN, None, r"must be single integers, got int64 \[1\]; remove the last"),
         ({"actions": np.zeros((2, 3), int)}, DQN, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": np.zeros((2, 3), int)}, IQL, None, "MultiDiscrete actions are not supported; encode each"),
-        ({"actions": {"a": np.zeros(2)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
+        ({"actions": {"a": np.zeros(2, int)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
         ({"actions": np.array(["a", "b"])}, IQL, None, r"must be floats or integers, got string \[\]"),
         ({"actions": np.zeros(2)}, IQL, None, r"continuous actions must be vectors, got float64 \[\]"),
         ({}, IQL, Box(-1, 1, (3,)), r"actions have shape \(1,\), but those of the environment \(3,\); pass the env"),
@@ -351,6 +353,23 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
 def test_data_that_the_algorithm_cannot_learn_from_raise(change, config, space, message):
     with pytest.raises(SpecMismatchError, match=message):
         open_data([{**make_continuous(0, 0), **change}], config, action_space=space)
+
+
+def test_nested_actions_become_one_vector():
+    log = {**make_continuous(0, 0), "actions": {"turn": np.array([[1.0, 2], [3, 4]]), "grip": np.array([True, False])}}
+    data = open_data([log], IQL)
+    np.testing.assert_array_equal(data.items.columns["action"], np.float32([[1, 1, 2], [0, 3, 4]]))
+    assert "the parts of the actions are joined to one vector: grip [0:1], turn [1:3]" in data.notes
+    assert data.action_spec.shape == (3,)
+
+
+@pytest.mark.parametrize(("config", "raises"), [("bc", False), ("iql", True), (("bc", 10), True)])
+def test_assumed_rewards_raise_unless_nothing_learns_from_them(config, raises):
+    algo, top_percent = config if isinstance(config, tuple) else (config, None)
+    source = replace(load([make_continuous(0, 0)]), assumed_fields=("reward",))
+    error = pytest.raises(SourceError, match=f"has no 'reward', from which {algo} .* pass missing= with")
+    with error if raises else contextlib.nullcontext():
+        open_data(source, TrainingConfig(algo, env=None, top_percent=top_percent))
 
 
 def test_rewards_that_are_vectors_raise():

@@ -500,11 +500,11 @@ def test_incomplete_episode_raises_naming_it():
 
 def test_rlds_dataset_is_accepted():
     all_steps = [episode(3, terminal=True, nested=True), episode(1, terminal=False, nested=True)]
-    for got, expected in zip(load(rlds_dataset(all_steps)), all_steps, strict=True):
+    for got, expected in zip(load(rlds_dataset(all_steps), last_step="boundary"), all_steps, strict=True):
         assert_equal_nests(got.steps, expected)
-    without_reward = [{name: column for name, column in all_steps[0].items() if name != "reward"}]
-    with pytest.raises(SourceError, match="a step is missing reward"):
-        load(rlds_dataset(without_reward))
+    without_action = [{name: column for name, column in all_steps[0].items() if name != "action"}]
+    with pytest.raises(SourceError, match="a step is missing action"):
+        load(rlds_dataset(without_action))
     with pytest.raises(SourceError, match="No dataset representing RLDS steps exist in the data"):
         load(tf.data.Dataset.range(3))
 

@@ -81,9 +81,9 @@ RLDS = {
     "nan_reward": Invalid("step['reward'] holds NaN. (episode 0, step 1, field reward)"),
     "inf_observation": Invalid("step['observation'] holds Inf. (episode 0, step 1, field observation)"),
     "float64": (3, 2, 0),  # Kept unchanged; CastFloats casts it.
-    "missing_is_terminal": Error(r"a step is missing is_terminal"),
-    "missing_discount": Error(r"a step is missing discount"),
-    "missing_reward": Error(r"a step is missing reward"),
+    "missing_is_terminal": (3, 2, 0),  # Derived, or assumed with a warning; see test_rlds_conventions.py.
+    "missing_discount": (3, 2, 0),  # Derived, or assumed with a warning; see test_rlds_conventions.py.
+    "missing_reward": (3, 2, 0),  # Derived, or assumed with a warning; see test_rlds_conventions.py.
     "no_steps_key": Error(r"No dataset representing RLDS steps exist in the data"),
     "truncated_tfrecord": Error(r"is damaged at episode 1 \(truncated record at 317"),
     "missing_shard": Error(r"is missing the shard bad_rlds-train.tfrecord-00000-of-00001"),
