@@ -20,7 +20,7 @@ import numpy as np
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
-from . import hdf5
+from . import hdf5, npz
 from .columns import as_columns, as_flags, make_log_episode
 from .continuity import ContinuityCheck
 from .formats import Format
@@ -36,7 +36,7 @@ _MAX_ENV_ARGS = 1 << 20
 
 def is_robomimic(location: Any) -> bool:
     """Returns whether a location is a file with `data/demo_<n>` groups."""
-    if not isinstance(location, Path) or location.is_dir():
+    if not isinstance(location, Path) or location.is_dir() or npz.is_npz(location):
         return False
     with hdf5.open_hdf5(location) as file:
         return bool(_list_demos(file))
@@ -201,11 +201,11 @@ def _describe_dones(successes: Sequence[np.ndarray], dones: Sequence[np.ndarray]
 def _describe_environment(file: h5py.File) -> dict[str, Any]:
     """Returns the `env_spec` and the metadata of `env_args`; an empty dict if the file has none that can be read."""
     try:
-        attributes = hdf5.open_member(file, "data").attrs
+        attributes = file["data"].attrs
         if "env_args" not in attributes or attributes.get_id("env_args").get_storage_size() > _MAX_ENV_ARGS:
             return {}
         arguments = json.loads(attributes["env_args"])
-    except (AttributeError, OSError, RuntimeError, TypeError, ValueError, RecursionError):  # Metadata are optional.
+    except (OSError, RuntimeError, TypeError, ValueError, RecursionError):  # Metadata are optional.
         return {}
     if not isinstance(arguments, dict) or not isinstance(arguments.get("env_name"), str):
         return {}

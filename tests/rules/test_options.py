@@ -75,8 +75,17 @@ def sources(tmp_path_factory, data):
             if name == "dones":
                 file[f"data/demo_{number}/{name}"][...] = [0, 0, 1]
         file["mask/valid"] = np.array([b"demo_1"])
+    (folder / ".ogbench").mkdir()
+    (folder / ".ogbench/data").symlink_to(data / "formats/ogbench")
     tfds = data / "rlds/physics_rlds/pendulum_dict/1.0.0"
+    ogbench = data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz"
+    neorl = data / "formats/neorl/Hopper-v3-low-2-val-noise.npz"
     return {
+        "an OGBench file": ogbench,
+        "an OGBench name": "pointmaze-medium-navigate-v0",
+        "a dict of OGBench columns": dict(np.load(ogbench)),
+        "a NeoRL file": neorl,
+        "a dict of NeoRL columns": dict(np.load(neorl)),
         "a D4RL file": folder / "d4rl.hdf5",
         "a robomimic file": folder / "robomimic.hdf5",
         "a directory prepared by TFDS": tfds,
@@ -102,6 +111,7 @@ def fingerprint(source):
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
+    monkeypatch.setenv("HOME", str(sources["a D4RL file"].parent))  # The parent of OGBench's directory.
     (found,) = [file_format for file_format in BUILT_IN if file_format.name == name]
     source, value = sources[name], VALUES[option]
     if option not in found.options:
