@@ -7,10 +7,11 @@ than memory.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def open_npz(path: Path) -> Iterator[dict[str, NpzColumn]]:
                 count = len(names)
                 raise SourceError(f"{path.name} must have at most {_MAX_MEMBERS:,} distinct members, got {count:,}")
             arrays = [member for member in members if member.filename.endswith(_SUFFIX)]
-            columns = {member.filename[: -len(_SUFFIX)]: NpzColumn(archive, member, path.name) for member in arrays}
+            columns = {member.filename[: -len(_SUFFIX)]: _open_member(archive, member, path) for member in arrays}
             for column in columns.values():
                 stack.callback(column.close)
             yield columns
@@ -72,8 +73,24 @@ def open_npz(path: Path) -> Iterator[dict[str, NpzColumn]]:
         raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
 
+def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzColumn:
+    where = f"{path.name}: '{member.filename.removesuffix(_SUFFIX)}'"
+    return NpzColumn(lambda: archive.open(member), where, member.compress_size, member.file_size)
+
+
+@contextlib.contextmanager
+def open_gzip(path: Path) -> Iterator[NpzColumn]:
+    """Opens a compressed npy file; raises `SourceError` as `open_npz` does."""
+    try:
+        column = NpzColumn(lambda: gzip.open(path), path.name, path.stat().st_size)
+        with contextlib.closing(column):
+            yield column
+    except _DAMAGE as error:
+        raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
+
+
 class NpzColumn:
-    """An array of an archive, of which slices of rows are read.
+    """An array in a stream, of which slices of rows are read.
 
     A slice that begins where the last one ended continues the stream; one that begins earlier reads the array from its
     beginning, unless it is inside the last one.
@@ -83,17 +100,28 @@ class NpzColumn:
       dtype: its dtype.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, file_name: str):
-        """Reads and checks the header of an array; raises `SourceError` if it is not a plain array of its size."""
-        self._archive, self._member = archive, member
-        self._where = f"{file_name}: '{member.filename.removesuffix(_SUFFIX)}'"
+    def __init__(
+        self, open_stream: Callable[[], Any], where: str, stored_bytes: int, unpacked_bytes: int | None = None
+    ):
+        """Reads and checks the header of an array.
+
+        Args:
+          open_stream: function that opens the stream of an npy file.
+          where: description of the array, for error messages.
+          stored_bytes: compressed size.
+          unpacked_bytes: size of the npy file, or None if it is unknown.
+
+        Raises:
+          SourceError: If it is not a plain array of its size.
+        """
+        self._open_stream, self._where = open_stream, where
         self._stream: Any = None
         self._last: tuple[int, np.ndarray] | None = None
-        with archive.open(member) as stream:
+        with open_stream() as stream:
             self.shape, self._is_fortran, self.dtype = self._read_header(stream)
             self._offset = stream.tell()
         self._row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
-        self._require_safe_size()
+        self._require_safe_size(stored_bytes, unpacked_bytes)
 
     def _read_header(self, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
         try:
@@ -108,16 +136,16 @@ class NpzColumn:
             raise SourceError(f"{self._where} contains Python objects, which are not unpickled; store plain arrays")
         return shape, is_fortran and len(shape) > 1, dtype
 
-    def _require_safe_size(self) -> None:
-        declared, member = self.dtype.itemsize * math.prod(self.shape), self._member
-        if self._offset + declared != member.file_size:
+    def _require_safe_size(self, stored_bytes: int, unpacked_bytes: int | None) -> None:
+        declared = self.dtype.itemsize * math.prod(self.shape)
+        if unpacked_bytes is not None and self._offset + declared != unpacked_bytes:
             raise SourceError(
                 f"{self._where} declares {format_bytes(declared)}, but contains "
-                f"{format_bytes(max(member.file_size - self._offset, 0))}; copy or download it again"
+                f"{format_bytes(max(unpacked_bytes - self._offset, 0))}; copy or download it again"
             )
-        if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * member.compress_size:
+        if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * stored_bytes:
             raise SourceError(
-                f"{self._where} would expand from {format_bytes(member.compress_size)} to {format_bytes(declared)}, "
+                f"{self._where} would expand from {format_bytes(stored_bytes)} to {format_bytes(declared)}, "
                 f"more than {MAX_EXPANSION:.0f} times; it looks like a compression bomb"
             )
         largest = declared if self._is_fortran else self._row_bytes
@@ -149,7 +177,7 @@ class NpzColumn:
         begin = self._offset + start * self._row_bytes
         if self._stream is None or self._stream.tell() > begin:
             self.close()
-            self._stream = self._archive.open(self._member)
+            self._stream = self._open_stream()
             self._stream.read(self._offset)
         if self._stream.tell() < begin:  # After a seek, zipfile no longer compares the checksum.
             self._stream.seek(begin)
@@ -159,7 +187,7 @@ class NpzColumn:
         return values
 
     def _read_all(self) -> np.ndarray:
-        with self._archive.open(self._member) as stream:
+        with self._open_stream() as stream:
             data = stream.read()[self._offset :]
         values = np.frombuffer(data, self.dtype).reshape(self.shape, order="F" if self._is_fortran else "C")
         return values.copy(order="C")

@@ -62,6 +62,13 @@ VALUES = {
 }
 
 
+def write_vd4rl(path):
+    with h5py.File(path, "w") as file:
+        for name in ("observation", "action", "reward", "discount", "step_type"):
+            file[name] = np.arange(3.0)
+    return path
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory, data):
     """One dataset of each format, by the format's name."""
@@ -85,6 +92,8 @@ def sources(tmp_path_factory, data):
         "an OGBench name": "pointmaze-medium-navigate-v0",
         "a dict of OGBench columns": dict(np.load(ogbench)),
         "a NeoRL file": neorl,
+        "a folder of V-D4RL or DrQ-v2 episodes": data / "formats/vd4rl/cartpole_swingup/64px",
+        "a V-D4RL file": write_vd4rl(folder / "vd4rl.hdf5"),
         "a dict of NeoRL columns": dict(np.load(neorl)),
         "a D4RL file": folder / "d4rl.hdf5",
         "a robomimic file": folder / "robomimic.hdf5",
