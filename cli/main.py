@@ -88,6 +88,7 @@ def cli() -> None:
       mujoco/hopper/expert-v0          Minari name or directory
       hopper-medium-v2                 D4RL name, if D4RL has downloaded it
       cartpole_swingup/64px            V-D4RL or DrQ-v2 folder, or V-D4RL file
+      Breakout/1/replay_logs           Atari DQN Replay folder
       cube-single-play-v0.npz          OGBench file, or OGBench name; also D4RL's and
                                        NeoRL's columns in an npz file
 

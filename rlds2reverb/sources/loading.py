@@ -11,14 +11,24 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
+from . import d4rl, d4rl_names, dqn_replay, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .source import Source
 
 #: The formats, of which the first that matches is used.
 FORMATS = [
-    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, d4rl.FILE, rlds.DIRECTORY, minari.DIRECTORY, vd4rl.FOLDER),
+    *(
+        ogbench.FILE,
+        neorl.FILE,
+        vd4rl.FILE,
+        robomimic.FILE,
+        d4rl.FILE,
+        rlds.DIRECTORY,
+        minari.DIRECTORY,
+        vd4rl.FOLDER,
+        dqn_replay.FOLDER,
+    ),
     *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
     *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]

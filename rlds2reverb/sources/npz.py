@@ -82,7 +82,7 @@ def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 def open_gzip(path: Path) -> Iterator[NpzColumn]:
     """Opens a compressed npy file; raises `SourceError` as `open_npz` does."""
     try:
-        column = NpzColumn(lambda: gzip.open(path), path.name, path.stat().st_size)
+        column = NpzColumn(lambda: gzip.GzipFile(path), path.name, path.stat().st_size)
         with contextlib.closing(column):
             yield column
     except _DAMAGE as error:

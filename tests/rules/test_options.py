@@ -92,6 +92,7 @@ def sources(tmp_path_factory, data):
         "an OGBench name": "pointmaze-medium-navigate-v0",
         "a dict of OGBench columns": dict(np.load(ogbench)),
         "a NeoRL file": neorl,
+        "a folder of DQN replay logs": data / "formats/atari/replay_logs",
         "a folder of V-D4RL or DrQ-v2 episodes": data / "formats/vd4rl/cartpole_swingup/64px",
         "a V-D4RL file": write_vd4rl(folder / "vd4rl.hdf5"),
         "a dict of NeoRL columns": dict(np.load(neorl)),
