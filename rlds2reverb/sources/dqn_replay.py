@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import concatenate
@@ -36,16 +38,23 @@ _NOT_PADDING = 2
 _DEFAULT_PADDING = 3
 
 
-def open_dqn_replay(folder: Path) -> Source:
-    """Opens a folder of replay logs, whose observations are single frames.
+def open_dqn_replay(folder: Path, *, frame_stack: int = 1) -> Source:
+    """Opens a folder of replay logs.
 
     An episode ends in a terminal state, after which no frame is stored, so that its final observation is zeros. Rows
     before a gap between the files, or after the last terminal row, form an `unterminated` episode, which loses its last
     transition.
 
+    Args:
+      folder: the folder.
+      frame_stack: number of frames in an observation, on the last axis, newest last; 1 for single frames without this
+        axis. Before the first frame of an episode there are zeros. The observations of `Source.read` are views, which
+        share each frame.
+
     Raises:
       SourceError: If a file is missing or damaged (see `npz`), or the columns of a file differ in length.
     """
+    require_count("frame_stack", frame_stack, 1)
     segments, episodes = _survey(folder)
     count, num_rows = len(episodes), sum(stop - first for first, stop, _ in episodes)
 
@@ -64,7 +73,10 @@ def open_dqn_replay(folder: Path) -> Source:
                     rewards=block["reward"],
                     terminated=is_terminal,
                 )
-                yield replace(made, unterminated=not is_terminal)
+                steps = made.steps
+                if frame_stack > 1:
+                    steps = {**steps, fields.OBSERVATION: _stack_frames(steps[fields.OBSERVATION], frame_stack)}
+                yield replace(made, steps=steps, unterminated=not is_terminal)
 
     return Source(folder.name, "dqn_replay", read, num_episodes=count, num_rows=num_rows, count=lambda: count)
 
@@ -139,6 +151,12 @@ class _EpisodeEnds:
         self._begin, self._num_skipped, self._may_be_padding = stop, 0, True
 
 
+def _stack_frames(frames: np.ndarray, num: int) -> np.ndarray:
+    """Returns stacks `[T, H, W, num]` as read-only views of one copy of the frames `[T, H, W]`."""
+    padded = np.concatenate([np.zeros((num - 1, *frames.shape[1:]), frames.dtype), frames])
+    return np.lib.stride_tricks.sliding_window_view(padded, num, axis=0)
+
+
 def _divide(segments: list[_Segment], begin: int, end: int) -> Iterator[tuple[_Segment, int, int]]:
     """Yields the segments that contain some rows, and the start and the stop of these rows in the file."""
     first = 0
@@ -208,4 +226,4 @@ def _is_folder(location: Any) -> bool:
     return isinstance(location, Path) and location.is_dir() and bool(_list_numbers(location))
 
 
-FOLDER = Format("a folder of DQN replay logs", _is_folder, open_dqn_replay, (), "Atari DQN Replay")
+FOLDER = Format("a folder of DQN replay logs", _is_folder, open_dqn_replay, ("frame_stack",), "Atari DQN Replay")

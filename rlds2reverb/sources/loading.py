@@ -59,6 +59,7 @@ def load(
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
+    frame_stack: int | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -68,7 +69,8 @@ def load(
       source: one of these:
 
         - a path: a D4RL or robomimic HDF5 file; an npz file of D4RL, OGBench or NeoRL; a directory that TFDS prepared,
-          or one above it that contains a single dataset; a Minari directory. A `Path` is always a path;
+          or one above it that contains a single dataset; a Minari directory; a folder of V-D4RL, DrQ-v2
+          or Atari DQN Replay. A `Path` is always a path;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
           (`hopper-medium-v2`, looked up in D4RL's own directory, `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
@@ -93,6 +95,8 @@ def load(
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
         it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
         `observations[t + 1]`.
+      frame_stack: Atari DQN Replay only: number of frames in an observation, on the last axis, newest last; zeros stand
+        before the first frame of an episode.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -114,6 +118,7 @@ def load(
         "max_episode_steps": max_episode_steps,
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
+        "frame_stack": frame_stack,
         "data_dir": data_dir,
         "download": download or None,
     }

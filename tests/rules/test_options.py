@@ -57,6 +57,7 @@ VALUES = {
     "max_episode_steps": 2,
     "split_at_discontinuity": True,
     "independent_rows": True,
+    "frame_stack": 2,
     "data_dir": "elsewhere",
     "download": True,
 }

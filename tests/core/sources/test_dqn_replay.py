@@ -78,6 +78,24 @@ def test_padding_after_a_terminal_row_is_left_out_across_files(tmp_path):
     assert one.is_terminal and two.is_terminal
 
 
+def test_stacks_share_their_frames_and_never_cross_an_episode():
+    single, stacked = load(LOGS), load(LOGS, frame_stack=4)
+    for one, other in zip(single.read(), stacked.read(), strict=True):
+        frames, stacks = one.steps["observation"], other.steps["observation"]
+        assert stacks.shape == (*frames.shape, 4)
+        for age in range(4):
+            np.testing.assert_array_equal(stacks[age:, ..., 3 - age], frames[: len(frames) - age])
+            assert not stacks[:age, ..., 3 - age].any()
+        stored = stacks
+        while stored.base is not None:
+            stored = stored.base
+        assert stored.nbytes <= 1.1 * frames.nbytes
+    for (_, column), (_, copy) in zip(other.columns, list(stacked)[-1].columns, strict=True):
+        np.testing.assert_array_equal(column, copy)
+    with pytest.raises(ValueError, match="frame_stack must be an integer >= 1, got 0"):
+        load(LOGS, frame_stack=0)
+
+
 def test_missing_and_damaged_files_raise(tmp_path):
     for path in LOGS.glob("*.2.gz"):
         shutil.copy(path, tmp_path)
