@@ -41,6 +41,9 @@ EVAL = ["gymnasium[mujoco]>=1,<2", "mujoco==3.3.7"]
 ENVPOOL = [*EVAL, 'envpool==1.2.5; python_version >= "3.11"', 'optree<0.16; python_version == "3.11"']
 DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 
+# OGBench's environments, and the rewards of its single-task datasets.
+OGBENCH = [*DM_CONTROL, "ogbench>=1.2,<2"]
+
 # Experiment trackers: versions that accept the typing-extensions 4.5.0 that TF-Agents requires.
 WANDB = [*only(WITH_REVERB, "wandb>=0.18,<=0.19.11", "pydantic<2"), *only(WITHOUT_REVERB, "wandb>=0.18")]
 MLFLOW = [*only(WITH_REVERB, "mlflow-skinny>=2.9,<3.6", "pydantic<2"), *only(WITHOUT_REVERB, "mlflow-skinny>=2.9")]
@@ -148,6 +151,7 @@ setup(
         "ray": RAY,
         "envpool": ENVPOOL,
         "dm-control": DM_CONTROL,
+        "ogbench": OGBENCH,
         "wandb": WANDB,
         "mlflow": MLFLOW,
         "film": FILM,

@@ -86,6 +86,10 @@ def cli() -> None:
       d4rl_mujoco_hopper/v2-medium     TFDS name
       mujoco/hopper/expert-v0          Minari name or directory
       hopper-medium-v2                 D4RL name, if D4RL has downloaded it
+      cartpole_swingup/64px            V-D4RL or DrQ-v2 folder, or V-D4RL file
+      Breakout/1/replay_logs           Atari DQN Replay folder
+      cube-single-play-v0.npz          OGBench file, or OGBench name; also D4RL's and
+                                       NeoRL's columns in an npz file
 
     \b
     Exit codes:

@@ -90,7 +90,7 @@ reading_options = _combine(
         "extra_fields",
         multiple=True,
         metavar="NAME",
-        help=f"{_takers('extra_fields')}: also read infos/NAME as a step field. Repeatable.",
+        help=f"{_takers('extra_fields')}: also read infos/NAME (OGBench: NAME) as a step field. Repeatable.",
     ),
     click.option(
         "--max-episode-steps",
@@ -109,6 +109,12 @@ reading_options = _combine(
         is_flag=True,
         help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
         "relabelled rows.",
+    ),
+    click.option(
+        "--frame-stack",
+        type=checks.at_least_1,
+        metavar="N",
+        help=f"{_takers('frame_stack')}: number of frames in an observation.",
     ),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -110,6 +112,9 @@ def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
     if not (isinstance(env, str) and env == AUTO):
         return EvaluationEnvironment(*name_environment(restore_env(env) if isinstance(env, Mapping) else env))
     if isinstance(source, Source) and source.env_spec is not None:
+        if source.kind == "ogbench":  # Its description comes from the name that the user passed, not from a file.
+            with contextlib.suppress(ImportError):
+                importlib.import_module("ogbench")
         return _find_own(source.env_spec)
     words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
     name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)

@@ -23,7 +23,7 @@ from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import Nest, concatenate
 
-from . import hdf5
+from . import hdf5, npz
 from .columns import as_columns, as_flags
 from .continuity import INDEPENDENT_ROWS_ADVICE, ContinuityCheck, find_differing_rows
 from .formats import Format
@@ -85,7 +85,7 @@ class EpisodeEnds:
 
 
 def open_d4rl(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
-    """Opens a D4RL HDF5 file; neither d4rl nor mujoco is needed.
+    """Opens a D4RL HDF5 file, or an npz file of the same columns; neither d4rl nor mujoco is needed.
 
     Flags may also have their Gymnasium or Minari names (`ALIASES`).
 
@@ -108,16 +108,21 @@ def open_d4rl(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> S
     """
     rules = EpisodeEnds(**ends)
 
+    is_npz = npz.is_npz(path)
+
     @contextlib.contextmanager
     def open_rows() -> Iterator[TransitionRows]:
-        with hdf5.open_hdf5(path) as file:
-            yield _check_columns(path.name, _open_columns(file, extra_fields), extra_fields, rules)
+        with npz.open_npz(path) if is_npz else hdf5.open_hdf5(path) as file:
+            select = _select_arrays if is_npz else _open_columns
+            yield check_columns(path.name, select(file, extra_fields), extra_fields, rules)
 
     with open_rows() as rows:
         num_rows = rows.num_rows
-    with hdf5.open_hdf5(path) as file:
-        described = split_metadata(hdf5.read_scalars(file, "metadata"))
-    ranges = _RowRanges(open_rows)
+    described = {}
+    if not is_npz:
+        with hdf5.open_hdf5(path) as file:
+            described = split_metadata(hdf5.read_scalars(file, "metadata"))
+    ranges = RowRanges(open_rows)
     return Source(path.name, "d4rl", ranges.read, num_rows=num_rows, count=ranges.count, **described)
 
 
@@ -132,12 +137,12 @@ def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), *
     nests = [field for field, column in arrays.items() if not isinstance(column, np.ndarray)]
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
-    rows = _check_columns(name, copy_arrays(arrays), extra_fields, EpisodeEnds(**ends))
-    ranges = _RowRanges(lambda: contextlib.nullcontext(rows))
+    rows = check_columns(name, copy_arrays(arrays), extra_fields, EpisodeEnds(**ends))
+    ranges = RowRanges(lambda: contextlib.nullcontext(rows))
     return Source(name, "memory", ranges.read, num_rows=rows.num_rows, count=ranges.count)
 
 
-class _RowRanges:
+class RowRanges:
     """Random access to the episodes of some rows."""
 
     def __init__(self, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]]):
@@ -236,6 +241,17 @@ def _open_columns(file: h5py.File, extra_fields: Sequence[str]) -> dict[str, Any
     return columns
 
 
+def _select_arrays(arrays: Mapping[str, npz.NpzColumn], extra_fields: Sequence[str]) -> dict[str, Any]:
+    """Returns the columns of an npz archive; raises `SourceError` if it has none of D4RL's observations."""
+    if OBSERVATIONS not in arrays:
+        raise SourceError(
+            f"the arrays of an npz file must be named as those of D4RL ({', '.join(KEYS)}), OGBench or NeoRL, got "
+            f"{', '.join(sorted(arrays)[:10]) or 'none'}; rename them, or pass a list of episodes"
+        )
+    keys = _find_keys(arrays, extra_fields, "the npz file")
+    return {name: arrays[key] for name, key in keys.items() if key in arrays}
+
+
 def require_new_names(extra_fields: Iterable[str], where: str) -> None:
     """Raises `SourceError` if an extra field has the name of a field that every step has."""
     collisions = [name for name in extra_fields if name in (*fields.STEP_FIELDS, *KEYS)]
@@ -243,9 +259,10 @@ def require_new_names(extra_fields: Iterable[str], where: str) -> None:
         raise SourceError(f"{where}: an extra field named {collisions[0]!r} would replace the step's own; rename it")
 
 
-def _check_columns(
+def check_columns(
     name: str, columns: Mapping[str, Any], extra_fields: Sequence[str], ends: EpisodeEnds
 ) -> TransitionRows:
+    """Returns columns under D4RL's names as rows; raises `SourceError` if one is missing or does not fit the others."""
     for key in REQUIRED:
         if key not in columns:
             raise SourceError(f"{name} has no '{key}'; D4RL data have {', '.join(REQUIRED)}, and usually {TIMEOUTS}")

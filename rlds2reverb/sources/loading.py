@@ -11,7 +11,7 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, memory, minari, rlds, robomimic
+from . import d4rl, d4rl_names, dqn_replay, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
@@ -19,18 +19,28 @@ from .source import Source
 
 #: The formats, of which the first that matches is used.
 FORMATS = [
-    *(robomimic.FILE, d4rl.FILE, rlds.DIRECTORY, minari.DIRECTORY),
-    *(d4rl_names.NAME, minari.NAME, rlds.NAME),
-    *(d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
+    *(
+        ogbench.FILE,
+        neorl.FILE,
+        vd4rl.FILE,
+        robomimic.FILE,
+        d4rl.FILE,
+        rlds.DIRECTORY,
+        minari.DIRECTORY,
+        vd4rl.FOLDER,
+        dqn_replay.FOLDER,
+    ),
+    *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
+    *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
 _FILES = (
-    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a pattern (*.hdf5) of these, a "
-    "TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), or a D4RL name "
-    "(hopper-medium-v2)"
+    "a D4RL or robomimic HDF5 file, an npz file of D4RL, OGBench or NeoRL, a directory that TFDS prepared, a Minari "
+    "directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
+    "(mujoco/hopper/expert-v0), an OGBench name (cube-single-play-v0), or a D4RL name (hopper-medium-v2)"
 )
 _SUPPORTED = (
-    f"{_FILES}; a list of these or of episodes, a function that returns an iterable of episodes, a dict of D4RL "
-    "columns, a minari.MinariDataset, or an RLDS tf.data.Dataset"
+    f"{_FILES}; a list of these or of episodes, a function that returns an iterable of episodes, a dict of D4RL, "
+    "OGBench or NeoRL columns, a minari.MinariDataset, or an RLDS tf.data.Dataset"
 )
 _FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
@@ -53,6 +63,7 @@ def load(
     last_step: LastStep = "auto",
     missing: Mapping[str, float] | None = None,
     image_decoding: bool = True,
+    frame_stack: int | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -61,26 +72,28 @@ def load(
     Args:
       source: one of these:
 
-        - a path: a D4RL or robomimic HDF5 file; a directory that TFDS prepared, or one above it that contains a single
-          dataset; a Minari directory. A `Path` is always a path;
+        - a path: a D4RL or robomimic HDF5 file; an npz file of D4RL, OGBench or NeoRL; a directory that TFDS prepared,
+          or one above it that contains a single dataset; a Minari directory; a folder of V-D4RL, DrQ-v2
+          or Atari DQN Replay. A `Path` is always a path;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
-          (`mujoco/hopper/expert-v0`) or D4RL (`hopper-medium-v2`, looked up in D4RL's own directory,
-          `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
+          (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
+          (`hopper-medium-v2`, looked up in D4RL's own directory, `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
         - a pattern such as `data/*.hdf5`, or a list of paths, patterns or names: several datasets of one kind, read in
           the order of the list, and by name for a pattern;
         - a list of episodes, each a dict of arrays, see `memory.from_episodes`; or, if they do not fit in memory, a
           function that returns an iterable of them (such as a generator function, not called), or an object that can
           be iterated repeatedly;
-        - a dict of arrays under D4RL's names, as returned by `env.get_dataset()`;
+        - a dict of arrays under D4RL's, OGBench's or NeoRL's names, as returned by `env.get_dataset()`;
         - a `minari.MinariDataset`, of which only the selected episodes are read;
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
-      split: TFDS and robomimic only: the split to read. For TFDS it may be a slice (`train[:10%]`), and the default is
-        `train`; for robomimic it is a filter key (`valid`), and the default is all demonstrations.
-      extra_fields: D4RL and Minari only: names of `infos/*` columns, or groups of them, to read as additional step
-        fields.
-      max_episode_steps: D4RL only: maximum number of rows in an episode; longer ones are truncated there. One way to
-        read data without `timeouts`.
+      split: TFDS, robomimic and OGBench names only: the split to read. For TFDS it may be a slice (`train[:10%]`), and
+        the default is `train`; for robomimic it is a filter key (`valid`), and the default is all demonstrations; for
+        OGBench it is `train`, the default, or `val`.
+      extra_fields: D4RL, Minari and OGBench only: names of `infos/*` columns, or groups of them, to read as additional
+        step fields; for OGBench, of columns such as `qpos`.
+      max_episode_steps: D4RL and NeoRL only: for D4RL, maximum number of rows in an episode; longer ones are truncated
+        there. One way to read data without `timeouts`. For NeoRL, number of rows of truncated trajectories.
       split_at_discontinuity: D4RL only: whether to end an episode wherever `observations[t + 1]` is not
         `next_observations[t]`. The other way to read data without `timeouts`.
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
@@ -96,7 +109,9 @@ def load(
         discount is 0; and rewards are 0, from which only cloning can learn (see `Source.assumed_fields`).
       image_decoding: TFDS only: whether images become arrays. If False, they remain bytes in the encoding of the file,
         such as JPEG.
-      data_dir: TFDS names only: the data directory in which names are looked up.
+      frame_stack: Atari DQN Replay only: number of frames in an observation, on the last axis, newest last; zeros stand
+        before the first frame of an episode.
+      data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
     Returns:
@@ -120,6 +135,7 @@ def load(
         "last_step": None if last_step == "auto" else last_step,
         "missing": missing or None,
         "image_decoding": None if image_decoding else False,
+        "frame_stack": frame_stack,
         "data_dir": data_dir,
         "download": download or None,
     }

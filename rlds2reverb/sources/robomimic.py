@@ -1,12 +1,16 @@
 """robomimic's HDF5 format: groups `data/demo_0, demo_1, ...`, each with the columns of one episode.
 
-Format: robomimic v0.1 (Mandlekar et al. 2021, arXiv:2108.03298). `dones[t]` marks success or the end of a
-demonstration. No demonstration is truncated, so that an episode is terminal if `dones` is set in its last row.
+Format: robomimic (Mandlekar et al. 2021, arXiv:2108.03298) and files derived from it, such as LIBERO's and MimicGen's.
+`rewards[t]` and `dones[t]` belong to the state after action `t`. robomimic writes `dones` in one of three modes, which
+the file does not record: 0 marks every success, 1 the last row of each demonstration, and 2 both. A last row with
+`dones` set is therefore no evidence of a terminal state; the rewards are, if they are 1 at success and 0 otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +20,36 @@ import numpy as np
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
-from . import hdf5
+from . import hdf5, npz
 from .columns import as_columns, as_flags, make_log_episode
 from .continuity import ContinuityCheck
 from .formats import Format
 from .source import Source
 
+_OBSERVATIONS, _NEXT_OBSERVATIONS = "obs", "next_obs"
+_ACTIONS, _REWARDS, _DONES = "actions", "rewards", "dones"
+_OPTIONAL = (_REWARDS, _DONES, _NEXT_OBSERVATIONS)
+#: The kinds of `type` in `env_args`.
+_ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
+_MAX_ENV_ARGS = 1 << 20
+
 
 def is_robomimic(location: Any) -> bool:
     """Returns whether a location is a file with `data/demo_<n>` groups."""
-    if not isinstance(location, Path) or location.is_dir():
+    if not isinstance(location, Path) or location.is_dir() or npz.is_npz(location):
         return False
     with hdf5.open_hdf5(location) as file:
         return bool(_list_demos(file))
 
 
 def open_robomimic(path: Path, *, split: str | None = None) -> Source:
-    """Opens a robomimic file of low-dimensional observations, which become dicts.
+    """Opens a robomimic file, whose observations become dicts.
 
-    The final observation of each episode is the last row of `next_obs`.
+    The final observation of an episode is the last row of `next_obs`. In a file without `next_obs`, a terminal episode
+    ends in an observation of zeros, and any other one loses its last transition.
+
+    An episode is terminal if its last reward is 1, in a file whose rewards are all 0 or 1. Otherwise `dones` decide as
+    far as they tell success from the end of a demonstration. All other episodes are truncated. Missing rewards are 0.
 
     Args:
       path: the file.
@@ -44,20 +59,29 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
       SourceError: If the file is refused (see `hdf5`), a demonstration is missing a column, or there is no such split.
     """
     with hdf5.open_hdf5(path) as file:
-        demos = _list_demos(file) if split is None else _select_demos(file, split)
-        num_rows = sum(len(_read_column(file, f"{demo}/rewards")) for demo in demos)
+        demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
+        contents = _survey(file, demos)
+        described = _describe_environment(file)
+    metadata = {**described.pop("metadata", {}), **contents.metadata}
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-        check = ContinuityCheck(path.name, num_rows, "copy or download the file again")
+        check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
             for index in range(len(demos))[first:stop]:
-                episode = _read_episode(file, demos[index], index)
+                episode = _read_episode(file, demos[index], index, contents)
                 check.add(episode)
                 yield episode
 
-    num_episodes = len(demos)
     return Source(
-        path.name, "robomimic", read, num_episodes=num_episodes, num_rows=num_rows, count=lambda: num_episodes
+        path.name,
+        "robomimic",
+        read,
+        num_episodes=len(demos),
+        num_rows=contents.num_rows,
+        count=lambda: len(demos),
+        warnings=(*warnings, *contents.warnings),
+        metadata=metadata,
+        **described,
     )
 
 
@@ -70,8 +94,11 @@ def _list_demos(file: h5py.File) -> list[str]:
     return [f"data/{name}" for name in sorted(demos, key=lambda name: int(name[5:]))]
 
 
-def _select_demos(file: h5py.File, split: str) -> list[str]:
-    """Returns the demonstrations that a filter key lists, in the order of the file."""
+def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the demonstrations of the file that a filter key lists, in the order of the file, and warnings.
+
+    Files that contain a part of the demonstrations of another one often keep its filter keys.
+    """
     where = f"{Path(file.filename).name}: 'mask/{split}'"
     masks = hdf5.open_member(file, "mask")
     keys = hdf5.list_names(masks) if isinstance(masks, h5py.Group) else []
@@ -83,35 +110,151 @@ def _select_demos(file: h5py.File, split: str) -> list[str]:
     hdf5.require_safe([mask], where)
     names = {name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in mask[()]}
     demos = [demo for demo in _list_demos(file) if demo.removeprefix("data/") in names]
-    if not demos or len(demos) < len(names):
-        raise SourceError(f"{where} must list demonstrations of the file, got {sorted(names)[:5]}; fix the split")
-    return demos
+    absent = sorted(names - {demo.removeprefix("data/") for demo in demos})
+    if not demos:
+        raise SourceError(f"{where} must list demonstrations of the file, got {absent[:5]}; fix the split")
+    if not absent:
+        return demos, ()
+    return demos, (f"{where} lists {len(absent)} demonstrations that the file does not contain, first {absent[0]}",)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What the demonstrations of a file have in common.
+
+    Attributes:
+      num_rows: number of rows of all demonstrations.
+      optional: names of the optional columns and groups that the demonstrations contain.
+      is_terminal: whether each demonstration ends in a terminal state.
+      metadata: the mode of `dones`.
+      warnings: assumptions about rewards and ends.
+    """
+
+    num_rows: int
+    optional: frozenset[str]
+    is_terminal: tuple[bool, ...]
+    metadata: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
+    """Reads the rewards and `dones` of all demonstrations, but only the sizes of their actions."""
+    name = Path(file.filename).name
+    optional = frozenset(key for demo in demos for key in _OPTIONAL if key in file[demo])
+    num_rows = sum(len(_open_column(file, f"{demo}/{_ACTIONS}")) for demo in demos)
+    rewards, dones = [], []
+    for demo in demos:
+        where = f"{name}: '{demo}'"
+        columns = {key: _read_column(file, f"{demo}/{key}") for key in (_REWARDS, _DONES) if key in optional}
+        _require_equal_lengths(where, [_open_column(file, f"{demo}/{_ACTIONS}"), *columns.values()])
+        if _REWARDS in columns:
+            rewards.append(columns[_REWARDS])
+        if _DONES in columns:
+            dones.append(as_flags(columns[_DONES], f"{where}: dones"))
+    is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
+    successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
+    is_terminal, assumption = _find_terminal(successes, dones, num_demos=len(demos))
+    warnings = [] if assumption is None else [f"{name}: {assumption}"]
+    if not rewards:
+        warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
+    return _Contents(num_rows, optional, is_terminal, _describe_dones(successes, dones), tuple(warnings))
+
+
+def _find_terminal(
+    successes: Sequence[np.ndarray], dones: Sequence[np.ndarray], *, num_demos: int
+) -> tuple[tuple[bool, ...], str | None]:
+    """Returns whether each demonstration ends in a terminal state, and what was assumed about it, or None."""
+    if successes:
+        is_terminal = tuple(bool(column[-1:].any()) for column in successes)
+        pairs = zip(is_terminal, dones, strict=False)
+        num_failed = sum(not terminal and bool(done[-1:].any()) for terminal, done in pairs)
+        failed = f"{num_failed} demonstrations end with dones set but without success (reward 1), and are truncated"
+        return is_terminal, failed if num_failed else None
+    if dones and not all(column[-1:].all() for column in dones):  # Mode 0.
+        return tuple(bool(column[-1:].any()) for column in dones), None
+    if any(column[:-1].any() for column in dones):
+        held = tuple(bool(len(column) > 1 and column[-2:].all()) for column in dones)
+        return held, (
+            f"dones are set in the last row of each demonstration; {sum(held)} of {num_demos}, in which the row before "
+            "is set as well, are terminal, and the others are truncated"
+        )
+    return (False,) * num_demos, "nothing tells success from the end of a demonstration, so that all are truncated"
+
+
+def _describe_dones(successes: Sequence[np.ndarray], dones: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Returns the modes in which `dones` can have been written, as metadata."""
+    if not dones:
+        return {}
+    last = [np.arange(len(column)) == len(column) - 1 for column in dones]
+    modes = {"1 (end of the demonstration)": last}
+    if successes:
+        both = [success | end for success, end in zip(successes, last, strict=True)]
+        modes = {"0 (success)": list(successes), **modes, "2 (success or end of the demonstration)": both}
+    matching = [
+        mode
+        for mode, expected in modes.items()
+        if all(np.array_equal(done, column) for done, column in zip(dones, expected, strict=True))
+    ]
+    return {"done_mode": " or ".join(matching)} if matching else {}
+
+
+def _describe_environment(file: h5py.File) -> dict[str, Any]:
+    """Returns the `env_spec` and the metadata of `env_args`; an empty dict if the file has none that can be read."""
+    try:
+        attributes = file["data"].attrs
+        if "env_args" not in attributes or attributes.get_id("env_args").get_storage_size() > _MAX_ENV_ARGS:
+            return {}
+        arguments = json.loads(attributes["env_args"])
+    except (OSError, RuntimeError, TypeError, ValueError, RecursionError):  # Metadata are optional.
+        return {}
+    if not isinstance(arguments, dict) or not isinstance(arguments.get("env_name"), str):
+        return {}
+    kind = _ENVIRONMENT_TYPES.get(arguments["type"]) if isinstance(arguments.get("type"), int) else None
+    plain = {"env_name": arguments["env_name"], "env_type": kind, "env_version": arguments.get("env_version")}
+    return {
+        "env_spec": json.dumps({"id": arguments["env_name"], "kwargs": arguments.get("env_kwargs")}),
+        "metadata": {key: value for key, value in plain.items() if isinstance(value, str)},
+    }
+
+
+def _open_column(file: h5py.File, name: str) -> h5py.Dataset:
+    dataset = hdf5.open_column(file, name)
+    if dataset is None:
+        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing")
+    return dataset
 
 
 def _read_column(file: h5py.File, name: str) -> np.ndarray:
-    where = f"{Path(file.filename).name}: '{name}'"
-    dataset = hdf5.open_column(file, name)
-    if dataset is None:
-        raise SourceError(f"{where} is missing")
-    return as_columns(dataset[()], where)
+    return as_columns(_open_column(file, name)[()], f"{Path(file.filename).name}: '{name}'")
 
 
 def _read_nest(file: h5py.File, demo: str, name: str) -> dict[str, np.ndarray]:
     group = hdf5.open_member(file[demo], name)
     if not isinstance(group, h5py.Group):
-        raise SourceError(f"{Path(file.filename).name}: '{demo}/{name}' is missing, or is not a group of columns")
+        raise SourceError(
+            f"{Path(file.filename).name}: '{demo}/{name}' is missing, or is not a group of columns; extract the "
+            "observations from the states with robomimic's dataset_states_to_obs.py"
+        )
     return {key: _read_column(file, f"{demo}/{name}/{key}") for key in sorted(hdf5.list_names(group))}
 
 
-def _read_episode(file: h5py.File, demo: str, index: int) -> Episode:
-    where = f"{Path(file.filename).name}: '{demo}'"
-    actions, rewards, dones = (_read_column(file, f"{demo}/{name}") for name in ("actions", "rewards", "dones"))
-    observations, next_observations = (_read_nest(file, demo, name) for name in ("obs", "next_obs"))
-    columns = (actions, rewards, dones, *observations.values(), *next_observations.values())
+def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
     lengths = {len(column) for column in columns}
-    if len(lengths) != 1 or not len(rewards):
+    if len(lengths) != 1 or 0 in lengths:
         raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {sorted(lengths)}")
-    if observations.keys() != next_observations.keys():
+
+
+def _read_episode(file: h5py.File, demo: str, index: int, contents: _Contents) -> Episode:
+    where = f"{Path(file.filename).name}: '{demo}'"
+    actions, observations = _read_column(file, f"{demo}/{_ACTIONS}"), _read_nest(file, demo, _OBSERVATIONS)
+    has_next = _NEXT_OBSERVATIONS in contents.optional
+    next_observations = _read_nest(file, demo, _NEXT_OBSERVATIONS) if has_next else None
+    rewards = np.zeros(len(actions), np.float32)
+    if _REWARDS in contents.optional:
+        rewards = _read_column(file, f"{demo}/{_REWARDS}")
+    next_columns = [] if next_observations is None else next_observations.values()
+    _require_equal_lengths(where, [actions, rewards, *observations.values(), *next_columns])
+    if next_observations is not None and observations.keys() != next_observations.keys():
         different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
         raise SourceError(f"{where}: obs and next_obs must have the same columns; they differ in {different}")
     return make_log_episode(
@@ -120,7 +263,7 @@ def _read_episode(file: h5py.File, demo: str, index: int) -> Episode:
         observations,
         actions,
         rewards=rewards,
-        terminated=bool(as_flags(dones, f"{where}: dones")[-1]),
+        terminated=contents.is_terminal[index],
         next_observations=next_observations,
     )
 

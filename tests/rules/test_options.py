@@ -57,9 +57,17 @@ VALUES = {
     "max_episode_steps": 2,
     "split_at_discontinuity": True,
     "independent_rows": True,
+    "frame_stack": 2,
     "data_dir": "elsewhere",
     "download": True,
 }
+
+
+def write_vd4rl(path):
+    with h5py.File(path, "w") as file:
+        for name in ("observation", "action", "reward", "discount", "step_type"):
+            file[name] = np.arange(3.0)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +83,20 @@ def sources(tmp_path_factory, data):
             if name == "dones":
                 file[f"data/demo_{number}/{name}"][...] = [0, 0, 1]
         file["mask/valid"] = np.array([b"demo_1"])
+    (folder / ".ogbench").mkdir()
+    (folder / ".ogbench/data").symlink_to(data / "formats/ogbench")
     tfds = data / "rlds/physics_rlds/pendulum_dict/1.0.0"
+    ogbench = data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz"
+    neorl = data / "formats/neorl/Hopper-v3-low-2-val-noise.npz"
     return {
+        "an OGBench file": ogbench,
+        "an OGBench name": "pointmaze-medium-navigate-v0",
+        "a dict of OGBench columns": dict(np.load(ogbench)),
+        "a NeoRL file": neorl,
+        "a folder of DQN replay logs": data / "formats/atari/replay_logs",
+        "a folder of V-D4RL or DrQ-v2 episodes": data / "formats/vd4rl/cartpole_swingup/64px",
+        "a V-D4RL file": write_vd4rl(folder / "vd4rl.hdf5"),
+        "a dict of NeoRL columns": dict(np.load(neorl)),
         "a D4RL file": folder / "d4rl.hdf5",
         "a robomimic file": folder / "robomimic.hdf5",
         "a directory prepared by TFDS": tfds,
@@ -102,6 +122,7 @@ def fingerprint(source):
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
+    monkeypatch.setenv("HOME", str(sources["a D4RL file"].parent))  # The parent of OGBench's directory.
     (found,) = [file_format for file_format in BUILT_IN if file_format.name == name]
     source, value = sources[name], VALUES[option]
     if option not in found.options:

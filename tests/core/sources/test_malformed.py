@@ -58,7 +58,7 @@ HDF5 = {
     "text.hdf5": Error(r"is not an HDF5 file"),
     "zeros.hdf5": Error(r"is not an HDF5 file"),
     "pickled_canary.npy": Error(r"must be HDF5, got a NumPy file or archive"),
-    "pickled_canary.npz": Error(r"must be HDF5, got a NumPy file or archive"),
+    "pickled_canary.npz": Error(r"'observations' contains Python objects, which are not unpickled"),
 }
 
 RLDS = {

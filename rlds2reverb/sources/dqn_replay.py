@@ -1,0 +1,229 @@
+"""Atari in the layout of the DQN Replay Dataset: Dopamine's buffer, one gzipped npy file per column and checkpoint.
+
+Format: Agarwal et al. 2020, arXiv:1907.04543, and Dopamine (Castro et al. 2018, arXiv:1812.06110). Row `t` contains the
+frame before action `t`, and the reward and terminal flag after it. Three kinds of rows are no transitions:
+
+- padding: 3 rows of zeros before each episode, for stacks of 4 frames;
+- stale rows of the ring buffer, after the rows that `add_count` declares valid;
+- the last row of all files but the final one, because the logger writes one row early. The missing row is the stale
+  last row of the next file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_count
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import concatenate
+
+from . import npz
+from .columns import as_columns, as_flags, make_log_episode
+from .formats import Format
+from .source import Source
+
+_FILE_NAME = re.compile(r"\$store\$_observation_ckpt\.(\d{1,9})\.gz")
+_SMALL = ("action", "reward", "terminal")
+#: Size of `invalid_range`, which is the stack size plus the update horizon 1, less the number of rows of padding.
+_NOT_PADDING = 2
+_DEFAULT_PADDING = 3
+
+
+def open_dqn_replay(folder: Path, *, frame_stack: int = 1) -> Source:
+    """Opens a folder of replay logs.
+
+    An episode ends in a terminal state, after which no frame is stored, so that its final observation is zeros. Rows
+    before a gap between the files, or after the last terminal row, form an `unterminated` episode, which loses its last
+    transition.
+
+    Args:
+      folder: the folder.
+      frame_stack: number of frames in an observation, on the last axis, newest last; 1 for single frames without this
+        axis. Before the first frame of an episode there are zeros. The observations of `Source.read` are views, which
+        share each frame.
+
+    Raises:
+      SourceError: If a file is missing or damaged (see `npz`), or the columns of a file differ in length.
+    """
+    require_count("frame_stack", frame_stack, 1)
+    segments, episodes = _survey(folder)
+    count, num_rows = len(episodes), sum(stop - first for first, stop, _ in episodes)
+
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        with contextlib.ExitStack() as stack:
+            columns = _OpenColumns(folder, stack)
+            for index in range(count)[first:stop]:
+                begin, end, is_terminal = episodes[index]
+                rows = list(_divide(segments, begin, end))
+                block = {name: columns.read(name, rows) for name in ("observation", "action", "reward")}
+                made = make_log_episode(
+                    f"{folder.name}: rows from {begin:,} (episode {index})",
+                    index,
+                    block["observation"],
+                    block["action"],
+                    rewards=block["reward"],
+                    terminated=is_terminal,
+                )
+                steps = made.steps
+                if frame_stack > 1:
+                    steps = {**steps, fields.OBSERVATION: _stack_frames(steps[fields.OBSERVATION], frame_stack)}
+                yield replace(made, steps=steps, unterminated=not is_terminal)
+
+    return Source(folder.name, "dqn_replay", read, num_episodes=count, num_rows=num_rows, count=lambda: count)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Consecutive rows of file `number`, from `start` to `stop`."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def _survey(folder: Path) -> tuple[list[_Segment], list[tuple[int, int, bool]]]:
+    """Returns the valid rows of all files in the order of time, and the episodes.
+
+    The missing last row of a file is a segment of the next one. An episode is its first row, counted over all segments,
+    the row after its last one, and whether it ends in a terminal state.
+    """
+    segments: list[_Segment] = []
+    ends = _EpisodeEnds()
+    previous: int | None = None  # The previous file, if only its last row is missing.
+    for number in _list_numbers(folder):
+        with contextlib.ExitStack() as stack:
+            columns = _OpenColumns(folder, stack)
+            capacity, num_valid = columns.count_rows(number)
+            parts = [_Segment(number, 0, num_valid)]
+            if previous is not None and previous + 1 == number and num_valid < capacity:
+                parts.insert(0, _Segment(number, capacity - 1, capacity))
+            elif number:
+                ends.add_gap()
+            for part in parts:
+                block = {name: columns.read(name, [(part, part.start, part.stop)]) for name in _SMALL}
+                ends.add(
+                    block["terminal"], (block["action"] != 0) | (block["reward"] != 0), columns.count_padding(number)
+                )
+        segments += parts
+        previous = number if num_valid == capacity - 1 else None
+    ends.add_gap()
+    return segments, ends.episodes
+
+
+class _EpisodeEnds:
+    """The episodes of rows that arrive in parts; `episodes` contains those that are complete, see `_survey`."""
+
+    def __init__(self) -> None:
+        self.episodes: list[tuple[int, int, bool]] = []
+        self._begin = self._num_rows = self._num_skipped = 0
+        self._may_be_padding = True
+
+    def add(self, terminals: np.ndarray, is_real: np.ndarray, num_padding: int) -> None:
+        """Adds rows, bool `[n]`; up to `num_padding` rows at the start of an episode are padding, unless real."""
+        flags = as_flags(terminals, "terminal")
+        row = 0
+        for end in [*(np.flatnonzero(flags) + 1).tolist(), len(flags)]:
+            while self._may_be_padding and row < end and self._num_skipped < num_padding and not is_real[row]:
+                row, self._num_skipped, self._begin = row + 1, self._num_skipped + 1, self._begin + 1
+            self._may_be_padding &= row == end and self._num_skipped < num_padding
+            if end and flags[end - 1] and row < end:
+                self._finish(self._num_rows + end, is_terminal=True)
+            row = end
+        self._num_rows += len(flags)
+
+    def add_gap(self) -> None:
+        """Ends the episode, whose next row is missing."""
+        if self._num_rows > self._begin:
+            self._finish(self._num_rows, is_terminal=False)
+        self._may_be_padding = False
+
+    def _finish(self, stop: int, *, is_terminal: bool) -> None:
+        self.episodes.append((self._begin, stop, is_terminal))
+        self._begin, self._num_skipped, self._may_be_padding = stop, 0, True
+
+
+def _stack_frames(frames: np.ndarray, num: int) -> np.ndarray:
+    """Returns stacks `[T, H, W, num]` as read-only views of one copy of the frames `[T, H, W]`."""
+    padded = np.concatenate([np.zeros((num - 1, *frames.shape[1:]), frames.dtype), frames])
+    return np.lib.stride_tricks.sliding_window_view(padded, num, axis=0)
+
+
+def _divide(segments: list[_Segment], begin: int, end: int) -> Iterator[tuple[_Segment, int, int]]:
+    """Yields the segments that contain some rows, and the start and the stop of these rows in the file."""
+    first = 0
+    for segment in segments:
+        start, stop = segment.start + begin - first, segment.start + end - first
+        if max(start, segment.start) < min(stop, segment.stop):
+            yield segment, max(start, segment.start), min(stop, segment.stop)
+        first += segment.stop - segment.start
+
+
+class _OpenColumns:
+    """The columns of one file at a time, each of which is read from one stream."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack):
+        self._folder, self._stack = folder, stack
+        self._number: int | None = None
+        self._columns: dict[str, npz.NpzColumn] = {}
+
+    def read(self, name: str, rows: Sequence[tuple[_Segment, int, int]]) -> np.ndarray:
+        """Returns some rows of a column, `[n, ...]`."""
+        parts = []
+        for segment, start, stop in rows:
+            column = self._open(name, segment.number)
+            values = column[start:stop]
+            parts.append(as_columns(values, f"{self._folder.name}: {name} of file {segment.number}"))
+        return concatenate(parts)
+
+    def count_rows(self, number: int) -> tuple[int, int]:
+        """Returns the capacity of a file and its number of valid rows."""
+        lengths = {name: len(self._open(name, number)) for name in ("observation", *_SMALL)}
+        capacity = lengths["observation"]
+        add_count = int(self._open("add_count", number).read().reshape(-1)[0])
+        # The logs count all rows since the beginning, the final one only its own.
+        num_valid = add_count - number * capacity if add_count > number * capacity else add_count
+        if len(set(lengths.values())) != 1 or not 0 <= num_valid <= capacity:
+            raise SourceError(
+                f"{self._folder.name}: the columns of file {number} must have the same length, and add_count must not "
+                f"exceed it, got {lengths} and {add_count:,}"
+            )
+        return capacity, num_valid
+
+    def count_padding(self, number: int) -> int:
+        """Returns the number of rows of padding before each episode, one less than the stack size."""
+        if not (self._folder / f"invalid_range_ckpt.{number}.gz").is_file():
+            return _DEFAULT_PADDING
+        return max(len(self._open("invalid_range", number)) - _NOT_PADDING, 0)
+
+    def _open(self, name: str, number: int) -> npz.NpzColumn:
+        if number != self._number:
+            self._stack.close()
+            self._number, self._columns = number, {}
+        if name not in self._columns:
+            prefix = "" if name in ("add_count", "invalid_range") else "$store$_"
+            path = self._folder / f"{prefix}{name}_ckpt.{number}.gz"
+            if not path.is_file():
+                raise SourceError(f"{self._folder.name} must contain {path.name}; copy or download it again")
+            self._columns[name] = self._stack.enter_context(npz.open_gzip(path))
+        return self._columns[name]
+
+
+def _list_numbers(folder: Path) -> list[int]:
+    matches = (_FILE_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def _is_folder(location: Any) -> bool:
+    return isinstance(location, Path) and location.is_dir() and bool(_list_numbers(location))
+
+
+FOLDER = Format("a folder of DQN replay logs", _is_folder, open_dqn_replay, ("frame_stack",), "Atari DQN Replay")

@@ -1,0 +1,162 @@
+"""V-D4RL and DrQ-v2: episodes of images in npz files, or all in one HDF5 file.
+
+Format: Lu et al. 2023, arXiv:2206.04779, and Yarats et al. 2021, arXiv:2107.09645. Row `t` contains observation `t` and
+the action, reward and discount that led to it, so that row 0 has no transition. DrQ-v2 stores the discount 0 of a
+terminal state as 1, so that no episode of its buffers can be recognised as terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
+
+from . import hdf5, npz
+from .columns import as_columns, as_flags, make_log_episode
+from .formats import Format
+from .source import Source
+
+_ACTION, _REWARD, _DISCOUNT, _STEP_TYPE = "action", "reward", "discount", "step_type"
+_OBSERVATIONS = ("image", "observation")
+_FIRST, _LAST = 0, 2
+_TERMINALS_LOST = "{}: DrQ-v2 stores the discount 0 of terminal states as 1, so that they cannot be recognised"
+#: `TIME-ID-LENGTH.npz` of DreamerV2 and `TIME_INDEX_LENGTH.npz` of DrQ-v2.
+_FILE_NAME = re.compile(r"\d{8}T\d{6}(?:-[0-9a-f]+-\d+|_(?P<index>\d+)_\d+)\.npz")
+
+
+def open_folder(folder: Path) -> Source:
+    """Opens a folder of npz files, each of one episode: V-D4RL's 64-pixel data, or a buffer of DrQ-v2.
+
+    The order is that of the names, and of the numbers of episodes in a buffer.
+
+    Raises:
+      SourceError: If a file is refused (see `npz`), or is missing a column.
+    """
+    paths = _list_files(folder)
+
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        for index in range(len(paths))[first:stop]:
+            with npz.open_npz(paths[index]) as arrays:
+                _require_columns(paths[index].name, arrays)
+                where = f"{folder.name}/{paths[index].name}"
+                columns = {name: as_columns(arrays[name].read(), f"{where}: '{name}'") for name in arrays
+                           if name in (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL)}  # fmt: skip
+            yield _make_episode(where, index, columns)
+
+    warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(folder.name),)
+    count = len(paths)
+    return Source(folder.name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
+
+
+def open_file(path: Path) -> Source:
+    """Opens an HDF5 file with all episodes: V-D4RL's 84-pixel data, whose `step_type` 0 begins an episode.
+
+    Raises:
+      SourceError: If the file is refused (see `hdf5`), or columns are missing or differ in length.
+    """
+    names = (_OBSERVATIONS[1], _ACTION, _REWARD, _DISCOUNT)
+    with hdf5.open_hdf5(path) as file:
+        columns = {name: _open_column(file, name) for name in (*names, _STEP_TYPE)}
+        hdf5.require_safe(columns.values(), f"{path.name}: all columns together")
+        lengths = {name: len(column) for name, column in columns.items()}
+        step_types = columns[_STEP_TYPE][()].reshape(-1)
+    if len(set(lengths.values())) != 1 or not len(step_types) or step_types[0] != _FIRST:
+        raise SourceError(
+            f"{path.name}: all columns must have the same number of rows, and step_type must be 0 in the first one, "
+            f"got {lengths} and {step_types[:1].tolist()}"
+        )
+    starts = [*np.flatnonzero(step_types == _FIRST).tolist(), len(step_types)]
+    is_open = step_types[-1] != _LAST
+
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        with hdf5.open_hdf5(path) as file:
+            for index in range(len(starts) - 1)[first:stop]:
+                where = f"{path.name}: rows from {starts[index]:,} (episode {index})"
+                rows = slice(*starts[index : index + 2])
+                block = {name: as_columns(_open_column(file, name)[rows], f"{where}: '{name}'") for name in names}
+                is_unterminated = is_open and index == len(starts) - 2
+                yield _make_episode(where, index, block, is_unterminated=is_unterminated)
+
+    count = len(starts) - 1
+    return Source(path.name, "vd4rl", read, num_episodes=count, num_rows=len(step_types), count=lambda: count)
+
+
+def _open_column(file: h5py.File, name: str) -> h5py.Dataset:
+    column = hdf5.open_column(file, name)
+    if column is None or not column.shape:
+        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing, or is not a column")
+    return column
+
+
+def _require_columns(name: str, available: Collection[str]) -> None:
+    if not _has_columns(available):
+        raise SourceError(
+            f"{name} must contain {_ACTION}, {_REWARD}, {_DISCOUNT}, and image or observation, got "
+            f"{', '.join(sorted(available)[:10]) or 'nothing'}"
+        )
+
+
+def _make_episode(
+    where: str, index: int, columns: Mapping[str, np.ndarray], *, is_unterminated: bool = False
+) -> Episode:
+    """Returns the episode of some rows, whose actions, rewards and discounts belong to the transitions before them."""
+    observations = next(columns[name] for name in _OBSERVATIONS if name in columns)
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or not len(observations):
+        raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {lengths}")
+    rewards, discounts = (columns[name].reshape(len(observations), -1) for name in (_REWARD, _DISCOUNT))
+    if rewards.shape[1] != 1 or discounts.shape[1] != 1:
+        raise SourceError(f"{where}: rewards and discounts must be one number per row")
+    flags = columns.get(fields.IS_TERMINAL)
+    is_terminal = discounts[-1] == 0 if flags is None else as_flags(flags, f"{where}: {fields.IS_TERMINAL}")[-1:]
+    made = make_log_episode(
+        where,
+        index,
+        observations,
+        columns[_ACTION][1:],
+        rewards=rewards[1:, 0],
+        terminated=bool(is_terminal.any() and len(observations) > 1),
+    )
+    made.steps[fields.DISCOUNT][:-1] = discounts[1:, 0]
+    return Episode(made.steps, index, unterminated=is_unterminated)
+
+
+def _has_columns(names: Collection[str]) -> bool:
+    has_observations = any(name in names for name in _OBSERVATIONS)
+    return has_observations and all(name in names for name in (_ACTION, _REWARD, _DISCOUNT))
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Returns the files of episodes in order."""
+
+    def order(path: Path) -> tuple[int, str]:
+        match = _FILE_NAME.fullmatch(path.name)
+        return int(match["index"] or 0) if match else 0, path.name
+
+    return sorted((path for path in folder.glob("*.npz") if _FILE_NAME.fullmatch(path.name)), key=order)
+
+
+def _is_folder(location: Any) -> bool:
+    if not isinstance(location, Path) or not location.is_dir():
+        return False
+    first = next(iter(_list_files(location)), None)
+    return first is not None and _has_columns(npz.list_arrays(first))
+
+
+def _is_file(location: Any) -> bool:
+    if not isinstance(location, Path) or not location.is_file() or not h5py.is_hdf5(location):
+        return False
+    with hdf5.open_hdf5(location) as file:
+        return _STEP_TYPE in file and _has_columns(set(file))
+
+
+FOLDER = Format("a folder of V-D4RL or DrQ-v2 episodes", _is_folder, open_folder, (), "V-D4RL")
+FILE = Format("a V-D4RL file", _is_file, open_file)
