@@ -53,6 +53,11 @@ reading_options = _combine(
         "--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."
     ),
     click.option(
+        "--done",
+        type=click.Choice(["terminal", "truncated"]),
+        help=f"{_takers('done')}: meaning of next.done in an episode that neither succeeds nor is truncated.",
+    ),
+    click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",
@@ -68,7 +73,7 @@ reading_options = _combine(
         "extra_fields",
         multiple=True,
         metavar="NAME",
-        help=f"{_takers('extra_fields')}: also read infos/NAME as a step field. Repeatable.",
+        help=f"{_takers('extra_fields')}: also read infos/NAME, or the column NAME, as a step field. Repeatable.",
     ),
     click.option(
         "--max-episode-steps",

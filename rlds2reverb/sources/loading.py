@@ -11,21 +11,21 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, memory, minari, rlds, robomimic
+from . import d4rl, d4rl_names, lerobot, memory, minari, rlds, robomimic
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .source import Source
 
 #: The formats, of which the first that matches is used.
 FORMATS = [
-    *(robomimic.FILE, d4rl.FILE, rlds.DIRECTORY, minari.DIRECTORY),
+    *(robomimic.FILE, d4rl.FILE, rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY),
     *(d4rl_names.NAME, minari.NAME, rlds.NAME),
     *(d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
 _FILES = (
-    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a pattern (*.hdf5) of these, a "
-    "TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name (mujoco/hopper/expert-v0), or a D4RL name "
-    "(hopper-medium-v2)"
+    "a D4RL or robomimic HDF5 file, a directory that TFDS prepared, a Minari directory, a "
+    "LeRobot directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
+    "(mujoco/hopper/expert-v0), or a D4RL name (hopper-medium-v2)"
 )
 _SUPPORTED = (
     f"{_FILES}; a list of these or of episodes, a function that returns an iterable of episodes, a dict of D4RL "
@@ -49,6 +49,7 @@ def load(
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
+    done: str | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -58,7 +59,7 @@ def load(
       source: one of these:
 
         - a path: a D4RL or robomimic HDF5 file; a directory that TFDS prepared, or one above it that contains a single
-          dataset; a Minari directory. A `Path` is always a path;
+          dataset; a Minari directory; a LeRobot directory (`meta/info.json`). A `Path` is always a path;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`) or D4RL (`hopper-medium-v2`, looked up in D4RL's own directory,
           `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
@@ -71,10 +72,11 @@ def load(
         - a `minari.MinariDataset`, of which only the selected episodes are read;
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
-      split: TFDS and robomimic only: the split to read. For TFDS it may be a slice (`train[:10%]`), and the default is
-        `train`; for robomimic it is a filter key (`valid`), and the default is all demonstrations.
-      extra_fields: D4RL and Minari only: names of `infos/*` columns, or groups of them, to read as additional step
-        fields.
+      split: TFDS, robomimic and LeRobot only: the split to read. For TFDS it may be a slice (`train[:10%]`), and the
+        default is `train`; for robomimic it is a filter key (`valid`), for LeRobot a name in `splits` of `info.json`,
+        and the default is all episodes.
+      extra_fields: D4RL, Minari and LeRobot only: names of `infos/*` columns, or groups of them, or of columns of
+        LeRobot (`timestamp`), to read as additional step fields.
       max_episode_steps: D4RL only: maximum number of rows in an episode; longer ones are truncated there. One way to
         read data without `timeouts`.
       split_at_discontinuity: D4RL only: whether to end an episode wherever `observations[t + 1]` is not
@@ -82,6 +84,8 @@ def load(
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
         it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
         `observations[t + 1]`.
+      done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
+        'truncated'; the default depends on the dataset, and a warning says what was assumed.
       data_dir: TFDS names only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -103,6 +107,7 @@ def load(
         "max_episode_steps": max_episode_steps,
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
+        "done": done,
         "data_dir": data_dir,
         "download": download or None,
     }
@@ -196,4 +201,6 @@ def _find_only_dataset(path: Path) -> Path:
     if datasets:
         names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
-    raise SourceError(f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); pass {_FILES}")
+    raise SourceError(
+        f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_FILES}"
+    )
