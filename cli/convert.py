@@ -12,6 +12,7 @@ import click
 
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
+from rlds2reverb.sources.lerobot_writer import VERSIONS
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
@@ -42,15 +43,25 @@ _HEADINGS = {
     "Output": ["out", "format", "num_shards", "verify"],
     **CONVERSION_HEADINGS,
     "Tables": _TABLE_NAMES,
-    "Advanced": [*ADVANCED_NAMES, "recompute_discounts", "shard_mb", "runner", "beam_pipeline_options"],
+    "Advanced": [
+        *ADVANCED_NAMES,
+        "recompute_discounts",
+        "shard_mb",
+        "lerobot_version",
+        "fps",
+        "video",
+        "runner",
+        "beam_pipeline_options",
+    ],
 }
 #: Formats to which an option applies, if not to all.
 _FORMATS_OF = {
     **dict.fromkeys(
         ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
     ),
-    "recompute_discounts": ("d4rl", "minari"),
+    "recompute_discounts": ("d4rl", "minari", "lerobot"),
     "shard_mb": ("rlds",),
+    **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
     "runner": ("reverb", "rlds"),
 }
 
@@ -63,7 +74,7 @@ _FORMATS_OF = {
     type=click.Choice(["reverb", *FORMATS]),
     default="reverb",
     show_default=True,
-    help="Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
+    help="Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot dataset.",
 )
 @click.option(
     "--shards",
@@ -82,8 +93,8 @@ _FORMATS_OF = {
 @click.option(
     "--recompute-discounts",
     is_flag=True,
-    help="--format d4rl and minari: replace discounts that these formats cannot store by 0 at terminal transitions and "
-    "1 elsewhere.",
+    help="--format d4rl, minari and lerobot: replace discounts that these formats cannot store by 0 at terminal "
+    "transitions and 1 elsewhere.",
 )
 @click.option(
     "--shard-mb",
@@ -92,6 +103,25 @@ _FORMATS_OF = {
     show_default=True,
     metavar="MB",
     help="--format rlds: size from which a new file is started.",
+)
+@click.option(
+    "--lerobot-version",
+    type=click.Choice(VERSIONS),
+    default=VERSIONS[0],
+    show_default=True,
+    help="--format lerobot: version of the format.",
+)
+@click.option(
+    "--fps",
+    type=float,
+    metavar="RATE",
+    show_default="that of the dataset, or 30",
+    help="--format lerobot: rows per second, from which timestamps are made.",
+)
+@click.option(
+    "--video",
+    is_flag=True,
+    help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
 )
 @click.option(
     "--runner",
@@ -148,8 +178,16 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
 
 def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any]) -> None:
     """Writes a dataset in a format other than Reverb's, and prints the report."""
-    from rlds2reverb.sources.writing import write_dataset
+    from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
 
+    limits = FORMAT_LIMITS[format]
+    if limits.loss and source.kind != format:
+        output.warn(limits.loss)
+    values = {
+        "recompute_discounts": options["recompute_discounts"],
+        "shard_bytes": options["shard_mb"] * 1_000_000,
+        **{name: options[name] for name in ("lerobot_version", "fps", "video")},
+    }
     if format == "rlds":
         import_quietly("tensorflow_datasets")
     with output.StepProgress(source) as progress:
@@ -158,9 +196,8 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             out,
             format=format,
             on_invalid=options["on_invalid"],
-            recompute_discounts=options["recompute_discounts"],
-            shard_bytes=options["shard_mb"] * 1_000_000 if format == "rlds" else None,
             progress=progress,
+            **{name: value for name, value in values.items() if name in limits.options},
         )
     _print_written(report, source.warnings, options)
 

@@ -188,8 +188,9 @@ class _EpisodeReader:
         nest: dict[str, Any] = {}
         for name, path in self._paths.items():
             _insert(nest, path, self._restore_shape(name, columns[name]), where)
-        if TASK_INDEX in columns and TASK not in nest and self._metadata.own.get(TASK, True):
-            nest[TASK] = self._find_tasks(columns[TASK_INDEX], where)
+        task = self._metadata.own.get(TASK, TASK)
+        if TASK_INDEX in columns and isinstance(task, str) and task not in nest:
+            nest[task] = self._find_tasks(columns[TASK_INDEX], where)
         rewards = columns.get(REWARD, np.zeros(stored.num_rows, np.float32))
         is_terminal, is_ended = self._find_end(columns, where)
         episode = make_log_episode(

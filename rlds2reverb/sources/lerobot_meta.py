@@ -76,7 +76,8 @@ class Metadata:
       tasks: texts by `task_index`.
       episodes: the episodes, in order.
       own: description of the steps by rlds2reverb; empty for other writers.
-      num_undecided: number of episodes that may end with `next.done`, but with neither success nor truncation.
+      num_undecided: number of episodes that may end with `next.done`, but with neither success nor truncation; 0 if
+        rlds2reverb wrote the dataset.
     """
 
     root: Path
@@ -128,7 +129,7 @@ def read_metadata(root: Path) -> Metadata:
         raise SourceError(
             f"{root}: meta/ lists {len(episodes)} episodes, but info.json says {expected}; download it again"
         )
-    undecided = sum(_is_undecided(stats, features) for _, stats in rows)
+    undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats in rows)
     return Metadata(root, info, features, tasks, episodes, own, undecided)
 
 

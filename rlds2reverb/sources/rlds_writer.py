@@ -35,7 +35,7 @@ def write_rlds(
     source: Source,
     *,
     location: Path,
-    shard_bytes: int,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.
 
