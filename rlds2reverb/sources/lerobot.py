@@ -75,13 +75,10 @@ def open_lerobot(
         metadata.episodes = _select_split(metadata, split)
     reader = _EpisodeReader(metadata, _select_fields(metadata, extra_fields), done or _choose_done(features))
     num_episodes = len(metadata.episodes)
-    description = {name: metadata.info.get(name) for name in ("codebase_version", "robot_type", "fps")}
     own = metadata.own.get("metadata")
-    described = split_metadata(own if isinstance(own, dict) else {})
-    described["metadata"] = {
-        **{name: value for name, value in description.items() if isinstance(value, (str, int, float))},
-        **{name: value for name, value in described["metadata"].items() if isinstance(value, (str, int, float))},
-    }
+    if not isinstance(own, dict):
+        own = {name: metadata.info.get(name) for name in ("codebase_version", "robot_type", "fps")}
+    described = split_metadata({name: value for name, value in own.items() if isinstance(value, (str, int, float))})
     return Source(
         path.resolve().name,
         "lerobot",

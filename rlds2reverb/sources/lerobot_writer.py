@@ -399,9 +399,9 @@ class _Files:
             **_PATHS[self.version],
             "features": features,
         }
-        metadata = {name: value for name, value in source.full_metadata.items() if name not in info}
+        metadata = {name: value for name, value in source.full_metadata.items() if name != "codebase_version"}
         own = {
-            "metadata": metadata,
+            "metadata": metadata if self._fps == DEFAULT_FPS else {**metadata, "fps": self._fps},
             "task": self._task,
             "paths": {column.name: column.path for column in self._columns},
             "vectors": [column.name for column in self._columns if column.spec.shape == (1,)],
