@@ -2,9 +2,9 @@
 
     python benchmarks/bench_formats.py [--episodes 500] [--rounds 5]
 
-LeRobot: a tabular dataset of version 3.0 in HalfCheetah's shape is written, then read by `load` and, as the baseline, by
-`pyarrow.parquet.read_table` file by file with all columns as NumPy arrays. Each read runs in a process of its own, which
-reports its peak memory; the dataset does not grow it beyond one episode and a buffer.
+LeRobot: a tabular dataset of version 3.0 in HalfCheetah's shape is written, then read by `load` and, as the baseline,
+by `pyarrow.parquet.read_table`, file by file with all columns as NumPy arrays. Each read runs in a process of its own,
+which reports its peak memory.
 """
 
 from __future__ import annotations
