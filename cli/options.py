@@ -55,7 +55,9 @@ reading_options = _combine(
     click.option(
         "--done",
         type=click.Choice(["terminal", "truncated"]),
-        help=f"{_takers('done')}: meaning of next.done in an episode that neither succeeds nor is truncated.",
+        metavar="END",
+        help=f"{_takers('done')}: how next.done ends an episode that neither succeeds nor is truncated: terminal or "
+        "truncated.",
     ),
     click.option(
         "--data-dir",

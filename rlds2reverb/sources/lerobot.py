@@ -120,7 +120,7 @@ def _select_fields(metadata: Metadata, extra_fields: Sequence[str]) -> dict[str,
     require_new_names(extra_fields, root.name)
     for name in extra_fields:
         if name not in features:
-            others = [other for other in features if features[other].path[0] not in (fields.OBSERVATION, fields.ACTION)]
+            others = [other for other in features if not features[other].path]
             raise SourceError(f"{root.name} has no column '{name}'; use one of: {', '.join(others)}")
     paths = {name: feature.path for name, feature in features.items() if feature.path}
     paths |= {name: (name,) for name in extra_fields if name not in paths}
