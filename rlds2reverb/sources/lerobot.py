@@ -139,6 +139,10 @@ class _EpisodeReader:
         needed = [*paths, *(name for name in (REWARD, DONE, SUCCESS, TRUNCATED, EPISODE_INDEX) if name in features)]
         needed += [TASK_INDEX] if metadata.tasks and TASK_INDEX in features else []
         self._videos = [name for name in paths if features[name].dtype == "video"]
+        if self._videos and TIMESTAMP not in features:
+            raise SourceError(
+                f"{metadata.root.name} has videos, but no column '{TIMESTAMP}'; convert the dataset again"
+            )
         needed += [TIMESTAMP] if self._videos else []
         stored = [name for name in dict.fromkeys(needed) if name not in self._videos]
         self._images = [name for name in stored if features[name].dtype == "image"]
@@ -203,8 +207,9 @@ class _EpisodeReader:
 
     def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
         """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""
-        vectors = self._metadata.own.get("vectors", ())
-        return column[:, None] if column.ndim == 1 and name in vectors else column
+        vectors = self._metadata.own.get("vectors")
+        is_vector = isinstance(vectors, list) and name in vectors
+        return column[:, None] if column.ndim == 1 and is_vector else column
 
     def _find_tasks(self, indices: np.ndarray, where: str) -> np.ndarray:
         tasks = self._metadata.tasks

@@ -279,7 +279,7 @@ def read_frames(path: Path, times: np.ndarray, shape: tuple[int, ...], where: st
                     return frames
     except FileNotFoundError as error:
         raise SourceError(f"{where}: {path} is missing; {_ADVICE}") from error
-    except (av.error.FFmpegError, IndexError, OSError, TypeError) as error:
+    except (av.error.FFmpegError, IndexError, OSError, OverflowError, TypeError, ValueError) as error:
         if isinstance(error, SourceError):
             raise
         raise SourceError(f"{where}: {path} is damaged at step {row} ({error}); {_ADVICE}") from error

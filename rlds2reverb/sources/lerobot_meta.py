@@ -129,6 +129,9 @@ def read_metadata(root: Path) -> Metadata:
         raise SourceError(
             f"{root}: meta/ lists {len(episodes)} episodes, but info.json says {expected}; download it again"
         )
+    empty = [episode.index for episode in episodes if not episode.num_rows]
+    if empty:
+        raise SourceError(f"{root}: episode {empty[0]} has no rows; remove it, or copy or download the dataset again")
     undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats in rows)
     return Metadata(root, info, features, tasks, episodes, own, undecided)
 
@@ -148,7 +151,8 @@ def _first(value: Any) -> bool | None:
 
 def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -> Feature:
     described = feature if isinstance(feature, dict) else {}
-    dtype, shape = described.get("dtype"), described.get("shape")
+    dtype = described.get("dtype")
+    shape: Any = described.get("shape")
     is_valid = isinstance(shape, list) and all(type(size) is int and 0 < size < 1 << 31 for size in shape)
     if not isinstance(dtype, str) or not is_valid or not 1 <= len(shape) <= _MAX_DIMENSIONS:
         raise SourceError(f"{path}: the feature {name!r} must have a dtype and a shape, got {feature!r:.200}")
@@ -159,9 +163,12 @@ def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -
             shape = [*shape[1:], shape[0]]
         if len(shape) != 3 or (dtype == "video" and shape[2] != 3):
             raise SourceError(f"{path}: the {dtype} {name!r} must have height, width and channels, got {shape}")
-    paths = own.get("paths", {})
-    if name in paths and isinstance(paths[name], list) and all(isinstance(part, str) for part in paths[name]):
-        return Feature(name, dtype, tuple(shape), tuple(paths[name]))
+    paths = own.get("paths")
+    place = paths.get(name) if isinstance(paths, dict) else None
+    if isinstance(place, list) and place and all(isinstance(part, str) for part in place):
+        if place[0] in fields.STEP_FIELDS and place[0] not in (fields.OBSERVATION, fields.ACTION):
+            raise SourceError(f"{path.with_name(OWN_FILE)}: the path of {name!r} must not be {place}; delete the file")
+        return Feature(name, dtype, tuple(shape), tuple(place))
     parts = tuple(name.split("."))
     return Feature(name, dtype, tuple(shape), parts if parts[0] in (fields.OBSERVATION, fields.ACTION) else ())
 
@@ -225,7 +232,8 @@ def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     path = meta / "episodes.jsonl"
     (chunks_size,) = _require_integers(info, ["chunks_size"], meta / "info.json")
     stats_path = meta / "episodes_stats.jsonl"
-    stats = {row.get(EPISODE_INDEX): row.get("stats") for row in _read_json(stats_path)} if stats_path.is_file() else {}
+    rows = _read_json(stats_path) if stats_path.is_file() else []
+    stats = {row.get(EPISODE_INDEX): row.get("stats") for row in rows if isinstance(row, dict)}
     episodes: _Rows = []
     for row in _read_json(path):
         index, length = _require_integers(row if isinstance(row, dict) else {}, [EPISODE_INDEX, "length"], path)
@@ -270,8 +278,12 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         first_row = start - first_rows.setdefault(data, start)
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
         stored = StoredEpisode(index, length, data, first_row, videos, _make_seed(row))
-        episodes.append((stored, lambda name, row=row: row.get(f"stats/{name}/max")))
+        episodes.append((stored, partial(_get_stored_maximum, row)))
     return tasks, episodes
+
+
+def _get_stored_maximum(row: Mapping[str, Any], name: str) -> Any:
+    return row.get(f"stats/{name}/max")
 
 
 def _locate_video(

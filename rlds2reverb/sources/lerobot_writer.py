@@ -124,7 +124,7 @@ class Column:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in `info.json`: that of a scalar is `(1,)`."""
-        return self.spec.shape or (1,)
+        return tuple(size or 0 for size in self.spec.shape) or (1,)
 
     def describe(self, fps: float) -> dict[str, Any]:
         """Returns the feature in `info.json`."""
@@ -213,7 +213,7 @@ def _make_column(path: tuple[str, ...], spec: ArraySpec, *, video: bool) -> Colu
     if path == (fields.OBSERVATION,):
         name = f"{name}.image" if is_image else f"{name}.state"
     if video and is_image and spec.shape[2] == 3:
-        if spec.shape[0] % 2 or spec.shape[1] % 2:
+        if any((size or 0) % 2 for size in spec.shape[:2]):
             raise SourceError(
                 f"{path_name(path)} must have an even height and width to become a video, got {describe(spec)}; "
                 "leave out video=True to store PNG images"

@@ -30,7 +30,7 @@ class FormatLimits:
 
     Attributes:
       name: name of the format in messages.
-      write: function that writes batches of episodes to a path.
+      write: function that writes batches of episodes to a path, and may return sentences for the report.
       options: the options of `write_dataset` that apply to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
@@ -40,7 +40,7 @@ class FormatLimits:
     """
 
     name: str
-    write: Callable[..., None]
+    write: Callable[..., tuple[str, ...] | None]
     options: tuple[str, ...]
     has_discounts: bool
     has_episodes: bool

@@ -179,6 +179,30 @@ def test_invalid_metadata_raise(copy, name, changes, message):
         load(path)
 
 
+def test_episodes_without_rows_and_videos_without_timestamps_raise(copy):
+    path = copy("v2.1/c2")
+    episodes = path / "meta/episodes.jsonl"
+    episodes.write_text(episodes.read_text().replace('"length": 9', '"length": 0'))
+    with pytest.raises(SourceError, match="episode 1 has no rows"):
+        load(path)
+    path = copy("v3.0/c2")
+    info = json.loads((path / "meta/info.json").read_text())
+    del info["features"]["timestamp"]
+    (path / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(SourceError, match="has videos, but no column 'timestamp'"):
+        load(path)
+
+
+def test_hostile_description_of_the_steps_raises(copy):
+    path = copy("v3.0/c3")
+    own = path / "meta/rlds2reverb.json"
+    own.write_text(json.dumps({"paths": {"observation.state": ["is_first"]}}))
+    with pytest.raises(SourceError, match="rlds2reverb.json: the path of 'observation.state' must not be"):
+        load(path)
+    own.write_text(json.dumps({"paths": 3, "vectors": 5, "metadata": 7, "task": 1}))
+    assert "task" not in load(path).first_episode.steps
+
+
 def change_shape(path, feature, shape):
     info = json.loads((path / "meta/info.json").read_text())
     info["features"][feature]["shape"] = shape
