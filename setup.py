@@ -33,6 +33,9 @@ TF_AGENTS = [
 # The versions that accept the typing-extensions 4.5.0 that TF-Agents requires; pip tries hundreds before it finds them.
 MINARI = ["minari[hdf5,arrow,hf]==0.5.3", *only(WITH_REVERB, "anyio<4", "typer<0.29")]
 
+# Videos of LeRobot datasets. Everything else is read with the pyarrow and pillow that the package requires anyway.
+LEROBOT = ["av>=14,<19"]
+
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]>=1,<2", "mujoco==3.3.7"]
 
@@ -146,6 +149,7 @@ setup(
     ],
     extras_require={
         "minari": MINARI,
+        "lerobot": LEROBOT,
         "eval": EVAL,
         "beam": BEAM,
         "ray": RAY,
@@ -171,6 +175,7 @@ setup(
             "setuptools>=64,<81",
             "wheel",
             *MINARI,
+            *LEROBOT,
             *RAY,
             "check-jsonschema",  # the schemas of compose files
             "kubernetes-validate",

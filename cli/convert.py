@@ -13,6 +13,7 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources.rlds_features import read_features
+from rlds2reverb.sources.lerobot_writer import VERSIONS
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
@@ -43,16 +44,27 @@ _HEADINGS = {
     "Output": ["out", "format", "num_shards", "verify"],
     **CONVERSION_HEADINGS,
     "Tables": _TABLE_NAMES,
-    "Advanced": [*ADVANCED_NAMES, "recompute_discounts", "shard_mb", "features", "runner", "beam_pipeline_options"],
+    "Advanced": [
+        *ADVANCED_NAMES,
+        "recompute_discounts",
+        "shard_mb",
+        "features",
+        "lerobot_version",
+        "fps",
+        "video",
+        "runner",
+        "beam_pipeline_options",
+    ],
 }
 #: Formats to which an option applies, if not to all.
 _FORMATS_OF = {
     **dict.fromkeys(
         ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
     ),
-    "recompute_discounts": ("d4rl", "minari"),
+    "recompute_discounts": ("d4rl", "minari", "lerobot"),
     "shard_mb": ("rlds",),
     "features": ("rlds",),
+    **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
     "runner": ("reverb", "rlds"),
 }
 
@@ -65,7 +77,7 @@ _FORMATS_OF = {
     type=click.Choice(["reverb", *FORMATS]),
     default="reverb",
     show_default=True,
-    help="Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
+    help="Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot dataset.",
 )
 @click.option(
     "--shards",
@@ -84,8 +96,8 @@ _FORMATS_OF = {
 @click.option(
     "--recompute-discounts",
     is_flag=True,
-    help="--format d4rl and minari: replace discounts that these formats cannot store by 0 at terminal transitions and "
-    "1 elsewhere.",
+    help="--format d4rl, minari and lerobot: replace discounts that these formats cannot store by 0 at terminal "
+    "transitions and 1 elsewhere.",
 )
 @click.option(
     "--shard-mb",
@@ -102,6 +114,25 @@ _FORMATS_OF = {
     metavar="FILE",
     help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "instruction": "text", '
     '"action": {"description": "joint velocities"}}. Encodings: png, jpeg, text.',
+)
+@click.option(
+    "--lerobot-version",
+    type=click.Choice(VERSIONS),
+    default=VERSIONS[0],
+    show_default=True,
+    help="--format lerobot: version of the format.",
+)
+@click.option(
+    "--fps",
+    type=float,
+    metavar="RATE",
+    show_default="that of the dataset, or 30",
+    help="--format lerobot: rows per second, from which timestamps are made.",
+)
+@click.option(
+    "--video",
+    is_flag=True,
+    help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
 )
 @click.option(
     "--runner",
@@ -158,8 +189,17 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
 
 def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any]) -> None:
     """Writes a dataset in a format other than Reverb's, and prints the report."""
-    from rlds2reverb.sources.writing import write_dataset
+    from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
 
+    limits = FORMAT_LIMITS[format]
+    if limits.loss and source.kind != format:
+        output.warn(limits.loss)
+    values = {
+        "recompute_discounts": options["recompute_discounts"],
+        "shard_bytes": options["shard_mb"] * 1_000_000,
+        "features": read_features(options["features"]) if options["features"] else None,
+        **{name: options[name] for name in ("lerobot_version", "fps", "video")},
+    }
     if format == "rlds":
         import_quietly("tensorflow_datasets")
     with output.StepProgress(source) as progress:
@@ -168,10 +208,8 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             out,
             format=format,
             on_invalid=options["on_invalid"],
-            recompute_discounts=options["recompute_discounts"],
-            shard_bytes=options["shard_mb"] * 1_000_000 if format == "rlds" else None,
-            features=read_features(options["features"]) if options["features"] else None,
             progress=progress,
+            **{name: value for name, value in values.items() if name in limits.options},
         )
     _print_written(report, source.warnings, options)
 

@@ -34,6 +34,7 @@ _OPTIONAL = {
     "gymnasium": ("eval", "to evaluate policies"),
     "mujoco": ("eval", "to evaluate policies"),
     "minari": ("minari", "to read Minari datasets"),
+    "av": ("lerobot", "to read the videos of LeRobot datasets"),
     "huggingface-hub": ("minari", "to download Minari datasets"),
 }
 #: Programs that use each library once and print the result. With an unsuitable tensorflow-metadata, TFDS imports as an

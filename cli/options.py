@@ -75,6 +75,13 @@ reading_options = _combine(
         help=f"{_takers('image_decoding')}: read images as arrays, or as the bytes of their files.",
     ),
     click.option(
+        "--done",
+        type=click.Choice(["terminal", "truncated"]),
+        metavar="END",
+        help=f"{_takers('done')}: how next.done ends an episode that neither succeeds nor is truncated: terminal or "
+        "truncated.",
+    ),
+    click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",
@@ -90,7 +97,8 @@ reading_options = _combine(
         "extra_fields",
         multiple=True,
         metavar="NAME",
-        help=f"{_takers('extra_fields')}: also read infos/NAME (OGBench: NAME) as a step field. Repeatable.",
+        help=f"{_takers('extra_fields')}: also read infos/NAME, or the column NAME of other formats, as a step field. "
+        "Repeatable.",
     ),
     click.option(
         "--max-episode-steps",

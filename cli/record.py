@@ -11,7 +11,7 @@ import numpy as np
 
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.writing import FORMATS
+from rlds2reverb.sources.writing import FORMAT_LIMITS
 
 from . import checks, output
 from .options import film_option, require_unused, time_limit_option
@@ -52,7 +52,7 @@ _DEFAULT_EPISODES = 10
 )
 @click.option(
     "--format",
-    type=click.Choice(FORMATS),
+    type=click.Choice([name for name, limits in FORMAT_LIMITS.items() if limits.has_last_step]),
     show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
     help="Format of the dataset: a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
 )

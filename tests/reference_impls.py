@@ -80,7 +80,8 @@ def assert_equal_nests(got: object, expected: object) -> None:
     for have, want in zip(got_leaves, expected_leaves, strict=True):
         have, want = np.asarray(have), np.asarray(want)
         assert have.dtype == want.dtype and have.shape == want.shape, (have.dtype, have.shape, want.dtype, want.shape)
-        assert have.tobytes() == want.tobytes(), (have, want)
+        is_equal = have.tolist() == want.tolist() if have.dtype == object else have.tobytes() == want.tobytes()
+        assert is_equal, (have, want)
 
 
 def read_items(address: str, table: str) -> list[object]:

@@ -11,7 +11,7 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, dqn_replay, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
+from . import d4rl, d4rl_names, dqn_replay, lerobot, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
@@ -27,6 +27,7 @@ FORMATS = [
         d4rl.FILE,
         rlds.DIRECTORY,
         minari.DIRECTORY,
+        lerobot.DIRECTORY,
         vd4rl.FOLDER,
         dqn_replay.FOLDER,
     ),
@@ -34,8 +35,8 @@ FORMATS = [
     *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
 _FILES = (
-    "a D4RL or robomimic HDF5 file, an npz file of D4RL, OGBench or NeoRL, a directory that TFDS prepared, a Minari "
-    "directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
+    "a D4RL or robomimic HDF5 file, an npz file of D4RL, OGBench or NeoRL, a directory that TFDS prepared, a Minari or "
+    "LeRobot directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
     "(mujoco/hopper/expert-v0), an OGBench name (cube-single-play-v0), or a D4RL name (hopper-medium-v2)"
 )
 _SUPPORTED = (
@@ -64,6 +65,7 @@ def load(
     missing: Mapping[str, float] | None = None,
     image_decoding: bool = True,
     frame_stack: int | None = None,
+    done: str | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -73,8 +75,8 @@ def load(
       source: one of these:
 
         - a path: a D4RL or robomimic HDF5 file; an npz file of D4RL, OGBench or NeoRL; a directory that TFDS prepared,
-          or one above it that contains a single dataset; a Minari directory; a folder of V-D4RL, DrQ-v2
-          or Atari DQN Replay. A `Path` is always a path;
+          or one above it that contains a single dataset; a Minari or LeRobot directory; a folder of V-D4RL, DrQ-v2 or
+          Atari DQN Replay. A `Path` is always a path;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
           (`hopper-medium-v2`, looked up in D4RL's own directory, `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
@@ -87,11 +89,11 @@ def load(
         - a `minari.MinariDataset`, of which only the selected episodes are read;
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
-      split: TFDS, robomimic and OGBench names only: the split to read. For TFDS it may be a slice (`train[:10%]`), and
-        the default is `train`; for robomimic it is a filter key (`valid`), and the default is all demonstrations; for
-        OGBench it is `train`, the default, or `val`.
-      extra_fields: D4RL, Minari and OGBench only: names of `infos/*` columns, or groups of them, to read as additional
-        step fields; for OGBench, of columns such as `qpos`.
+      split: TFDS, robomimic, LeRobot and OGBench names only: the split to read. For TFDS it may be a slice
+        (`train[:10%]`), and the default is `train`; for robomimic it is a filter key (`valid`), for LeRobot a name in
+        `splits` of `info.json`, and the default is all episodes; for OGBench it is `train`, the default, or `val`.
+      extra_fields: D4RL, Minari, OGBench and LeRobot only: names of `infos/*` columns, or groups of them, to read as
+        additional step fields; for OGBench, of columns such as `qpos`, and for LeRobot, such as `timestamp`.
       max_episode_steps: D4RL and NeoRL only: for D4RL, maximum number of rows in an episode; longer ones are truncated
         there. One way to read data without `timeouts`. For NeoRL, number of rows of truncated trajectories.
       split_at_discontinuity: D4RL only: whether to end an episode wherever `observations[t + 1]` is not
@@ -111,6 +113,8 @@ def load(
         such as JPEG.
       frame_stack: Atari DQN Replay only: number of frames in an observation, on the last axis, newest last; zeros stand
         before the first frame of an episode.
+      done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
+        'truncated'; the default depends on the dataset, and a warning says what was assumed.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -136,6 +140,7 @@ def load(
         "missing": missing or None,
         "image_decoding": None if image_decoding else False,
         "frame_stack": frame_stack,
+        "done": done,
         "data_dir": data_dir,
         "download": download or None,
     }
@@ -229,4 +234,6 @@ def _find_only_dataset(path: Path) -> Path:
     if datasets:
         names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
-    raise SourceError(f"{path} contains no dataset (no dataset_info.json, no data/metadata.json); pass {_FILES}")
+    raise SourceError(
+        f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_FILES}"
+    )

@@ -37,7 +37,7 @@ def write_rlds(
     source: Source,
     *,
     location: Path,
-    shard_bytes: int,
+    shard_bytes: int = SHARD_BYTES,
     features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.

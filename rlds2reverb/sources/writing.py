@@ -1,4 +1,4 @@
-"""`write_dataset`, which writes a source as a D4RL file, an RLDS directory or a Minari dataset."""
+"""`write_dataset`, which writes a source as a D4RL file, an RLDS directory, a Minari or a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -15,19 +15,28 @@ from rlds2reverb.errors import ArgumentError
 from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
 from .formats import require_applicable
+from .lerobot_writer import VERSIONS, write_lerobot
 from .loading import load
 from .minari_writer import choose_dataset_id, import_minari, write_minari
 from .rlds_writer import SHARD_BYTES, write_rlds
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
 
-Format = Literal["d4rl", "rlds", "minari"]
+Format = Literal["d4rl", "rlds", "minari", "lerobot"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
     "d4rl": FormatLimits("D4RL", write_d4rl, ("recompute_discounts",), has_discounts=False, has_episodes=False),
     "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True, has_episodes=True),
     "minari": FormatLimits("Minari", write_minari, ("recompute_discounts",), has_discounts=False, has_episodes=True),
+    "lerobot": FormatLimits(
+        "LeRobot",
+        write_lerobot,
+        ("recompute_discounts", "lerobot_version", "fps", "video"),
+        has_discounts=False,
+        has_episodes=True,
+        has_last_step=False,
+    ),
 }
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)
@@ -90,6 +99,9 @@ def write_dataset(
     recompute_discounts: bool = False,
     shard_bytes: int | None = None,
     features: Mapping[str, Any] | None = None,
+    lerobot_version: str | None = None,
+    fps: float | None = None,
+    video: bool = False,
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
@@ -98,25 +110,33 @@ def write_dataset(
     it is complete. After an error or an interruption, nothing is there, and the call can be repeated. Data that the
     format cannot represent are an error.
 
-    Both ends of an episode: every format stores the final observation, and whether the episode is terminal, truncated
-    or unterminated. D4RL and Minari do not store the action and reward of the last step, which have no meaning; they
-    are read back as zeros.
+    Both ends of an episode: every format except for LeRobot stores the final observation, and all store whether the
+    episode is terminal, truncated or unterminated. Only RLDS stores the action and reward of the last step, which have
+    no meaning; they are read back as zeros from the others. A LeRobot dataset has rows for real actions only; the
+    report says how many episodes lose a final observation that could be bootstrapped.
 
     Args:
       source: a `Source`, or anything that `load` opens.
       path: the dataset to create: for D4RL a file; for RLDS a directory, preferably NAME/VERSION as in TFDS's data
-        directory (`hopper/1.0.0`); for Minari a directory whose name ends in a version (`hopper-v0`).
-      format: 'd4rl' (HDF5 file), 'rlds' (directory as TFDS prepares it) or 'minari' (directory).
-      on_invalid: handling of episodes with problems (see `episodes.find_problems`), which for D4RL and Minari include
+        directory (`hopper/1.0.0`); for Minari a directory whose name ends in a version (`hopper-v0`); for LeRobot a
+        directory.
+      format: 'd4rl' (HDF5 file), 'rlds' (directory as TFDS prepares it), 'minari' or 'lerobot' (directories).
+      on_invalid: handling of episodes with problems (see `episodes.find_problems`), which except for RLDS include
         episodes without a transition: 'error'; 'skip_episode'; or 'keep', which writes numbers that are NaN or Inf,
         and to RLDS datasets also any flags.
-      recompute_discounts: D4RL and Minari only: whether to replace the dataset's discounts if they are not those that
-        these formats imply: 0 for the transition into a terminal state and for the terminal step, 1 everywhere else.
+      recompute_discounts: D4RL, Minari and LeRobot only: whether to replace the dataset's discounts if they are not
+        those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
+        everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
       features: RLDS only: descriptions of fields by their path, such as `observation/image`: an encoding, or a dict of
         'encoding' and 'description', the text in TFDS's documentation of the field. Encodings are 'png' and 'jpeg'
         (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for strings, which become `Text`.
         Images that `load(..., image_decoding=False)` left encoded are stored as they are, without loss.
+      lerobot_version: LeRobot only: 'v3.0' (the default) or 'v2.1'.
+      fps: LeRobot only: rows per second, from which timestamps are made; by default `fps` in the metadata of the
+        source, or else 30.
+      video: LeRobot only: whether images with three channels become H.264 videos rather than PNG images. Videos are
+        lossy; the report states the maximum error of a pixel.
       progress: function called with 'writing' and each episode.
 
     Returns:
@@ -135,12 +155,22 @@ def write_dataset(
     """
     require_destination(path, format)
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
-    options = {"recompute_discounts": recompute_discounts or None, "shard_bytes": shard_bytes, "features": features}
+    options = {
+        "recompute_discounts": recompute_discounts or None,
+        "shard_bytes": shard_bytes,
+        "features": features,
+        "lerobot_version": lerobot_version,
+        "fps": fps,
+        "video": video or None,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     limits = FORMAT_LIMITS[format]
     require_applicable(given, limits.options, f"the format {format!r}")
-    shard_bytes = SHARD_BYTES if shard_bytes is None else shard_bytes
-    require_count("shard_bytes", shard_bytes, 1)
+    require_count("shard_bytes", SHARD_BYTES if shard_bytes is None else shard_bytes, 1)
+    require_one_of("lerobot_version", lerobot_version or VERSIONS[0], VERSIONS)
+    if fps is not None and not 0 < fps < float("inf"):
+        raise ArgumentError(f"must be a number > 0, got {fps}", about="fps")
+    given.pop("recompute_discounts", None)
     path = Path(path).expanduser().absolute()
     with atomic_output(path) as partial:
         source = load(source)
@@ -151,10 +181,10 @@ def write_dataset(
             recompute_discounts=recompute_discounts,
             progress=progress,
         )
-        written = {"shard_bytes": shard_bytes, "features": features} if format == "rlds" else {}
-        limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **written)
+        sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-    return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=episodes.make_warnings())
+    warnings = (*episodes.make_warnings(), *sentences)
+    return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 
 def make_report(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,19 +30,31 @@ class FormatLimits:
 
     Attributes:
       name: name of the format in messages.
-      write: function that writes batches of episodes to a path.
+      write: function that writes batches of episodes to a path, and may return sentences for the report.
       options: the options of `write_dataset` that apply to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
       has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
         can be unterminated, rather than the last one only.
+      has_last_step: whether it stores the last step of an episode, with the final observation.
     """
 
     name: str
-    write: Callable[..., None]
+    write: Callable[..., tuple[str, ...] | None]
     options: tuple[str, ...]
     has_discounts: bool
     has_episodes: bool
+    has_last_step: bool = True
+
+    @property
+    def loss(self) -> str:
+        """A sentence about what the format does not store of any episode; '' if there is nothing."""
+        if self.has_last_step:
+            return ""
+        return (
+            f"{self.name} has no row for the last step of an episode: final observations, and additional fields there, "
+            "are not written, so that load() drops the last transition of each truncated episode"
+        )
 
 
 class WrittenEpisodes:
@@ -81,7 +93,7 @@ class WrittenEpisodes:
         self.counts, self.left_out = Counter(episodes=0, transitions=0, skipped_episodes=0), LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
-        self._num_unterminated = 0
+        self._num_unterminated = self._num_final_observations = 0
         self._ends_unterminated = False
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
@@ -99,8 +111,12 @@ class WrittenEpisodes:
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns sentences about what the source has, but its episodes or the written dataset do not."""
-        warnings = list(self.left_out.describe_left_out())
-        name = self._limits.name
+        left_out, name = self.left_out, self._limits.name
+        if not self._limits.has_last_step:  # The rows of these transitions are written.
+            left_out = replace(left_out, dropped_last_transition=0)
+        warnings = list(left_out.describe_left_out())
+        if self._num_final_observations and self._limits.loss:
+            warnings.append(f"{self._limits.loss} ({self._num_final_observations:,} episodes)")
         num_closed = self._num_unterminated - self._ends_unterminated
         if num_closed and not self._limits.has_episodes:
             warnings.append(
@@ -116,7 +132,7 @@ class WrittenEpisodes:
 
     def _drop_invalid(self, batch: EpisodeBatch) -> EpisodeBatch | None:
         """Returns the valid episodes of a batch, or None; raises `InvalidEpisodeError` if none may be left out."""
-        if batch.is_valid(self.step_spec) and (self._limits.has_discounts or (batch.num_steps > 1).all()):
+        if batch.is_valid(self.step_spec) and all(self._is_long_enough(episode) for episode in batch.episodes):
             return batch
         valid = []
         for episode in batch.episodes:
@@ -135,13 +151,17 @@ class WrittenEpisodes:
             problems = [problem for problem in find_problems(episode) if problem.field in names]
         else:
             problems = find_problems(episode, self.step_spec)
-        if not problems and episode.num_steps < 2 and not self._limits.has_discounts:
+        if not problems and not self._is_long_enough(episode):
             message = (
                 f"the episode has no transition, which {self._limits.name} cannot represent; use the format 'rlds', or "
                 "skip invalid episodes"
             )
             return [Problem(episode.index, None, fields.STEPS, message)]
         return problems
+
+    def _is_long_enough(self, episode: Episode) -> bool:
+        has_row = not self._limits.has_last_step and episode.dropped_last_transition
+        return self._limits.has_discounts or episode.num_steps > 1 or has_row
 
     def _require_representable(self, batch: EpisodeBatch) -> None:
         if self._checks_discounts:
@@ -161,6 +181,9 @@ class WrittenEpisodes:
         self.counts["episodes"] += len(batch.episodes)
         self.counts["transitions"] += int((batch.num_steps - 1).clip(0).sum())
         self._num_unterminated += sum(episode.unterminated for episode in batch.episodes)
+        self._num_final_observations += sum(
+            not episode.is_terminal and not episode.dropped_last_transition for episode in batch.episodes
+        )
         self._ends_unterminated = batch.episodes[-1].unterminated
 
 

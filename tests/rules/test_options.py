@@ -58,6 +58,7 @@ VALUES = {
     "split_at_discontinuity": True,
     "independent_rows": True,
     "frame_stack": 2,
+    "done": "truncated",
     "data_dir": "elsewhere",
     "download": True,
 }
@@ -101,6 +102,7 @@ def sources(tmp_path_factory, data):
         "a robomimic file": folder / "robomimic.hdf5",
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
+        "a LeRobot directory": data / "formats/lerobot/v2.1/c1",
         "a D4RL name": "hopper-medium-v2",
         "a Minari name": "classic/pendulum-dict/dev-v0",
         "a TFDS name": "physics_rlds/pendulum_dict",
@@ -204,7 +206,14 @@ def test_registered_format_is_tried_first_and_takes_its_options(tmp_path):
 
 @pytest.mark.parametrize(
     ("format", "options"),
-    [("d4rl", {"shard_bytes": 5}), ("minari", {"shard_bytes": 5}), ("rlds", {"recompute_discounts": True})],
+    [
+        ("d4rl", {"shard_bytes": 5}),
+        ("minari", {"shard_bytes": 5}),
+        ("rlds", {"recompute_discounts": True}),
+        ("minari", {"fps": 5}),
+        ("d4rl", {"video": True}),
+        ("lerobot", {"shard_bytes": 5}),
+    ],
 )
 def test_options_of_other_written_formats_are_an_error(tmp_path, format, options):
     with pytest.raises(ValueError, match=rf"{next(iter(options))}=.* does not apply to the format '{format}'"):

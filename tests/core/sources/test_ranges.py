@@ -17,6 +17,7 @@ SOURCES = (
     "tfds_fake/robomimic_ph/lift_low_dim.hdf5",
     "rlds/physics_rlds/pendulum_dict/1.0.0",
     "minari/classic/pendulum-dict/dev-v0",
+    "formats/lerobot/v3.0/c3",
 )
 
 

@@ -21,7 +21,7 @@ from rlds2reverb.errors import InvalidEpisodeError, SourceError, StorageFullErro
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms
 from rlds2reverb.sources.writing import FORMATS
 
-NAMES = {"d4rl": "out.hdf5", "rlds": "out/1.0.0", "minari": "out-v0"}
+NAMES = {"d4rl": "out.hdf5", "rlds": "out/1.0.0", "minari": "out-v0", "lerobot": "out"}
 LOG = {
     "observations": np.arange(8, dtype=np.float32).reshape(4, 2),
     "actions": np.array([3, 4, 5], np.int32),

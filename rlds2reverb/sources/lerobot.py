@@ -1,0 +1,260 @@
+"""LeRobot datasets of versions 2.0, 2.1 and 3.0, read without the `lerobot` package.
+
+Format: a row of a parquet file is the observation at time t, the action taken there, and the reward of that action.
+All actions are real, and the observation after the last action of an episode is not stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_one_of
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import SourceError
+
+from .columns import as_flags, make_log_episode
+from .d4rl import require_new_names
+from .formats import Format
+from .lerobot_meta import (
+    DONE,
+    EPISODE_INDEX,
+    REWARD,
+    SUCCESS,
+    TASK,
+    TASK_INDEX,
+    TIMESTAMP,
+    TRUNCATED,
+    Feature,
+    Metadata,
+    StoredEpisode,
+    read_metadata,
+)
+from .source import Source, split_metadata
+
+#: Meanings of `next.done` in an episode that neither succeeds nor is truncated.
+DONE_MEANINGS = ("terminal", "truncated")
+
+
+def open_lerobot(
+    path: Path, *, split: str | None = None, extra_fields: Sequence[str] = (), done: str | None = None
+) -> Source:
+    """Opens a LeRobot dataset.
+
+    Columns `observation.*` become the nested dict `observation`, `next.reward` becomes the reward, and the text of the
+    task becomes the step field `task`. Images and video frames are uint8 `[T, height, width, channels]`. Columns of
+    shape `(1,)` are scalars. Without `next.reward`, rewards are zeros.
+
+    Both ends of an episode: the last row decides. `next.success` makes the end terminal and `next.truncated` makes it
+    truncated. `next.done` alone is decided by `done`. Without any of them, the episode is truncated and `unterminated`.
+    There is no final observation: a terminal episode ends in zeros, and a truncated one loses its last transition.
+
+    Args:
+      path: directory that contains `meta/info.json`.
+      split: name of a range of episodes in `info.json`, such as 'train'; None for all episodes.
+      extra_fields: names of further columns to read as step fields, such as `timestamp`.
+      done: meaning of `next.done` without `next.success` and without `next.truncated`: 'terminal' or 'truncated'. By
+        default 'truncated' if the dataset records success, but no truncation, otherwise 'terminal'; a warning says so.
+
+    Raises:
+      SourceError: If metadata are missing, damaged or hostile, or there is no such split or column; while iterating, if
+        a file is missing or damaged, or a video has no frame at a timestamp.
+      ValueError: If `done` is unknown.
+    """
+    if done is not None:
+        require_one_of("done", done, DONE_MEANINGS)
+    metadata = read_metadata(path)
+    features = metadata.features
+    if split is not None:
+        metadata.episodes = _select_split(metadata, split)
+    reader = _EpisodeReader(metadata, _select_fields(metadata, extra_fields), done or _choose_done(features))
+    num_episodes = len(metadata.episodes)
+    own = metadata.own.get("metadata")
+    if not isinstance(own, dict):
+        own = {name: metadata.info.get(name) for name in ("codebase_version", "robot_type", "fps")}
+    described = split_metadata({name: value for name, value in own.items() if isinstance(value, (str, int, float))})
+    return Source(
+        path.resolve().name,
+        "lerobot",
+        reader.read,
+        num_episodes=num_episodes,
+        num_rows=sum(episode.num_rows for episode in metadata.episodes),
+        count=lambda: num_episodes,
+        warnings=_describe_assumptions(path.resolve().name, metadata, done),
+        **described,
+    )
+
+
+def _choose_done(features: Mapping[str, Feature]) -> str:
+    return "truncated" if SUCCESS in features and TRUNCATED not in features else "terminal"
+
+
+def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tuple[str, ...]:
+    sentences = []
+    if metadata.num_undecided and done is None:
+        assumed = _choose_done(metadata.features)
+        (other,) = set(DONE_MEANINGS) - {assumed}
+        sentences.append(
+            f"{name}: up to {metadata.num_undecided:,} episodes end with next.done, but with neither next.success nor "
+            f"next.truncated, and are assumed to be {assumed}; pass done='{other}' to change this, or done='{assumed}' "
+            "to confirm it"
+        )
+    if REWARD not in metadata.features:
+        sentences.append(f"{name} has no {REWARD}; its rewards are zeros, which only cloning can use")
+    return tuple(sentences)
+
+
+def _select_fields(metadata: Metadata, extra_fields: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the columns to read as step fields, with their paths.
+
+    Raises:
+      SourceError: If there are no observations or actions, or an extra field is not a column.
+    """
+    features, root = metadata.features, metadata.root
+    require_new_names(extra_fields, root.name)
+    for name in extra_fields:
+        if name not in features:
+            others = [other for other in features if not features[other].path]
+            raise SourceError(f"{root.name} has no column '{name}'; use one of: {', '.join(others)}")
+    paths = {name: feature.path for name, feature in features.items() if feature.path}
+    paths |= {name: (name,) for name in extra_fields if name not in paths}
+    for required in (fields.OBSERVATION, fields.ACTION):
+        if not any(path[0] == required for path in paths.values()):
+            raise SourceError(f"{root.name} has no columns '{required}.*'; it has {', '.join(features)}")
+    return paths
+
+
+class _EpisodeReader:
+    """Reads the episodes of a dataset."""
+
+    def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str):
+        self._metadata, self._paths, self._done = metadata, paths, done
+        features = metadata.features
+        needed = [*paths, *(name for name in (REWARD, DONE, SUCCESS, TRUNCATED, EPISODE_INDEX) if name in features)]
+        needed += [TASK_INDEX] if metadata.tasks and TASK_INDEX in features else []
+        self._videos = [name for name in paths if features[name].dtype == "video"]
+        if self._videos and TIMESTAMP not in features:
+            raise SourceError(
+                f"{metadata.root.name} has videos, but no column '{TIMESTAMP}'; convert the dataset again"
+            )
+        needed += [TIMESTAMP] if self._videos else []
+        stored = [name for name in dict.fromkeys(needed) if name not in self._videos]
+        self._images = [name for name in stored if features[name].dtype == "image"]
+        self._shapes = {name: features[name].shape for name in stored if name not in self._images}
+
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields the episodes of a range."""
+        from .lerobot_files import RowReader
+
+        rows: RowReader | None = None
+        path = None
+        try:
+            for index in range(len(self._metadata.episodes))[first:stop]:
+                stored = self._metadata.episodes[index]
+                if rows is None or stored.data != path:
+                    if rows is not None:
+                        rows.close()
+                    path = stored.data
+                    rows = RowReader(path, self._shapes, self._images, first_row=stored.first_row)
+                rows.skip_to(stored.first_row)
+                yield self._make_episode(rows.read(stored.num_rows), stored, index)
+        finally:
+            if rows is not None:
+                rows.close()
+
+    def _make_episode(self, table: Any, stored: StoredEpisode, index: int) -> Episode:
+        from .lerobot_files import decode_images, read_frames, to_array
+
+        where = f"{self._metadata.root.name}: episode {index}"
+        columns = {name: to_array(table[name], shape, f"{where}: '{name}'") for name, shape in self._shapes.items()}
+        if EPISODE_INDEX in columns and (columns[EPISODE_INDEX] != stored.index).any():
+            row = int(np.argmax(columns[EPISODE_INDEX] != stored.index))
+            raise SourceError(
+                f"{where}, step {row}: {stored.data} has episode_index {columns[EPISODE_INDEX][row]} where meta/ "
+                f"expects {stored.index}; copy or download the dataset again"
+            )
+        features = self._metadata.features
+        for name in self._images:
+            columns[name] = decode_images(table[name], features[name].shape, f"{where}: '{name}'")
+        for name in self._videos:
+            video, start = stored.videos[name]
+            times = start + columns[TIMESTAMP].astype(np.float64)
+            columns[name] = read_frames(video, times, features[name].shape, f"{where}: '{name}'")
+        nest: dict[str, Any] = {}
+        for name, path in self._paths.items():
+            _insert(nest, path, self._restore_shape(name, columns[name]), where)
+        task = self._metadata.own.get(TASK, TASK)
+        if TASK_INDEX in columns and isinstance(task, str) and task not in nest:
+            nest[task] = self._find_tasks(columns[TASK_INDEX], where)
+        rewards = columns.get(REWARD, np.zeros(stored.num_rows, np.float32))
+        is_terminal, is_ended = self._find_end(columns, where)
+        episode = make_log_episode(
+            where,
+            index,
+            nest.pop(fields.OBSERVATION),
+            nest.pop(fields.ACTION),
+            rewards=rewards,
+            terminated=is_terminal,
+            extras=nest,
+        )
+        return replace(episode, unterminated=not is_ended, seed=stored.seed)
+
+    def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
+        """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""
+        vectors = self._metadata.own.get("vectors")
+        is_vector = isinstance(vectors, list) and name in vectors
+        return column[:, None] if column.ndim == 1 and is_vector else column
+
+    def _find_tasks(self, indices: np.ndarray, where: str) -> np.ndarray:
+        tasks = self._metadata.tasks
+        unknown = [index for index in set(indices.tolist()) if index not in tasks]
+        if unknown:
+            raise SourceError(f"{where}: task_index {unknown[0]} is not in meta/tasks; copy or download it again")
+        texts = np.empty(len(indices), object)
+        texts[:] = [tasks[index] for index in indices.tolist()]
+        return texts
+
+    def _find_end(self, columns: Mapping[str, np.ndarray], where: str) -> tuple[bool, bool]:
+        """Returns whether an episode ends in a terminal state, and whether the dataset says how it ends."""
+        success, truncated, done = (
+            bool(as_flags(columns[name][-1:], f"{where}: {name}")[0]) if name in columns else False
+            for name in (SUCCESS, TRUNCATED, DONE)
+        )
+        is_terminal = success or (done and not truncated and self._done == "terminal")
+        return is_terminal, success or truncated or done
+
+
+def _insert(nest: dict[str, Any], path: Sequence[str], column: np.ndarray, where: str) -> None:
+    for part in path[:-1]:
+        nest = nest.setdefault(part, {})
+        if not isinstance(nest, dict):
+            break
+    if not isinstance(nest, dict) or path[-1] in nest:
+        raise SourceError(f"{where}: the column '{'.'.join(path)}' has the name of a group of columns; rename it")
+    nest[path[-1]] = column
+
+
+def _select_split(metadata: Metadata, split: str) -> list[StoredEpisode]:
+    splits = metadata.info.get("splits")
+    splits = splits if isinstance(splits, dict) else {}
+    match = re.fullmatch(r"(\d+):(\d+)", str(splits.get(split)))
+    if not match:
+        known = ", ".join(splits) or "(info.json has no splits)"
+        raise SourceError(f"{metadata.root.name} has no split {split!r}; use one of: {known}")
+    selected = [episode for episode in metadata.episodes if int(match[1]) <= episode.index < int(match[2])]
+    if not selected:
+        raise SourceError(f"{metadata.root.name}: the split {split!r} ({match[0]}) has no episodes; choose another")
+    return selected
+
+
+def _is_directory(location: Any) -> bool:
+    return isinstance(location, Path) and (location / "meta" / "info.json").is_file()
+
+
+DIRECTORY = Format("a LeRobot directory", _is_directory, open_lerobot, ("split", "extra_fields", "done"), "LeRobot")

@@ -1,0 +1,307 @@
+"""The metadata of LeRobot datasets, checked before any file that they name is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb import fields
+from rlds2reverb.errors import SourceError
+
+#: The text of the task of each step.
+TASK = "task"
+TIMESTAMP, EPISODE_INDEX, TASK_INDEX = "timestamp", "episode_index", "task_index"
+#: Columns that LeRobot makes itself.
+BOOKKEEPING = (TIMESTAMP, "frame_index", EPISODE_INDEX, "index", TASK_INDEX)
+REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "next.truncated"
+#: File in which rlds2reverb describes the steps that it wrote, and the environment.
+OWN_FILE = "rlds2reverb.json"
+_VERSIONS = ("v2.0", "v2.1", "v3.0")
+_PLACEHOLDER = re.compile(r"\{(episode_chunk|episode_index|chunk_index|file_index|video_key)(:0\d{1,2}d)?\}")
+_MAX_JSON_BYTES = 256 << 20
+_MAX_DIMENSIONS = 5
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column of the dataset.
+
+    Attributes:
+      name: its name, such as 'observation.state'.
+      dtype: 'image', 'video', or the type of its numbers or strings.
+      shape: shape of a row; for images height, width and number of channels.
+      path: its place in a step, such as ('observation', 'state').
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StoredEpisode:
+    """The place of an episode in the files.
+
+    Attributes:
+      index: its `episode_index`.
+      num_rows: its number of rows.
+      data: the parquet file.
+      first_row: its first row in that file.
+      videos: the video and the time of the first frame in it, by camera.
+      seed: seed of the environment, if rlds2reverb wrote the dataset.
+    """
+
+    index: int
+    num_rows: int
+    data: Path
+    first_row: int
+    videos: Mapping[str, tuple[Path, float]]
+    seed: int | None = None
+
+
+@dataclass
+class Metadata:
+    """The content of `meta/`.
+
+    Attributes:
+      root: directory of the dataset.
+      info: content of `info.json`.
+      features: all columns, by name.
+      tasks: texts by `task_index`.
+      episodes: the episodes, in order.
+      own: description of the steps by rlds2reverb; empty for other writers.
+      num_undecided: number of episodes that may end with `next.done`, but with neither success nor truncation; 0 if
+        rlds2reverb wrote the dataset.
+    """
+
+    root: Path
+    info: dict[str, Any]
+    features: dict[str, Feature]
+    tasks: dict[int, bytes]
+    episodes: list[StoredEpisode] = field(repr=False)
+    own: dict[str, Any]
+    num_undecided: int
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
+
+
+def read_metadata(root: Path) -> Metadata:
+    """Returns the metadata of a dataset of version 2.0, 2.1 or 3.0.
+
+    Raises:
+      SourceError: If a file is missing, damaged or hostile, or the version is not supported.
+    """
+    path = root / "meta" / "info.json"
+    info = _read_json(path)
+    if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
+        raise SourceError(f"{path} must be a JSON object with 'features'; copy or download it again")
+    version = info.get("codebase_version")
+    if version not in _VERSIONS:
+        raise SourceError(
+            f"{path}: codebase_version must be one of {', '.join(_VERSIONS)}, got {version!r}; convert the dataset "
+            "with a script of the lerobot package"
+        )
+    own_path = path.with_name(OWN_FILE)
+    own = _read_json(own_path) if own_path.is_file() else {}
+    own = own if isinstance(own, dict) else {}
+    features = {name: _read_feature(name, feature, own, path) for name, feature in info["features"].items()}
+    if "observation" not in {feature.path[0] for feature in features.values() if feature.path}:
+        features = _name_other_columns(features)
+    read = _read_v3 if version == "v3.0" else _read_v2
+    tasks, rows = read(root, info, [name for name in features if features[name].dtype == "video"])
+    episodes = [row[0] for row in rows]
+    expected = info.get("total_episodes")
+    if expected != len(episodes) or len({episode.index for episode in episodes}) != len(episodes):
+        raise SourceError(
+            f"{root}: meta/ lists {len(episodes)} episodes, but info.json says {expected}; download it again"
+        )
+    empty = [episode.index for episode in episodes if not episode.num_rows]
+    if empty:
+        raise SourceError(f"{root}: episode {empty[0]} has no rows; remove it, or copy or download the dataset again")
+    undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats in rows)
+    return Metadata(root, info, features, tasks, episodes, own, undecided)
+
+
+def _is_undecided(maximum: Callable[[str], Any], features: Mapping[str, Feature]) -> bool:
+    """Returns whether an episode may end with `next.done` alone, by the maxima in its statistics, if it has any."""
+    if DONE not in features or _first(maximum(DONE)) is False:
+        return False
+    return not any(name in features and _first(maximum(name)) is True for name in (SUCCESS, TRUNCATED))
+
+
+def _first(value: Any) -> bool | None:
+    while isinstance(value, list) and value:
+        value = value[0]
+    return bool(value) if isinstance(value, (bool, int, float)) else None
+
+
+def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -> Feature:
+    described = feature if isinstance(feature, dict) else {}
+    dtype = described.get("dtype")
+    shape: Any = described.get("shape")
+    is_valid = isinstance(shape, list) and all(type(size) is int and 0 < size < 1 << 31 for size in shape)
+    if not isinstance(dtype, str) or not is_valid or not 1 <= len(shape) <= _MAX_DIMENSIONS:
+        raise SourceError(f"{path}: the feature {name!r} must have a dtype and a shape, got {feature!r:.200}")
+    if dtype in ("image", "video"):
+        names = described.get("names")
+        is_first = isinstance(names, list) and names[:1] in (["channel"], ["channels"])
+        if len(shape) == 3 and (is_first or (names is None and shape[0] in (1, 3) and shape[2] not in (1, 3, 4))):
+            shape = [*shape[1:], shape[0]]
+        if len(shape) != 3 or (dtype == "video" and shape[2] != 3):
+            raise SourceError(f"{path}: the {dtype} {name!r} must have height, width and channels, got {shape}")
+    paths = own.get("paths")
+    place = paths.get(name) if isinstance(paths, dict) else None
+    if isinstance(place, list) and place and all(isinstance(part, str) for part in place):
+        if place[0] in fields.STEP_FIELDS and place[0] not in (fields.OBSERVATION, fields.ACTION):
+            raise SourceError(f"{path.with_name(OWN_FILE)}: the path of {name!r} must not be {place}; delete the file")
+        return Feature(name, dtype, tuple(shape), tuple(place))
+    parts = tuple(name.split("."))
+    return Feature(name, dtype, tuple(shape), parts if parts[0] in (fields.OBSERVATION, fields.ACTION) else ())
+
+
+def _name_other_columns(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Returns features of which those under names of their own are observations, and 'actions' is the action."""
+
+    def place(feature: Feature) -> Feature:
+        if feature.path or feature.name in BOOKKEEPING or feature.name.startswith("next."):
+            return feature
+        is_action = feature.name == "actions"
+        return replace(feature, path=(fields.ACTION,) if is_action else (fields.OBSERVATION, *feature.name.split(".")))
+
+    return {name: place(feature) for name, feature in features.items()}
+
+
+def _locate(root: Path, info: Mapping[str, Any], key: str, **values: Any) -> Path:
+    """Returns the path that a template of info.json stands for.
+
+    Raises:
+      SourceError: If it has other placeholders, or leaves the directory.
+    """
+    template = info.get(key)
+    if not isinstance(template, str) or "{" in _PLACEHOLDER.sub("", template):
+        raise SourceError(
+            f"{root}: {key} must be a path with placeholders such as {{episode_index:06d}}, got {template!r}"
+        )
+
+    def fill(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise SourceError(f"{root}: {key} must not contain {match[0]}, got {template!r}")
+        value = values[match[1]]
+        return format(value, (match[2] or ":")[1:]) if isinstance(value, int) else str(value)
+
+    path = Path(_PLACEHOLDER.sub(fill, template))
+    if path.is_absolute() or ".." in path.parts:
+        raise SourceError(f"{root}: {key} {template!r} leaves the directory; refused")
+    return root / path
+
+
+def _require_integers(row: Mapping[str, Any], names: Sequence[str], where: Path) -> list[int]:
+    values = [row.get(name) for name in names]
+    for name, value in zip(names, values, strict=True):
+        if type(value) is not int or value < 0:
+            raise SourceError(f"{where}: {name} must be an integer >= 0, got {value!r}; copy or download it again")
+    return values  # type: ignore[return-value]
+
+
+def _make_seed(row: Mapping[str, Any]) -> int | None:
+    seed = row.get("seed")
+    return seed if type(seed) is int else None
+
+
+_Rows = list[tuple[StoredEpisode, Callable[[str], Any]]]
+
+
+def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tuple[dict[int, bytes], _Rows]:
+    """Returns the tasks and episodes of version 2, each episode with a function that returns a column's maximum."""
+    meta = root / "meta"
+    tasks = _make_tasks(_read_json(meta / "tasks.jsonl"), TASK, meta / "tasks.jsonl")
+    path = meta / "episodes.jsonl"
+    (chunks_size,) = _require_integers(info, ["chunks_size"], meta / "info.json")
+    stats_path = meta / "episodes_stats.jsonl"
+    rows = _read_json(stats_path) if stats_path.is_file() else []
+    stats = {row.get(EPISODE_INDEX): row.get("stats") for row in rows if isinstance(row, dict)}
+    episodes: _Rows = []
+    for row in _read_json(path):
+        index, length = _require_integers(row if isinstance(row, dict) else {}, [EPISODE_INDEX, "length"], path)
+        values = {EPISODE_INDEX: index, "episode_chunk": index // max(chunks_size, 1)}
+        videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0) for name in cameras}
+        data = _locate(root, info, "data_path", **values)
+        episodes.append(
+            (StoredEpisode(index, length, data, 0, videos, _make_seed(row)), partial(_get_maximum, stats.get(index)))
+        )
+    return tasks, sorted(episodes, key=lambda pair: pair[0].index)
+
+
+def _get_maximum(stats: Any, name: str) -> Any:
+    of_column = stats.get(name) if isinstance(stats, dict) else None
+    return of_column.get("max") if isinstance(of_column, dict) else None
+
+
+def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tuple[dict[int, bytes], _Rows]:
+    """Returns what `_read_v2` returns, for version 3."""
+    from .lerobot_files import read_rows
+
+    meta = root / "meta"
+    path = meta / "tasks.parquet"
+    rows = read_rows(path)
+    texts = [name for name in (rows[0] if rows else {}) if name != TASK_INDEX]
+    tasks = _make_tasks(rows, texts[0] if texts else TASK, path)
+    files = sorted(meta.glob("episodes/*/*.parquet"))
+    if not files:
+        raise SourceError(f"{meta / 'episodes'} has no parquet files; copy or download the dataset again")
+    names = [EPISODE_INDEX, "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
+    positions = [f"videos/{name}/{key}" for name in cameras for key in ("chunk_index", "file_index", "from_timestamp")]
+    maxima = [f"stats/{name}/max" for name in (DONE, SUCCESS, TRUNCATED)]
+    wanted = [*names, *positions, *maxima, "seed"]
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for file in files:
+        found += [(file, row) for row in read_rows(file, wanted)]
+    first_rows: dict[Path, int] = {}
+    episodes: _Rows = []
+    for file, row in sorted(found, key=lambda pair: _require_integers(pair[1], [EPISODE_INDEX], pair[0])):
+        index, length, chunk, number, start = _require_integers(row, names, file)
+        data = _locate(root, info, "data_path", chunk_index=chunk, file_index=number)
+        first_row = start - first_rows.setdefault(data, start)
+        videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
+        stored = StoredEpisode(index, length, data, first_row, videos, _make_seed(row))
+        episodes.append((stored, partial(_get_stored_maximum, row)))
+    return tasks, episodes
+
+
+def _get_stored_maximum(row: Mapping[str, Any], name: str) -> Any:
+    return row.get(f"stats/{name}/max")
+
+
+def _locate_video(
+    root: Path, info: Mapping[str, Any], name: str, row: Mapping[str, Any], file: Path
+) -> tuple[Path, float]:
+    chunk, number = _require_integers(row, [f"videos/{name}/{key}_index" for key in ("chunk", "file")], file)
+    start = row.get(f"videos/{name}/from_timestamp")
+    if not isinstance(start, (int, float)) or not 0 <= start < float("inf"):
+        raise SourceError(f"{file}: videos/{name}/from_timestamp must be a number >= 0, got {start!r}")
+    return _locate(root, info, "video_path", video_key=name, chunk_index=chunk, file_index=number), float(start)
+
+
+def _make_tasks(rows: Sequence[Any], text: str, path: Path) -> dict[int, bytes]:
+    tasks = {}
+    for row in rows:
+        task = row.get(text) if isinstance(row, dict) else None
+        (index,) = _require_integers(row if isinstance(row, dict) else {}, [TASK_INDEX], path)
+        if not isinstance(task, str):
+            raise SourceError(f"{path}: the task {index} must be a string, got {task!r}; copy or download it again")
+        tasks[index] = task.encode()
+    return tasks
