@@ -12,8 +12,8 @@ import click
 
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
-from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.lerobot_writer import VERSIONS
+from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
