@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def load(
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
     last_step: LastStep = "auto",
-    missing: Mapping[str, float] | None = None,
+    missing: Mapping[str, float] | Iterable[tuple[str, float]] | None = None,
     image_decoding: bool = True,
     data_dir: str | Path | None = None,
     download: bool = False,
@@ -118,7 +118,7 @@ def load(
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
         "last_step": None if last_step == "auto" else last_step,
-        "missing": missing or None,
+        "missing": dict(missing or ()) or None,
         "image_decoding": None if image_decoding else False,
         "data_dir": data_dir,
         "download": download or None,
