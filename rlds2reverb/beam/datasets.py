@@ -123,6 +123,13 @@ class Dataset:
             yield replace(episode, index=episode.index + part.offset)
 
 
+def _make_hashable(value: Any) -> Any:
+    """Returns a list or a dict as a tuple, which `load` accepts as well."""
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list) else value
+
+
 @functools.lru_cache(maxsize=8)
 def _open(location: str, load_options: tuple[tuple[str, Any], ...], run_id: str) -> Source:
     """Opens a dataset, from a copy on this machine if it is remote, which is deleted once nothing uses the source."""
@@ -157,7 +164,7 @@ def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers)
             f"a conversion on Beam reads paths, addresses or names, which every worker can open, got a "
             f"{type(source).__name__}; use ingest() for data in memory"
         )
-    load_options = {name: tuple(value) if isinstance(value, list) else value for name, value in load_options.items()}
+    load_options = {name: _make_hashable(value) for name, value in load_options.items()}
     locations = expand_locations([str(item) for item in sources])
     dataset = Dataset(tuple(sorted(load_options.items())), os.urandom(8).hex())
     opened = workers.map("opened", dataset.describe, locations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def load(
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
     last_step: LastStep = "auto",
-    missing: Mapping[str, float] | None = None,
+    missing: Mapping[str, float] | Iterable[tuple[str, float]] | None = None,
     image_decoding: bool = True,
     frame_stack: int | None = None,
     done: str | None = None,
@@ -137,7 +137,7 @@ def load(
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
         "last_step": None if last_step == "auto" else last_step,
-        "missing": missing or None,
+        "missing": dict(missing or ()) or None,
         "image_decoding": None if image_decoding else False,
         "frame_stack": frame_stack,
         "done": done,

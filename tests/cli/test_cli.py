@@ -138,14 +138,18 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "options", "expected"),
     [
-        ("hdf5/ok_control.hdf5", "valid (4 episodes"),
-        ("rlds/ok_control", "valid, with notes (3 episodes, 12 steps, 0 problems, 1 note)"),  # Values in last steps.
+        ("hdf5/ok_control.hdf5", (), "valid (4 episodes"),
+        (  # Values in last steps.
+            "rlds/ok_control",
+            ("--last-step", "boundary"),
+            "valid, with notes (3 episodes, 12 steps, 0 problems, 1 note)",
+        ),
     ],
 )
-def test_validate_accepts_valid_data(data, capsys, name, expected):
-    code, out, err = call(capsys, "validate", data / "malformed" / name)
+def test_validate_accepts_valid_data(data, capsys, name, options, expected):
+    code, out, err = call(capsys, "validate", data / "malformed" / name, *options)
     assert (code, err) == (0, "") and expected in out and "0 problems" in out
 
 
