@@ -127,6 +127,7 @@ setup(
         # requires 4.25), TFDS imports as an empty module; without importlib_resources, it cannot prepare a dataset.
         *only(WITH_REVERB, "tensorflow-metadata>=1.15,<1.18"),
         "importlib_resources",
+        "fsspec",  # datasets at addresses
         # TFDS imports it, and 26 fails with the NumPy that TF 2.15 requires, without declaring it.
         *only(WITH_REVERB, "pyarrow<26"),
         *only(WITHOUT_REVERB, "pyarrow"),

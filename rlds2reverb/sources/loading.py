@@ -11,7 +11,7 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, dqn_replay, lerobot, memory, minari, neorl, ogbench, rlds, robomimic, vd4rl
+from . import d4rl, d4rl_names, dqn_replay, lerobot, memory, minari, neorl, ogbench, remote, rlds, robomimic, vd4rl
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
@@ -77,6 +77,7 @@ def load(
         - a path: a D4RL or robomimic HDF5 file; an npz file of D4RL, OGBench or NeoRL; a directory that TFDS prepared,
           or one above it that contains a single dataset; a Minari or LeRobot directory; a folder of V-D4RL, DrQ-v2 or
           Atari DQN Replay. A `Path` is always a path;
+        - an address such as `https://host/x.npz` or `s3://bucket/folder`, which fsspec copies to this machine;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
           (`hopper-medium-v2`, looked up in D4RL's own directory, `$D4RL_DATASET_DIR` or `~/.d4rl/datasets`);
@@ -190,6 +191,8 @@ def _locate(location: str | Path) -> Path | list[str] | str:
             f"load() cannot read the server {location!r}; sample from it with sample_dataset(), or pass "
             f"Path({location!r}) for a file of that name"
         )
+    if isinstance(location, str) and remote.is_remote(location):
+        return remote.copy_to_disk(location)
     try:
         path = Path(location).expanduser()
         if str(location) and path.exists():

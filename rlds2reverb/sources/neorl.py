@@ -93,7 +93,8 @@ def _find_ends(
             f"number of rows; got {index[:5].tolist()} to {index[-1:].tolist()}"
         )
     last = ends.astype(np.int64) - 1
-    is_terminal, warnings = done[last], ()
+    is_terminal = done[last]
+    warnings: tuple[str, ...] = ()
     if is_terminal.all():
         is_longest = lengths == lengths.max()
         if max_episode_steps is not None:

@@ -331,7 +331,7 @@ def test_files_of_another_encoding_raise(data, tmp_path):
 
 
 def test_features_for_other_formats_raise(tmp_path):
-    with pytest.raises(ValueError, match="does not apply to format='d4rl'"):
+    with pytest.raises(ValueError, match="does not apply to the format 'd4rl'"):
         write_dataset([], tmp_path / "a.hdf5", format="d4rl", features={"action": "text"})
 
 
