@@ -57,6 +57,9 @@ VALUES = {
     "max_episode_steps": 2,
     "split_at_discontinuity": True,
     "independent_rows": True,
+    "last_step": "boundary",
+    "missing": {"reward": 1.0},
+    "image_decoding": False,
     "frame_stack": 2,
     "done": "truncated",
     "data_dir": "elsewhere",
@@ -86,7 +89,7 @@ def sources(tmp_path_factory, data):
         file["mask/valid"] = np.array([b"demo_1"])
     (folder / ".ogbench").mkdir()
     (folder / ".ogbench/data").symlink_to(data / "formats/ogbench")
-    tfds = data / "rlds/physics_rlds/pendulum_dict/1.0.0"
+    tfds = data / "formats/rlds/a4/nested_cameras/1.0.0"
     ogbench = data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz"
     neorl = data / "formats/neorl/Hopper-v3-low-2-val-noise.npz"
     return {
@@ -105,7 +108,7 @@ def sources(tmp_path_factory, data):
         "a LeRobot directory": data / "formats/lerobot/v2.1/c1",
         "a D4RL name": "hopper-medium-v2",
         "a Minari name": "classic/pendulum-dict/dev-v0",
-        "a TFDS name": "physics_rlds/pendulum_dict",
+        "a TFDS name": "nested_cameras",
         "a dict of D4RL columns": ROWS,
         "a MinariDataset": None,
         "an RLDS tf.data.Dataset": rlds_dataset([episode(3, terminal=True)]),
@@ -122,7 +125,7 @@ def fingerprint(source):
     "name", [file_format.name for file_format in BUILT_IN if file_format.name != "a MinariDataset"]
 )
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, name, option, data, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(data / "rlds"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(data / "formats/rlds/a4"))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(data / "minari"))
     monkeypatch.setenv("HOME", str(sources["a D4RL file"].parent))  # The parent of OGBench's directory.
     (found,) = [file_format for file_format in BUILT_IN if file_format.name == name]
@@ -176,8 +179,8 @@ def test_help_lists_the_formats_of_each_option(capsys):
         titles = ", ".join(
             file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options
         )
-        flag = "--extra-field NAME" if option == "extra_fields" else "--" + option.replace("_", "-")
-        assert titles and re.search(rf"{flag}( [A-Z]+)? {titles}[:,]", help_text), (flag, titles)
+        flag = "--extra-field" if option == "extra_fields" else "--" + option.replace("_", "-")
+        assert titles and re.search(rf"{flag}( \S+| / --no-\S+)? {titles}[:,]", help_text), (flag, titles)
 
 
 def test_command_line_names_the_option_that_does_not_apply(sources, capsys):
