@@ -448,3 +448,13 @@ def test_data_that_lerobot_cannot_represent_raise(tmp_path, columns, options, me
     with pytest.raises(SourceError, match=message):
         write_dataset([make_steps(**columns)], tmp_path / "x", format="lerobot", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_command_names_what_is_lost_before_it_writes(data, tmp_path, capsys):
+    from rlds2reverb.cli.main import run
+
+    source = data / "d4rl/pendulum_mixed-v2.hdf5"
+    arguments = ["--format", "lerobot", "--lerobot-version", "v2.1", "--fps", "20", "--out", str(tmp_path / "x")]
+    assert run(["convert", str(source), *arguments]) == 0
+    assert "LeRobot has no row for the last step of an episode" in capsys.readouterr().err
+    assert load(tmp_path / "x").metadata["fps"] == 20
