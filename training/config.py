@@ -295,7 +295,8 @@ class TrainingConfig:
             return
         algorithm = get_algorithm(self.algo)
         if not algorithm.learns_from_rewards:
-            raise ArgumentError(f"requires an algorithm with rewards, unlike {self.algo}", about="online_steps")
+            sentence = f"requires an algorithm that learns from rewards, unlike {self.algo}"
+            raise ArgumentError(sentence, about="online_steps")
         if self.env is None:
             raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
         if self.online_steps <= self.warmup_steps:

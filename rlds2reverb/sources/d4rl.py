@@ -306,7 +306,7 @@ def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> N
                 f"requires '{NEXT_OBSERVATIONS}', which {name} does not contain", about=argument, value=True
             )
     if TIMEOUTS not in columns and not ends:
-        sentence = f"{name} has no '{TIMEOUTS}', which mark the ends of truncated episodes; set a rule in their place"
+        sentence = f"{name} has no '{TIMEOUTS}', which mark the ends of truncated episodes; limit or split the episodes"
         raise SourceError(sentence, max_episode_steps=..., split_at_discontinuity=True)
 
 

@@ -184,7 +184,7 @@ def test_change_of_environment_forgets_the_best_evaluation(tmp_path):
         assert learner.best_return == 9.0 and learner.export_best_policy(tmp_path / "best") is not None
     hooks = [EvaluateHook(lambda policy: 1.0, every=4), SaveCkptHook(every=3)]
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks, identity={"environment": "B"}) as learner:
-        with pytest.raises(CheckpointError, match="environment was A, is now B; .*allow_config_mismatch=True$"):
+        with pytest.raises(CheckpointError, match="environment was A, is now B; .*allow_config_mismatch=True.$"):
             learner.load_checkpoint()
         learner.load_checkpoint(allow_config_mismatch=True)
         assert learner.best_return == -np.inf and learner.evaluated_at is None and "loss" in learner.latest

@@ -84,7 +84,7 @@ MISTAKES = [
     ("convert nofile*.hdf5 --out out", 1, "no file matches 'nofile.*.hdf5'"),
     ("serve HOPPER --port 0", 1, "--port must be an integer >= 1 and <= 65,535, got '0'"),
     ("serve HOPPER --port PORT", 1, "port .* is in use"),
-    ("validate NO_TIMEOUTS", 2, r"set a rule in their place \(--max-episode-steps or --split-at-discontinuity\)$"),
+    ("validate NO_TIMEOUTS", 2, r"limit or split the episodes \(--max-episode-steps or --split-at-discontinuity\)$"),
     ("validate localhost:8000", 1, "SRC must be a dataset, got the server"),
     ("validate HOPPER --max-problems -1", 1, "--max-problems must be an integer >= 0"),
     ("inspect nofile.hdf5", 1, "there is no file 'nofile.hdf5'"),

@@ -29,9 +29,7 @@ from rlds2reverb.training.tables import identify_table
 
 IQL = TrainingConfig("iql")
 TD3_BC = TrainingConfig("td3_bc")
-BOUNDS_NOTE = (
-    "the action bounds are [-1, 1], which all sampled actions are within; pass env= or action_bounds= to set them"
-)
+BOUNDS_NOTE = "the action bounds are [-1, 1], which all sampled actions are within; choose the environment or set the bounds (env or action_bounds)"
 
 
 @pytest.fixture(scope="module")

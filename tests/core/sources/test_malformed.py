@@ -29,7 +29,7 @@ HDF5 = {
     "missing_actions.hdf5": Error(r"has no 'actions'"),
     "missing_rewards.hdf5": Error(r"has no 'rewards'"),
     "missing_terminals.hdf5": Error(r"has no 'terminals'"),
-    "missing_timeouts.hdf5": Error(r"has no 'timeouts', .* pass max_episode_steps=N .* or split_at_discontinuity=True"),
+    "missing_timeouts.hdf5": Error(r"has no 'timeouts', .* \(max_episode_steps or split_at_discontinuity=True\)"),
     "len_rewards_short.hdf5": Error(r"'observations' must have as many rows as 'rewards' \(55\), got 56"),
     "len_actions_long.hdf5": Error(r"'actions' must have as many rows as 'rewards' \(56\), got 58"),
     "nan_reward.hdf5": Invalid("step['reward'] holds NaN. (episode 1, step 14, field reward)"),

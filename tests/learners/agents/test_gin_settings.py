@@ -43,7 +43,7 @@ def test_reading_neither_changes_nor_uses_the_state_of_gin():
 def test_bindings_of_other_agents_are_ignored_beside_those_of_the_agent():
     bindings = "IQLAgent.expectile = 0.9\nTD3BCAgent.alpha = 1.0"
     assert read_gin(bindings, "td3").hyperparameters == {"alpha": 1.0}
-    with pytest.raises(ValueError, match=r"the settings are for IQLAgent, TD3BCAgent, but algo='cql' is CQLAgent"):
+    with pytest.raises(ValueError, match=r"the settings are for IQLAgent, TD3BCAgent, not for CQLAgent \(algo\)"):
         read_gin(bindings, "cql")
 
 
