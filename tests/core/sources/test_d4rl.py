@@ -13,7 +13,6 @@ FILES = [
     "d4rl/invertedpendulum_random-v2.hdf5",
     "d4rl/pendulum_mixed-v2.hdf5",
     "tfds_fake/d4rl_adroit_door/door-human-v0.hdf5",
-    "tfds_fake/d4rl_antmaze/antmaze-umaze-v0.hdf5",
     "tfds_fake/d4rl_mujoco_halfcheetah/halfcheetah_medium.hdf5",
     "tfds_fake/d4rl_mujoco_hopper/hopper_medium.hdf5",
     "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5",

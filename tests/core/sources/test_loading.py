@@ -29,14 +29,13 @@ DATA = {
     "rlds/physics_rlds/pendulum_pixels/1.0.0": ("rlds", 8, 808, 0),
     "rlds_prepared/rlu_control_suite/cartpole_swingup/1.0.0": ("rlds", 1, 1001, 0),
     "rlds_prepared/d4rl_adroit_door/v0-human/1.1.0": ("rlds", 2, 301, 1),
-    "rlds_prepared/d4rl_antmaze/umaze-v0/1.1.1": ("rlds", 2, 1402, 0),
     "minari/mujoco/hopper/dev-v0": ("minari", 8, 4078, 4),
     "minari/classic/pendulum-dict/dev-v0": ("minari", 8, 1608, 0),
 }
 
 
 #: Of each kind of source, the larger ones are read by the slow tests.
-SLOW = ("rlds/physics_rlds/hopper_flat", "rlds_prepared/rlu_control", "rlds_prepared/d4rl_antmaze", "minari/mujoco")
+SLOW = ("rlds/physics_rlds/hopper_flat", "rlds_prepared/rlu_control", "minari/mujoco")
 FAST = [name for name in DATA if not name.startswith(SLOW)]
 
 
