@@ -105,5 +105,6 @@ def require_unique(keys: Sequence[np.ndarray]) -> None:
     if len(repeated):
         raise KeyCollisionError(
             f"{len(repeated)} keys collide, the first is {repeated[0]}, so that one of two items would be lost; "
-            "convert again with a different key seed, into an empty table or a new directory"
+            "convert again with a different key seed, into an empty table or a new directory",
+            key_seed=...,
         )

@@ -244,7 +244,9 @@ def test_three_million_keys_are_unique():
 def test_require_unique_raises_on_repetitions_across_arrays():
     keys.require_unique([])
     keys.require_unique([np.array([3, 1], np.uint64), np.array([2], np.uint64)])
-    with pytest.raises(KeyCollisionError, match="1 keys collide, the first is 3, .* with a different key_seed"):
+    with pytest.raises(
+        KeyCollisionError, match=r"1 keys collide, the first is 3, .* with a different key seed, .* \(key_seed\)"
+    ):
         keys.require_unique([np.array([3, 1], np.uint64), np.array([2, 3], np.uint64)])
 
 
@@ -258,14 +260,14 @@ def few_keys(monkeypatch):
 
 
 def test_ingest_removes_the_directory_when_keys_collide(few_keys, tmp_path):
-    with pytest.raises(KeyCollisionError, match="convert again with a different key_seed"):
+    with pytest.raises(KeyCollisionError, match=r"convert again with a different key seed, .* \(key_seed\)"):
         ingest([episode(20, terminal=True)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_ingest_to_a_server_raises_when_keys_collide(few_keys):
     with ReplayServer([TableConfig("replay")]) as server:
-        with pytest.raises(KeyCollisionError, match="convert again with a different key_seed"):
+        with pytest.raises(KeyCollisionError, match=r"convert again with a different key seed, .* \(key_seed\)"):
             ingest([episode(20, terminal=True)], server.address, timeout_secs=10)
 
 
