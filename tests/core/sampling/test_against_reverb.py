@@ -1,5 +1,7 @@
 """Differential tests: batches of `sample` equal those of `reverb.TrajectoryDataset` on the same tables, bit for bit."""
 
+import time
+
 import numpy as np
 import pytest
 import reverb
@@ -160,6 +162,8 @@ def test_items_of_legacy_writers_are_equal(delta_encoded):
                 writer.append({name: column[row] for name, column in rows.items()})
                 if row >= 2:
                     writer.create_item("items", 3, 1.0)
+        while table_infos(server)["items"].current_size < 5:  # This writer does not wait for the server.
+            time.sleep(0.01)
         require_equal(server)
 
 

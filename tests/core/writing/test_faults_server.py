@@ -481,7 +481,7 @@ def test_restarted_server_without_the_table_raises(tmp_path, held_at):
 )
 def test_reverb_writer_raises_if_the_server_was_restarted(tmp_path, held_at, timeout_secs):
     message = (
-        r"at localhost:\d+ was restarted during the run and may have lost items; with writer='reverb', "
+        r"at localhost:\d+ was restarted during the run and may have lost items; with the writer 'reverb', "
         "convert again into empty tables"
     )
     options = {"writer": "reverb", "source": make_episodes(20), "timeout_secs": timeout_secs}
