@@ -17,7 +17,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 
 from .columns import as_flags, make_log_episode
 from .d4rl import require_new_names
@@ -96,15 +96,15 @@ def _choose_done(features: Mapping[str, Feature]) -> str:
 
 
 def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tuple[str, ...]:
-    sentences = []
+    sentences: list[str] = []
     if metadata.num_undecided and done is None:
         assumed = _choose_done(metadata.features)
         (other,) = set(DONE_MEANINGS) - {assumed}
-        sentences.append(
+        sentence = (
             f"{name}: up to {metadata.num_undecided:,} episodes end with next.done, but with neither next.success nor "
-            f"next.truncated, and are assumed to be {assumed}; pass done='{other}' to change this, or done='{assumed}' "
-            "to confirm it"
+            f"next.truncated, and are assumed to be {assumed}; confirm it with the same value, or change it"
         )
+        sentences.append(Message(sentence, done=other))
     if REWARD not in metadata.features:
         sentences.append(f"{name} has no {REWARD}; its rewards are zeros, which only cloning can use")
     return tuple(sentences)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 
 from . import d4rl, npz
@@ -103,9 +103,12 @@ def _find_ends(
             is_terminal = ~is_longest
         if max_episode_steps is None:
             warnings = (
-                f"{name}: done does not tell terminal states from time limits; {int((~is_terminal).sum())} "
-                f"trajectories of {int(lengths.max())} rows are taken as truncated and {int(is_terminal.sum())} as "
-                "terminal; set max_episode_steps to the time limit of the environment",
+                Message(
+                    f"{name}: done does not tell terminal states from time limits; {int((~is_terminal).sum())} "
+                    f"trajectories of {int(lengths.max())} rows are taken as truncated and {int(is_terminal.sum())} as "
+                    "terminal; set the time limit of the environment",
+                    max_episode_steps=...,
+                ),
             )
     flags = {key: np.zeros(len(done), bool) for key in (d4rl.TERMINALS, d4rl.TIMEOUTS)}
     flags[d4rl.TERMINALS][last], flags[d4rl.TIMEOUTS][last] = is_terminal, ~is_terminal

@@ -117,9 +117,11 @@ def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[s
     warnings = describe_missing(conventions.name, present, missing)
     if conventions.is_inferred and conventions.last_step == TRANSITION:
         warnings += (
-            f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward is "
-            "not zero; its next observation is unknown (pass last_step='boundary' if the row is only a final "
-            "observation)",
+            Message(
+                f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward "
+                "is not zero; its next observation is unknown. Change this if the row is only a final observation",
+                last_step=BOUNDARY,
+            ),
         )
     return {"warnings": warnings, "assumed_fields": find_assumed(present, missing)}
 

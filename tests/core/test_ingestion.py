@@ -196,7 +196,7 @@ def test_invalid_episodes_are_skipped_or_kept_and_counted():
 
 
 def test_episode_without_steps_is_skipped_and_counted(data):
-    source = load(data / "malformed/rlds/zero_length_episode")
+    source = load(data / "malformed/rlds/zero_length_episode", last_step="boundary")
     for on_invalid in ("skip_episode", "keep"):
         report, _ = ingest_and_read(source, on_invalid=on_invalid)
         assert (report.episodes, report.skipped_episodes) == (2, 1)
@@ -368,7 +368,8 @@ def test_source_damaged_in_the_middle_raises(data):
 
 def test_rlds_dataset_is_stored_like_a_list_of_episodes():
     all_steps = [episode(4, terminal=True, nested=True), episode(2, terminal=False, nested=True)]
-    from_dataset, from_list = ingest_and_read(rlds_dataset(all_steps))[1], ingest_and_read(all_steps)[1]
+    dataset = load(rlds_dataset(all_steps), last_step="boundary")
+    from_dataset, from_list = ingest_and_read(dataset)[1], ingest_and_read(all_steps)[1]
     for item, expected_item in zip(from_dataset, from_list, strict=True):
         assert_equal_nests(item, expected_item)
 
