@@ -3,7 +3,7 @@
     python benchmarks/bench_formats.py [--episodes 500] [--rounds 5]
 
 LeRobot: a tabular dataset of version 3.0 in HalfCheetah's shape is written, then read by `load` and, as the baseline,
-by `pyarrow.parquet.read_table`, file by file with all columns as NumPy arrays. Each read runs in a process of its own,
+by `pyarrow.parquet.read_table`, file by file with all columns as NumPy arrays. Each read runs in its own process,
 which reports its peak memory.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +153,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     if source is None:
         require_unused(set(parameter_names(reading_options)), "requires a dataset")
     elif server_address(source) is None and not is_table_directory(source):
-        source = open_source(options)
+        source = replace(open_source(options), warnings=())  # Which it has printed.
     else:
         require_unused(set(parameter_names(reading_options)), "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")

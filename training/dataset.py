@@ -265,8 +265,9 @@ def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> Non
     if assumed_fields and has_use:
         names = " and ".join(map(repr, assumed_fields))
         raise SourceError(
-            f"the dataset has no {names}, from which {config.algo} or an option of the run learns; pass missing= with "
-            "values for them, or clone with 'bc' or 'discrete_bc'"
+            f"the dataset has no {names}, from which {config.algo} or an option of the run learns; clone with 'bc' or "
+            "'discrete_bc', or load RLDS with values for them",
+            missing=...,
         )
 
 

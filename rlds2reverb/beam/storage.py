@@ -20,17 +20,13 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.sealed_files import sync
 from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
 from rlds2reverb.sources.loading import expand_pattern
+from rlds2reverb.sources.remote import is_remote
 
 #: Errors of the data and the arguments, which a repetition would only raise again.
 DATA_ERRORS = (Rlds2ReverbError, ValueError, TypeError, FileNotFoundError)
 _COPY_BYTES = 16 << 20
 _open: Callable[[str], Any] = functools.partial(FileSystems.open, compression_type=CompressionTypes.UNCOMPRESSED)
 _create: Callable[[str], Any] = functools.partial(FileSystems.create, compression_type=CompressionTypes.UNCOMPRESSED)
-
-
-def is_remote(location: str | Path) -> bool:
-    """Returns whether a location is an address such as `gs://bucket/file` rather than a local path or a name."""
-    return "://" in str(location)
 
 
 def expand_locations(locations: list[str]) -> list[str]:

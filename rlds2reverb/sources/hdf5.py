@@ -211,6 +211,15 @@ def _dtype_name(dtype: np.dtype) -> str:
     return {"O": "Python objects or strings", "S": "byte strings", "V": "records"}.get(dtype.kind, str(dtype))
 
 
+def require_plausible_size(where: str, stored_bytes: int, declared_bytes: int) -> None:
+    """Raises `SourceError` if data would become far larger than they are stored."""
+    if declared_bytes > EXPANSION_FREE_BYTES and declared_bytes > MAX_EXPANSION * stored_bytes:
+        raise SourceError(
+            f"{where} would expand from {format_bytes(stored_bytes)} to {format_bytes(declared_bytes)}, more than "
+            f"{MAX_EXPANSION:.0f} times; it looks like a compression bomb"
+        )
+
+
 def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
     """Raises `SourceError` if datasets refer to other files, in total exceed a limit, or are incomplete."""
     for dataset in datasets:
@@ -219,11 +228,7 @@ def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
     stored = sum(dataset.id.get_storage_size() for dataset in datasets)
     if declared > _MAX_BYTES:
         raise SourceError(f"{where} declares {format_bytes(declared)}; the limit is {format_bytes(_MAX_BYTES)}")
-    if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * stored:
-        raise SourceError(
-            f"{where} would expand from {format_bytes(stored)} to {format_bytes(declared)}, more than "
-            f"{MAX_EXPANSION:.0f} times; it looks like a compression bomb"
-        )
+    require_plausible_size(where, stored, declared)
     for dataset in datasets:
         shapes = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
         largest = max(dataset.dtype.itemsize * math.prod(shape) for shape in shapes)

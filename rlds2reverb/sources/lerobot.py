@@ -87,6 +87,7 @@ def open_lerobot(
         num_rows=sum(episode.num_rows for episode in metadata.episodes),
         count=lambda: num_episodes,
         warnings=_describe_assumptions(path.resolve().name, metadata, done),
+        assumed_fields=() if REWARD in features else (fields.REWARD,),
         **described,
     )
 

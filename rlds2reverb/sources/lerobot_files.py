@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
 
-from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
+from .hdf5 import require_plausible_size
 
 #: Maximum difference in seconds between the timestamp of a row and that of its video frame, as in LeRobot.
 TOLERANCE_SECS = 1e-4
@@ -129,12 +129,7 @@ def _require_plausible(path: Path, num_rows: int, row_bytes: int) -> None:
             f"{path}: meta/info.json declares rows of {format_bytes(row_bytes)}; the limit is "
             f"{format_bytes(_MAX_ROW_BYTES)}"
         )
-    declared, stored = num_rows * row_bytes, path.stat().st_size
-    if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * stored:
-        raise SourceError(
-            f"{path} would expand from {format_bytes(stored)} to {format_bytes(declared)}, more than "
-            f"{MAX_EXPANSION:.0f} times; it looks like a compression bomb"
-        )
+    require_plausible_size(str(path), path.stat().st_size, num_rows * row_bytes)
 
 
 def _find_groups(metadata: Any, first_row: int) -> tuple[list[int], int]:

@@ -20,7 +20,7 @@ import numpy as np
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
 
-from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
+from .hdf5 import require_plausible_size
 
 _MAGIC = b"PK\x03\x04"
 _SUFFIX = ".npy"
@@ -143,11 +143,7 @@ class NpzColumn:
                 f"{self._where} declares {format_bytes(declared)}, but contains "
                 f"{format_bytes(max(unpacked_bytes - self._offset, 0))}; copy or download it again"
             )
-        if declared > EXPANSION_FREE_BYTES and declared > MAX_EXPANSION * stored_bytes:
-            raise SourceError(
-                f"{self._where} would expand from {format_bytes(stored_bytes)} to {format_bytes(declared)}, "
-                f"more than {MAX_EXPANSION:.0f} times; it looks like a compression bomb"
-            )
+        require_plausible_size(self._where, stored_bytes, declared)
         largest = declared if self._is_fortran else self._row_bytes
         if largest > _MAX_ROW_BYTES:
             kind = "is in Fortran order and has" if self._is_fortran else "has rows of"

@@ -195,6 +195,7 @@ def _open_trajectories(
         num_rows=num_rows,
         count=lambda: num_episodes,
         warnings=() if has_rewards else (f"{name} has no rewards, so that all are 0; use it for cloning",),
+        assumed_fields=() if has_rewards else (fields.REWARD,),
     )
 
 
@@ -203,7 +204,9 @@ def _check_columns(
 ) -> None:
     for key in extra_fields:
         if key not in columns:
-            raise SourceError(f"{name} has no '{key}', only {', '.join(sorted(columns))}; fix the name in extra_fields")
+            raise SourceError(
+                f"{name} has no '{key}', only {', '.join(sorted(columns))}; fix the name", extra_fields=...
+            )
     lengths = {key: len(columns[key]) for key in names}
     if len(set(lengths.values())) != 1 or not lengths[d4rl.ACTIONS]:
         raise SourceError(f"{name}: all columns must have the same number of rows >= 1, got {lengths}")

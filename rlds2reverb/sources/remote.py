@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 from rlds2reverb.errors import SourceError
 
 
-def is_remote(location: str) -> bool:
+def is_remote(location: str | Path) -> bool:
     """Returns whether a location is an address rather than a local path or a name."""
-    return "://" in location
+    return "://" in str(location)
 
 
 @functools.cache
@@ -24,7 +24,8 @@ def copy_to_disk(location: str) -> Path:
 
     Raises:
       FileNotFoundError: If there is no such file or folder.
-      SourceError: If fsspec does not know the address's scheme, lacks a package for it, or cannot read it.
+      SourceError: If fsspec does not know the address's scheme, needs a package that is not installed, or
+        cannot read it.
     """
     import fsspec
 

@@ -15,7 +15,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import leaves, map_structure
 
 from .columns import as_columns, as_steps
@@ -28,8 +28,7 @@ ASSUMABLE = (fields.REWARD, fields.DISCOUNT, fields.IS_TERMINAL)
 
 _UNKNOWN = "unknown"
 _ADVICE = (
-    f"pass last_step='{TRANSITION}' if the action and the reward of the last row are real, or last_step='{BOUNDARY}' "
-    "if they mean nothing"
+    f"choose '{TRANSITION}' if the action and the reward of the last row are real, or '{BOUNDARY}' if they mean nothing"
 )
 
 
@@ -66,7 +65,8 @@ class Conventions:
             if found not in (None, self.last_step):
                 raise SourceError(
                     f"{self.name}: the last row of episode {index} is evidence of a {found}, but those of the first "
-                    f"episodes of a {self.last_step}: {_describe_last_rows(rows)}; {_ADVICE}"
+                    f"episodes of a {self.last_step}: {_describe_last_rows(rows)}; {_ADVICE}",
+                    last_step=...,
                 )
         steps = as_steps(self._complete(rows, index), f"{self.name}: episode {index}: step")
         if not self.has_ends:
@@ -158,15 +158,17 @@ def describe_missing(name: str, present: Collection[str], missing: Mapping[str, 
     """Returns sentences about the values that fields get which the steps of a dataset do not contain."""
     absent = [field for field in fields.STEP_FIELDS if field not in present and field not in missing]
     meanings = {
-        fields.REWARD: "0; pass missing={'reward': VALUE} to learn from rewards, which cloning does not need",
+        fields.REWARD: "0; set it to learn from rewards, which cloning does not need",
         fields.DISCOUNT: "1, and 0 at terminal ends",
         fields.IS_FIRST: "True for the first step",
         fields.IS_LAST: "True for the last step",
         fields.IS_TERMINAL: "True at the end of episodes whose discount is 0 there"
         if fields.DISCOUNT in present
-        else "False: all episodes are truncated; pass missing={'is_terminal': 1} if they end in terminal states",
+        else "False: all episodes are truncated; set it to 1 if they end in terminal states",
     }
-    return tuple(f"{name} has no {field!r}, which is {meanings[field]}" for field in absent)
+    assumed = find_assumed(present, missing)
+    sentences = {field: f"{name} has no {field!r}, which is {meanings[field]}" for field in absent}
+    return tuple(Message(text, missing=...) if field in assumed else text for field, text in sentences.items())
 
 
 def find_assumed(present: Collection[str], missing: Mapping[str, float]) -> tuple[str, ...]:
@@ -204,10 +206,12 @@ def infer_last_step(name: str, episodes: Iterable[dict[str, Any]]) -> LastStep:
     if TRANSITION in examples and BOUNDARY in examples:
         raise SourceError(
             f"{name}: the last rows of some episodes are evidence of transitions ({shown[TRANSITION]}), those of "
-            f"others of boundaries ({shown[BOUNDARY]}); {_ADVICE}"
+            f"others of boundaries ({shown[BOUNDARY]}); {_ADVICE}",
+            last_step=...,
         )
     if list(examples) == [_UNKNOWN]:
-        raise SourceError(f"{name}: nothing tells what the last row of an episode means ({shown[_UNKNOWN]}); {_ADVICE}")
+        sentence = f"{name}: nothing tells what the last row of an episode means ({shown[_UNKNOWN]}); {_ADVICE}"
+        raise SourceError(sentence, last_step=...)
     return TRANSITION if TRANSITION in examples else BOUNDARY
 
 

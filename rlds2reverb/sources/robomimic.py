@@ -17,6 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
@@ -80,6 +81,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         num_rows=contents.num_rows,
         count=lambda: len(demos),
         warnings=(*warnings, *contents.warnings),
+        assumed_fields=() if _REWARDS in contents.optional else (fields.REWARD,),
         metadata=metadata,
         **described,
     )

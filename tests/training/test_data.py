@@ -367,7 +367,7 @@ def test_nested_actions_become_one_vector():
 def test_assumed_rewards_raise_unless_nothing_learns_from_them(config, raises):
     algo, top_percent = config if isinstance(config, tuple) else (config, None)
     source = replace(load([make_continuous(0, 0)]), assumed_fields=("reward",))
-    error = pytest.raises(SourceError, match=f"has no 'reward', from which {algo} .* pass missing= with")
+    error = pytest.raises(SourceError, match=f"has no 'reward', from which {algo} .* clone with 'bc' .* \\(missing\\)")
     with error if raises else contextlib.nullcontext():
         open_data(source, TrainingConfig(algo, env=None, top_percent=top_percent))
 

@@ -15,7 +15,7 @@ from reference_impls import assert_equal_nests, episode as make_reference_episod
 from rlds2reverb import load, write_dataset
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
-from rlds2reverb.sources import lerobot_files, lerobot_writer
+from rlds2reverb.sources import hdf5, lerobot_writer
 
 SAMPLES = ("v2.1/c1", "v2.1/c2", "v3.0/c2", "v3.0/c3")
 #: Decoders of other versions differ by this much.
@@ -140,6 +140,7 @@ def test_done_without_success_is_assumed_to_be_truncated_with_a_warning(copy):
 def test_missing_rewards_are_zeros_with_a_warning(samples):
     source = load(samples / "v3.0/c2")
     assert "has no next.reward; its rewards are zeros" in source.warnings[0]
+    assert source.assumed_fields == ("reward",)
     assert {read.total_reward for read in source} == {0.0}
 
 
@@ -275,8 +276,8 @@ def test_frames_missing_at_a_timestamp_raise(copy):
 
 
 def test_compression_bomb_raises(copy, monkeypatch):
-    monkeypatch.setattr(lerobot_files, "EXPANSION_FREE_BYTES", 1 << 10)
-    monkeypatch.setattr(lerobot_files, "MAX_EXPANSION", 0.01)
+    monkeypatch.setattr(hdf5, "EXPANSION_FREE_BYTES", 1 << 10)
+    monkeypatch.setattr(hdf5, "MAX_EXPANSION", 0.01)
     with pytest.raises(SourceError, match="it looks like a compression bomb"):
         load(copy("v3.0/c3"))
 

@@ -126,6 +126,7 @@ def test_masks_are_the_discounts_and_decide_terminal_ends(convert):
 def test_missing_rewards_are_zeros_with_a_warning():
     source = load(make_raw())
     assert any("has no rewards, so that all are 0" in sentence for sentence in source.warnings)
+    assert source.assumed_fields == ("reward",)
     assert not load({**make_raw(), "rewards": np.ones(8), "masks": np.ones(8)}).warnings
 
 

@@ -113,6 +113,7 @@ def test_ends_without_sparse_rewards_follow_from_dones(tmp_path, demos, ends, wa
 def test_missing_rewards_are_zeros_with_a_warning(tmp_path):
     source = load(write_demos(tmp_path / "x.hdf5", [{}], rewards=None))
     assert any("has no rewards, so that all are 0" in sentence for sentence in source.warnings)
+    assert source.assumed_fields == ("reward",)
     assert source.first_episode.steps["reward"].tolist() == [0, 0, 0]
 
 
