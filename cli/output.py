@@ -28,7 +28,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 _SECS_BETWEEN_LINES = 5.0
 #: Options that express an argument of the library with a different name.
-_OPTIONS = {"env": "environment", "length": "sequence_length", "n": "n_step", "tables": "table_names"}
+_OPTIONS = {
+    "DropFields": "drop_fields",
+    "env": "environment",
+    "length": "sequence_length",
+    "n": "n_step",
+    "tables": "table_names",
+}
 
 
 def console() -> Console:

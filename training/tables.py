@@ -213,7 +213,7 @@ def _require_float32(rows: Nest, table: str) -> None:
         if leaf.dtype.is_floating and leaf.dtype != tf.float32:
             raise SpecMismatchError(
                 f"{path_name(path)} of {table} must be float32, got {leaf.dtype.name}; convert the dataset again with "
-                "--cast-floats, or in Python with apply_transforms(source, [CastFloats()])"
+                "CastFloats (convert --cast-floats)"
             )
 
 
@@ -288,7 +288,8 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
     if not np.isclose(powers, value_gamma, rtol=1e-5, atol=1e-9).any():
         raise SpecMismatchError(
             f"the items of table {table.table!r} have a different discount factor: value_gamma is {value_gamma:g}, "
-            f"which is no power of {config.gamma:g}; pass the gamma of the conversion"
+            f"which is not a power of {config.gamma:g}; use that of the conversion",
+            gamma=...,
         )
     return has_one_priority
 

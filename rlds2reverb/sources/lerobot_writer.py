@@ -19,7 +19,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .lerobot_meta import BOOKKEEPING, DONE, OWN_FILE, REWARD, TASK, TRUNCATED
@@ -94,7 +94,7 @@ def write_lerobot(
     writer.finish(source)
     sentences = []
     if rate != fps and rate != known_fps:
-        sentences.append(f"timestamps assume {DEFAULT_FPS} rows per second; pass fps to set the rate")
+        sentences.append(Message(f"timestamps assume {DEFAULT_FPS} rows per second; set the rate", fps=...))
     for name, error in writer.video_errors.items():
         sentences.append(f"'{name}' is a video, which is lossy: its pixels differ by up to {error} of 255")
     return tuple(sentences)
@@ -186,7 +186,7 @@ def make_columns(step_spec: Mapping[str, Nest], *, video: bool) -> list[Column]:
     for column in columns:
         if column.name in (*BOOKKEEPING, REWARD, DONE, TRUNCATED, TASK):
             raise SourceError(
-                f"{path_name(column.path)} would replace LeRobot's own column '{column.name}'; drop it with DropFields"
+                f"{path_name(column.path)} would replace LeRobot's own column '{column.name}'; drop it", DropFields=...
             )
         if names.count(column.name) > 1:
             raise SourceError(f"two fields of a step would become the column '{column.name}' of LeRobot; rename one")
@@ -198,11 +198,14 @@ def _require_representable(path: tuple[Any, ...], spec: ArraySpec, *, is_tuple: 
     if is_tuple:
         raise SourceError(f"{where} is in a tuple, which LeRobot cannot represent; use dicts, or format='minari'")
     if spec.dtype == object and spec.shape:
-        raise SourceError(f"{where} must be one string per step for LeRobot, got {describe(spec)}; drop the field")
+        raise SourceError(
+            f"{where} must be one string per step for LeRobot, got {describe(spec)}; drop it", DropFields=...
+        )
     if None in spec.shape or 0 in spec.shape or len(spec.shape) > _MAX_DIMENSIONS:
         raise SourceError(
             f"{where} must have a fixed shape of at most {_MAX_DIMENSIONS} dimensions, none of them 0, for LeRobot, "
-            f"got {describe(spec)}; drop it with DropFields"
+            f"got {describe(spec)}; drop it",
+            DropFields=...,
         )
 
 
@@ -216,7 +219,8 @@ def _make_column(path: tuple[str, ...], spec: ArraySpec, *, video: bool) -> Colu
         if any((size or 0) % 2 for size in spec.shape[:2]):
             raise SourceError(
                 f"{path_name(path)} must have an even height and width to become a video, got {describe(spec)}; "
-                "leave out video=True to store PNG images"
+                "to store PNG images, leave out the option",
+                video=...,
             )
         kind = "video"
     return Column(name, path, spec, kind)
@@ -232,7 +236,7 @@ def _to_texts(column: np.ndarray, where: str) -> list[str]:
     try:
         return [text.decode() if isinstance(text, bytes) else str(text) for text in column]
     except UnicodeDecodeError as error:
-        raise SourceError(f"{where} must be UTF-8 for LeRobot ({error}); drop it with DropFields") from error
+        raise SourceError(f"{where} must be UTF-8 for LeRobot ({error}); drop it", DropFields=...) from error
 
 
 def _encode_png(image: np.ndarray) -> bytes:

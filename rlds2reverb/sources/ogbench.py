@@ -22,7 +22,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 
 from . import d4rl, minari, npz
@@ -98,8 +98,11 @@ def open_name(
     path = directory / file
     if not path.is_file():
         raise FileNotFoundError(
-            f"OGBench's {name} is not on this machine; download {_URL}{file} to {directory}, or download it anywhere "
-            "and pass its directory as data_dir"
+            Message(
+                f"OGBench's {name} is not on this machine; download {_URL}{file} to {directory}, or to another "
+                "directory and name that",
+                data_dir=...,
+            )
         )
     if not parts["task"]:
         return open_ogbench(path, extra_fields=extra_fields)

@@ -35,6 +35,7 @@ COMMAND = click.Command(
         ),
         (Message("start without verification", verify=False), "(verify=False)", "(--no-verify)"),
         (Message("drop it", drop_fields=["a/b"]), "(drop_fields=['a/b'])", "(--drop-field a/b)"),
+        (Message("drop it", DropFields=...), "(DropFields)", "(--drop-field)"),
         (Message("evaluation can be disabled", env=None), "(env=None)", "(--env none)"),
         (Message("was 2, is now 3", about="length"), "length was 2", "--sequence-length was 2"),
         (Message("is no option here", about="other", more=1), "other is no option here (more=1)", "(more=1)"),

@@ -97,7 +97,7 @@ def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source
     ("config", "table", "space", "message"),
     [
         (TrainingConfig("rebrac"), "replay", None, "are transitions, but rebrac learns from trajectories of two steps"),
-        (IQL.replace(gamma=0.9), "replay", None, "is no power of 0.9; pass the gamma of the conversion"),
+        (IQL.replace(gamma=0.9), "replay", None, r"is not a power of 0.9; use that of the conversion \(gamma\)"),
         (TrainingConfig("dqn"), "replay", None, "dqn requires discrete actions"),
         (IQL, "replay", Box(-1, 1, (2,)), r"actions have shape \(3,\), but those of the environment \(2,\)"),
     ],
@@ -153,7 +153,7 @@ def test_tables_with_float64_raise():
     )
     with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
         ingest(source, server, adder=NStep(1, 0.99))
-        message = r"step\['action'\] of table 'replay' at .* must be float32, got float64; .* with --cast-floats"
+        message = r"step\['action'\] of table 'replay' at .* must be float32, got float64; .* \(convert --cast-floats\)"
         with pytest.raises(SpecMismatchError, match=message):
             open_data(server, IQL)
 
