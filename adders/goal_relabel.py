@@ -61,7 +61,8 @@ class GoalRelabel:
     Both ends of an episode: each copy has a first and a last step. A copy ends at the first transition for which
     `terminal_fn` returns True. It is then terminal, with the discount 0 on this transition and on the last step.
     Otherwise it is truncated, with the recorded discounts. If the recorded episode is terminal there, but the copy is
-    not, its discount is that of the step before, or 1. Episodes of a single step have no copies.
+    not, its discount is that of the step before, or 1. Episodes of a single step have no copies. If the final
+    observation of an `Episode` is unknown, so is the goal achieved in it, and copies end before it.
 
     ALF's `HindsightExperienceTransformer` relabels batches when they are sampled, with the strategy 'future'.
 
@@ -243,7 +244,7 @@ class GoalRelabel:
     def _make_episodes(self, episode: Episode, number: int, first_index: int) -> Iterator[Episode]:
         if not episode.num_steps:
             return
-        steps, num_steps = self.relabel(episode.steps, number)
+        steps, num_steps = self.relabel(_drop_unknown_end(episode), number)
         for position, made in enumerate(EpisodeBatch.from_columns(steps, num_steps).episodes if len(num_steps) else ()):
             is_original = self.keep_original and not position
             yield replace(episode if is_original else made, index=first_index + position)
@@ -282,6 +283,14 @@ class GoalRelabel:
             )
 
         return columns.enumerate().flat_map(convert)
+
+
+def _drop_unknown_end(episode: Episode) -> dict[str, Nest]:
+    """Returns the steps of an episode up to its last known observation, because later goals are unknown, too."""
+    if not episode.unknown_final_observation:
+        return episode.steps
+    steps = map_structure(lambda column: column[:-1], episode.steps)
+    return {**steps, fields.IS_LAST: np.arange(episode.num_steps - 1) == episode.num_steps - 2}
 
 
 def _drop_terminal(steps: dict[str, Nest]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tree
@@ -11,6 +11,7 @@ import tree
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import item_signature
@@ -58,7 +59,7 @@ class TrajectoryWindows:
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch:
         """Returns the windows of several valid episodes; see `items.EpisodeBatchAdder`."""
-        rows = trajectory_columns(batch.steps, discount_source=self.discount_source)
+        rows = _make_rows(batch, self.discount_source)
         return self._convert_rows(rows, batch.num_steps)
 
     def convert_rows(self, rows: Nest) -> Items:
@@ -108,7 +109,7 @@ class TrajectoryEpisodes:
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch:
         """Returns several valid episodes, each as one item; see `items.EpisodeBatchAdder`."""
-        rows = trajectory_columns(batch.steps, discount_source=self.discount_source)
+        rows = _make_rows(batch, self.discount_source)
         ends = np.cumsum(batch.num_steps)
         items = Items(rows, ends - batch.num_steps, batch.num_steps)
         return ItemBatch(items, batch.num_steps, np.ones(len(ends), np.int64))
@@ -116,6 +117,20 @@ class TrajectoryEpisodes:
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s `[None, ...]` of one item."""
         return item_signature(trajectory_spec(step_spec), None)
+
+
+def _make_rows(batch: EpisodeBatch, discount_source: DiscountSource) -> Any:
+    """Returns the trajectories of some episodes; raises `ArgumentError` if they would bootstrap from unknown states."""
+    if discount_source == "next_terminal":
+        for episode in batch.episodes:
+            if episode.unknown_final_observation and not episode.is_terminal:
+                raise ArgumentError(
+                    f"must be 'product' or 'step', because episode {episode.index} is truncated, and its final "
+                    "observation is unknown",
+                    about="discount_source",
+                    value=discount_source,
+                )
+    return trajectory_columns(batch.steps, discount_source=discount_source)
 
 
 def _append_boundary_rows(rows: Nest, num_rows: np.ndarray, num_added: np.ndarray) -> Nest:

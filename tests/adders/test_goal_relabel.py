@@ -74,6 +74,16 @@ def test_final_goal_of_an_episode_matches_hand_computed_copies():
     assert original.steps["reward"].dtype == copy.steps["reward"].dtype == np.float32
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_copies_end_before_an_unknown_final_observation(terminal):
+    episode = Episode(make_steps([1, 2, 3, 0], terminal=terminal), 0, unknown_final_observation=True)
+    original, copy = make(unit="episode")(episode)
+    assert original == episode
+    assert describe([copy]) == [([1, 2, 3], [3] * 3, [-1, 0, 0], [0.9, 0.9, 0 if terminal else 0.9], False)]
+    single = Episode(make_steps([1, 0], terminal=terminal), 0, unknown_final_observation=True)
+    assert make(unit="episode")(single) == [single]
+
+
 def test_final_goal_of_transitions_matches_hand_computed_copies():
     copies = make(keep_original=False)(Episode(make_steps([0, 1, 2, 3]), 0))
     assert describe(copies) == [

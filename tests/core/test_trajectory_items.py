@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from reference_impls import episode, episodes
 
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.items import Items
 from rlds2reverb.rlds_to_reverb import VALIDATE_MODES, push_rlds_to_reverb
 from rlds2reverb.sources import load
@@ -82,6 +83,17 @@ def test_item_spec_matches_the_items(adder):
 def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         TrajectoryWindows(**options)
+
+
+@pytest.mark.parametrize("adder", [TrajectoryWindows, TrajectoryEpisodes])
+def test_truncated_episodes_do_not_bootstrap_from_an_unknown_final_observation(adder):
+    unknown = Episode(episode(3, terminal=False), 7, unknown_final_observation=True)
+    with pytest.raises(
+        ArgumentError, match="discount_source='next_terminal' must be 'product' or 'step', .* episode 7 is"
+    ):
+        adder(discount_source="next_terminal")(unknown)
+    terminal = Episode(episode(3, terminal=True), 7, unknown_final_observation=True)
+    assert adder(discount_source="next_terminal")(terminal).columns.discount.tolist() == [1, 0, 0]
 
 
 def test_options_with_few_values_are_typed_as_literals():
