@@ -200,13 +200,16 @@ def _format_table(
     behaviour: float | None,
     references: tuple[float, float] | None,
 ) -> str:
-    rows = []
+    rows: list[list[str]] = []
+    has_successes = any(result.success_rate is not None for _, _, result in results)
     for name, step, result in results:
         score = "-" if result.score is None else f"{result.score:.1f}"
         mean_return = f"{result.mean:,.1f} ± {result.std:,.1f}"
         length = f"{result.lengths.mean():,.1f}"
-        rows.append((name, "-" if step is None else f"{step:,}", mean_return, score, length))
+        success = "-" if result.success_rate is None else f"{result.success_rate:.0%}"
+        rows.append([name, "-" if step is None else f"{step:,}", mean_return, score, length, success])
     if behaviour is not None:
         score = "-" if references is None else f"{d4rl_score(behaviour, references):.1f}"
-        rows.append(("(dataset)", "-", f"{behaviour:,.1f}", score, "-"))
-    return format_columns(("policy", "step", "return", "score", "length"), rows)
+        rows.append(["(dataset)", "-", f"{behaviour:,.1f}", score, "-", "-"])
+    headings = ["policy", "step", "return", "score", "length", "success"][: None if has_successes else -1]
+    return format_columns(headings, [row[: len(headings)] for row in rows])

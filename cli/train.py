@@ -228,6 +228,8 @@ def _report(training: Training, run: Run, *, as_json: bool) -> None:
         facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
         if "evaluation/score" in latest:
             facts.append(("last score", f"{latest['evaluation/score']:.1f}"))
+        if "evaluation/success_rate" in latest:
+            facts.append(("last success", f"{latest['evaluation/success_rate']:.0%}"))
         facts.append(("curve", str(run.path / "curve.png")))
     facts.append(("policy", str(run.path / "policy")))
     if learner.stop_reason:

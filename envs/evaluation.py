@@ -214,8 +214,9 @@ class Evaluator:
                 np.array(rewards[1:], np.float64), lengths, is_terminal, discount=self.discount
             )
         return Evaluation(
-            returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off
-        )
+            returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off,
+            _read_successes(envs),
+        )  # fmt: skip
 
     def _describe_cut_off(self, number: int) -> str:
         return (
@@ -287,6 +288,12 @@ class _SingleEpisode(Wrapper):
             yield
         except (SpecMismatchError, ValueError) as error:
             raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
+
+
+def _read_successes(envs: BatchedEnvironment) -> np.ndarray | None:
+    """Returns whether each episode reached its goal; None unless all environments tell."""
+    successes = [getattr(env, "is_success", None) for env in envs.envs]
+    return None if None in successes else np.array(successes, bool)
 
 
 def _require_finite(rewards: np.ndarray, rollout: Rollout) -> None:

@@ -95,6 +95,7 @@ class GymnasiumEnvironment(Environment):
         self._first_action = make_zeros(self._action_spec)
         self._seed: int | None = None
         self._accepts_seed = _accepts_seed(env.reset)
+        self._info: Mapping[str, Any] = {}
         self._info_spec: dict[str, ArraySpec] = {}
         if info_fields:
             self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
@@ -110,6 +111,15 @@ class GymnasiumEnvironment(Environment):
     def env_info_spec(self) -> Nest:
         """Returns the specs of the selected fields of `info`, a dict; `()` if none are selected."""
         return self._info_spec or ()
+
+    @property
+    def is_success(self) -> bool | None:
+        """Whether the last step reached the goal: `success` or `is_success` in `info`; None without these fields.
+
+        These are the names of OGBench and Meta-World, and of Gymnasium-Robotics.
+        """
+        value = np.asarray(self._info.get("success", self._info.get("is_success")))
+        return bool(value.all()) if value.dtype.kind in "biuf" and value.size else None
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset`; later episodes continue its random sequence, as Gymnasium's do.
@@ -165,6 +175,7 @@ class GymnasiumEnvironment(Environment):
             step_type, discount = LAST, _ZERO
         else:
             step_type, discount = (LAST, self._discount) if truncated else (MID, self._discount)
+        self._info = info
         if not isinstance(reward, float):
             reward = read_reward(reward, (), self._name)
         if not -_MAX_REWARD <= reward <= _MAX_REWARD and not self._allow_non_finite:

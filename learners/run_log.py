@@ -71,7 +71,7 @@ class RunLog:
         self._remove_lost_entries()
         mean = float(getattr(evaluation, "mean", evaluation))
         numbers = {"evaluation/mean_return": mean}
-        for key in ("std", "score"):
+        for key in ("std", "score", "success_rate"):
             value = getattr(evaluation, key, None)
             if value is not None:
                 numbers[f"evaluation/{key}"] = float(value)

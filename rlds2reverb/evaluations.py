@@ -27,6 +27,8 @@ class Evaluation:
         agent's Q-values estimate; None if no discount was set.
       num_cut_off: number of episodes that were truncated only because an environment without a time limit did not end
         them; see `Evaluator`.
+      successes: bool [N], whether each episode reached its goal; None if the environment does not tell, see
+        `GymnasiumEnvironment`.
     """
 
     returns: np.ndarray
@@ -36,6 +38,7 @@ class Evaluation:
     num_clipped: int = 0
     discounted_return: float | None = None
     num_cut_off: int = 0
+    successes: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
@@ -52,18 +55,26 @@ class Evaluation:
         """The normalised score: 0 for a random policy, 100 for an expert; None without reference returns."""
         return None if self.reference_returns is None else d4rl_score(self.mean, self.reference_returns)
 
+    @property
+    def success_rate(self) -> float | None:
+        """The share of episodes that reached their goal, in [0, 1]; None if the environment does not tell."""
+        return None if self.successes is None else float(self.successes.mean())
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the results as JSON values."""
         plain = {
             name: np.asarray(value).tolist() if isinstance(value, (np.ndarray, tuple)) else value
             for name, value in vars(self).items()
         }
-        return {"mean": self.mean, "std": self.std, "score": self.score, **plain}
+        computed = {"mean": self.mean, "std": self.std, "score": self.score, "success_rate": self.success_rate}
+        return {**computed, **plain}
 
     def __str__(self) -> str:
         text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"
         if self.score is not None:
             text += f", score {self.score:.1f}"
+        if self.success_rate is not None:
+            text += f", success {self.success_rate:.0%}"
         if self.num_clipped:
             text += f"; {self.num_clipped:,} of {self.lengths.sum():,} actions were out of bounds and clipped"
         return text

@@ -65,7 +65,9 @@ class Progress:
             return
         if "evaluation/mean_return" in numbers:
             score = f" score {numbers['evaluation/score']:.1f}" if "evaluation/score" in numbers else ""
-            self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}"
+            rate = numbers.get("evaluation/success_rate")
+            success = "" if rate is None else f" success {rate:.0%}"
+            self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}{success}"
             self._line.print(f"{step:>9,} of {self._total:,}   {self._score}")
         else:
             self._line.show(self._format_numbers(step, numbers))

@@ -22,11 +22,13 @@ class Counter(gymnasium.Env):
 
     num_open = 0
 
-    def __init__(self, *, action_space=None, observe=None, observation_space=None, ends=True, reward=None):
+    def __init__(
+        self, *, action_space=None, observe=None, observation_space=None, ends=True, reward=None, success=None
+    ):
         self.action_space = spaces.Box(-1, 1, (1,), np.float32) if action_space is None else action_space
         self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, (1,), np.float64)
         self._observe = observe or (lambda value: np.array([value], np.float64))
-        self._ends, self._reward = ends, reward
+        self._ends, self._reward, self._success = ends, reward, success
         self.actions = []
         Counter.num_open += 1
 
@@ -40,7 +42,8 @@ class Counter(gymnasium.Env):
         done = self._ends and self._t == self._seed + 2
         reward = float(np.sum(action)) if self._reward is None else self._reward
         terminated = done and self._seed % 2 == 0
-        return self._observe(100.0 * self._seed + self._t), reward, terminated, done and not terminated, {}
+        info = {} if self._success is None else {self._success: float(done == (self._seed < 2))}
+        return self._observe(100.0 * self._seed + self._t), reward, terminated, done and not terminated, info
 
     def close(self):
         Counter.num_open -= 1
@@ -132,6 +135,19 @@ def test_endless_episodes_are_truncated_counted_and_reported(monkeypatch):
         evaluation.lengths.tolist() == [20] * 3 and evaluation.num_cut_off == evaluation.as_dict()["num_cut_off"] == 3
     )
     assert make_evaluator().evaluate(constant_policy(0.5)).num_cut_off == 0
+
+
+@pytest.mark.parametrize("name", ["success", "is_success"])
+def test_success_of_the_last_steps_is_counted(name):
+    evaluation = make_evaluator(success=name).evaluate(constant_policy(0.5))
+    assert evaluation.successes.tolist() == [True, True, False] and evaluation.success_rate == 2 / 3
+    assert evaluation.as_dict()["success_rate"] == 2 / 3 and ", success 67%" in str(evaluation)
+
+
+def test_success_is_unknown_in_environments_without_it():
+    evaluation = make_evaluator().evaluate(constant_policy(0.5))
+    assert evaluation.successes is None and evaluation.as_dict()["success_rate"] is None
+    assert "success" not in str(evaluation)
 
 
 # --- Observations
