@@ -4,10 +4,17 @@ The reward of a transition that was dropped because its next observation is unkn
 reward of a last step. The last row of robots' RLDS data is a transition, whose reward counts.
 """
 
+import functools
+import gzip
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
+from properties import examples
 from reference_impls import rlds_dataset
 
 from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, ingest, load, summarize, write_dataset
@@ -17,6 +24,7 @@ from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, ScaleRewar
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
 from rlds2reverb.training.sources import open_data
+from rlds2reverb.trajectory_items import TrajectoryEpisodes
 
 #: Rewards of the transitions of each episode, and the reward and action of a last step that no transition has.
 REWARDS = ([0.0, 0, 0], [1.0, 2, 3, 4], [5.0], [6.0, 7])
@@ -132,6 +140,155 @@ def test_returns_add_up_the_rewards_of_transitions(case, name):
             assert sum_items(NStep(1, 0.9), episode) == pytest.approx(episode.total_reward, rel=1e-6)
             to_go = compose(ReturnToGo(), StepEpisodes(9))(episode).columns["return_to_go"]
             assert to_go[0] == pytest.approx(episode.total_reward, rel=1e-6)
+
+
+# --- any rewards, in any format
+
+
+def write_steps(format, **options):
+    """Returns a function that writes episodes with a final observation in a format of `write_dataset`."""
+
+    def write(folder, rows, terminals):
+        episodes = [make_steps(row, 0, terminal=terminal) for row, terminal in zip(rows, terminals, strict=True)]
+        write_dataset(episodes, folder / f"{format}-v0", format=format)
+        return load(folder / f"{format}-v0", **options)
+
+    return write
+
+
+def make_columns(rows, num_final=0, **names):
+    """Returns rows of D4RL with the observations 0, 1, 2, or their columns of other names."""
+    rewards = np.concatenate([np.append(row, np.zeros(num_final)) for row in rows]).astype(np.float32)
+    ends = np.cumsum([len(row) + num_final for row in rows])
+    columns = {
+        "observations": np.arange(len(rewards), dtype=np.float32)[:, None],
+        "actions": np.ones((len(rewards), 1), np.float32),
+        "rewards": rewards,
+        "ends": np.isin(np.arange(len(rewards)), ends - 1),
+    }
+    return {names.get(name, name): column for name, column in columns.items()}
+
+
+def load_d4rl(folder, rows, terminals, **more):
+    columns = make_columns(rows)
+    ends = columns.pop("ends")
+    is_terminal = np.zeros(len(ends), bool)
+    is_terminal[np.flatnonzero(ends)] = terminals
+    return load({**columns, "terminals": is_terminal, "timeouts": ends & ~is_terminal, **more})
+
+
+def load_d4rl_with_next(folder, rows, terminals):
+    following = np.arange(1, sum(map(len, rows)) + 1, dtype=np.float32)[:, None]
+    return load_d4rl(folder, rows, terminals, next_observations=following)
+
+
+def write_ogbench(folder, rows, terminals):
+    columns = make_columns(rows, 1, ends="terminals")
+    last = np.flatnonzero(columns["terminals"]) - 1
+    columns["masks"] = np.ones(len(columns["terminals"]), np.float32)
+    columns["masks"][last] = ~np.array(terminals)
+    np.savez(folder / "a.npz", **columns)
+    return load(folder / "a.npz")
+
+
+def write_neorl(folder, rows, terminals):
+    columns = make_columns(rows, observations="obs", actions="action", rewards="reward", ends="done")
+    np.savez(folder / "a.npz", **columns, next_obs=columns["obs"] + 1, index=np.cumsum([len(row) for row in rows]))
+    return load(folder / "a.npz", max_episode_steps=100)
+
+
+def write_robomimic(folder, rows, terminals, *, has_next=False):
+    with h5py.File(folder / "a.hdf5", "w") as file:
+        for number, (row, terminal) in enumerate(zip(rows, terminals, strict=True)):
+            demo = file.create_group(f"data/demo_{number}")
+            state = np.arange(len(row) + 1, dtype=np.float32)[:, None]
+            demo["obs/state"], demo["actions"], demo["rewards"] = state[:-1], state[1:], np.array(row, np.float64)
+            demo["dones"] = (np.arange(len(row)) == len(row) - 1) & terminal
+            if has_next:
+                demo["next_obs/state"] = state[1:]
+    return load(folder / "a.hdf5")
+
+
+def write_vd4rl(folder, rows, terminals):
+    for number, (row, terminal) in enumerate(zip(rows, terminals, strict=True)):
+        length = len(row) + 1
+        is_last = np.arange(length) == length - 1
+        np.savez(
+            folder / f"20220101T000000-{number:08x}-{length}.npz",
+            image=np.zeros((length, 4, 4, 3), np.uint8),
+            action=np.ones((length, 1), np.float32),
+            reward=np.array([0, *row], np.float32),
+            discount=np.where(is_last & terminal, 0, 1).astype(np.float32),
+            is_first=np.arange(length) == 0,
+            is_last=is_last,
+            is_terminal=is_last & terminal,
+        )
+    return load(folder)
+
+
+def write_dqn_replay(folder, rows, terminals):
+    """Writes one file; in these logs every episode but the last one is terminal."""
+    columns = make_columns(rows)
+    stored = {
+        "observation": np.zeros((len(columns["ends"]), 4, 4), np.uint8),
+        "action": np.ones(len(columns["ends"]), np.int32),
+        "reward": columns["rewards"],
+        "terminal": columns["ends"].astype(np.uint8),
+    }
+    (folder / "logs").mkdir()
+    arrays = {**{f"$store$_{name}": column for name, column in stored.items()},
+              "add_count": np.array(len(columns["ends"])), "invalid_range": np.zeros(5, np.int64)}  # fmt: skip
+    for name, array in arrays.items():
+        with gzip.open(folder / f"logs/{name}_ckpt.0.gz", "wb") as file:
+            np.save(file, array)
+    return load(folder / "logs")
+
+
+def load_rows_as_transitions(folder, rows, terminals):
+    episodes = []
+    for row, terminal in zip(rows, terminals, strict=True):
+        steps = {name: column[:-1] for name, column in make_steps(row, 0).items()}
+        is_last = np.arange(len(row)) == len(row) - 1
+        episodes.append({**steps, "is_last": is_last, "is_terminal": is_last & terminal})
+    return load(rlds_dataset(episodes), last_step="transition")
+
+
+WRITERS = {
+    "D4RL": load_d4rl,
+    "D4RL with next observations": load_d4rl_with_next,
+    "transitions in last rows": load_rows_as_transitions,
+    **{format: write_steps(format) for format in ("d4rl", "rlds", "minari", "lerobot")},
+    "OGBench": write_ogbench,
+    "NeoRL": write_neorl,
+    "robomimic": functools.partial(write_robomimic, has_next=True),
+    "robomimic without next observations": write_robomimic,
+    "V-D4RL": write_vd4rl,
+    "Atari": write_dqn_replay,
+}
+ADDERS = {
+    "NStep": lambda episode: NStep(1, 0.9)(episode).columns["reward"],
+    "TrajectoryWindows": lambda episode: TrajectoryWindows()(episode).columns.reward[:-1],
+    "TrajectoryEpisodes": lambda episode: TrajectoryEpisodes()(episode).columns.reward[:-1],
+    "ReturnToGo": lambda episode: compose(ReturnToGo(), StepEpisodes(9))(episode).columns["return_to_go"][:1],
+}
+
+
+@pytest.mark.parametrize("format", WRITERS)
+@examples(20)
+@given(st.lists(st.tuples(st.lists(st.integers(-9, 9), min_size=1, max_size=5), st.booleans()), min_size=1, max_size=4))
+def test_law_of_returns_holds_for_any_rewards_in_any_format(format, rows):
+    rewards, terminals = [[float(reward) for reward in row] for row, _ in rows], [terminal for _, terminal in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        source = WRITERS[format](Path(folder), rewards, terminals)
+        episodes, statistics = list(source), summarize(source)
+    returns = []
+    for row, episode in zip(rewards, episodes, strict=True):
+        returns.append(sum(row[:-1] if episode.dropped_last_transition else row))
+        assert episode.total_reward == returns[-1]
+        for name, read in ADDERS.items():
+            if episode.num_transitions:
+                assert sum(read(episode)) == pytest.approx(returns[-1], abs=1e-5), name
+    assert statistics.returns.mean == pytest.approx(np.mean(returns), abs=1e-9)
 
 
 def test_every_statistic_uses_the_returns(case):
