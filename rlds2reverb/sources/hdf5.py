@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,16 +68,16 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
             raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
 
-def open_column(file: h5py.File, name: str) -> h5py.Dataset | None:
-    """Returns the numeric dataset `name` of an open file, or None if there is none.
+def open_column(group: h5py.Group, name: str) -> h5py.Dataset | None:
+    """Returns the numeric dataset `name` of an open file or of a group in it, or None if there is none.
 
     Raises:
       SourceError: If it is a link, is stored in other files, is not a numeric dataset, or exceeds a limit.
     """
-    where = f"{Path(file.filename).name}: '{name}'"
-    node = _find_node(file, name)
+    node = _find_node(group, name)
     if node is None:
         return None
+    where = describe_member(group, name)
     if not isinstance(node, h5py.Dataset):
         raise SourceError(f"{where} must be a dataset of numbers, got a group")
     if node.dtype.kind not in "biuf":
@@ -93,23 +94,29 @@ def open_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
     Raises:
       SourceError: If it is a link of any kind, cannot be opened, or has a type that NumPy does not support.
     """
-    where = f"{Path(group.file.filename).name}: '{group.name.strip('/')}/{name}'".replace("'/", "'")
     link = group.get(name, getlink=True)
     if link is None:
         return None
-    if isinstance(link, h5py.ExternalLink):
-        raise SourceError(f"{where} is a link to another file ({link.filename!r}); copy the data instead of linking")
     if not isinstance(link, h5py.HardLink):
-        raise SourceError(f"{where} is a soft link; copy the data instead of linking")
+        target = f"link to another file ({link.filename!r})" if isinstance(link, h5py.ExternalLink) else "soft link"
+        raise SourceError(f"{describe_member(group, name)} is a {target}; copy the data instead of linking")
     try:
         opened = group[name]
     except (KeyError, OSError) as error:
+        where = describe_member(group, name)
         raise SourceError(f"{where} cannot be opened; the file is damaged ({error})") from error
     try:
         getattr(opened, "dtype", None)
     except (TypeError, ValueError) as error:
+        where = describe_member(group, name)
         raise SourceError(f"{where} is damaged, or has a type that NumPy does not support ({error})") from error
     return opened
+
+
+def describe_member(group: h5py.Group, name: str) -> str:
+    """Returns the file and the path of a member, for messages."""
+    file = os.path.basename(os.fsdecode(h5py.h5f.get_name(group.id)))  # `group.file` would open a new handle.
+    return f"{file}: '{'/'.join([group.name, name]).strip('/')}'"
 
 
 def list_columns(file: h5py.File, name: str) -> list[tuple[str, ...]]:
@@ -122,8 +129,8 @@ def list_columns(file: h5py.File, name: str) -> list[tuple[str, ...]]:
     return sorted(path for path, _ in walk(node)) if isinstance(node, h5py.Group) else []
 
 
-def _find_node(file: h5py.File, name: str) -> h5py.Group | h5py.Dataset | None:
-    node: Any = file
+def _find_node(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+    node: Any = group
     for part in name.split("/"):
         node = open_member(node, part) if isinstance(node, h5py.Group) else None
     return node

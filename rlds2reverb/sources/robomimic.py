@@ -69,7 +69,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
             for index in range(len(demos))[first:stop]:
-                episode = _read_episode(file, demos[index], index, contents)
+                episode = _read_episode(_Demo(file, demos[index], path.name), index, contents)
                 check.add(episode)
                 yield episode
 
@@ -143,16 +143,17 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     """Reads the rewards and `dones` of all demonstrations, but only the sizes of their actions."""
     name = Path(file.filename).name
     optional = frozenset(key for demo in demos for key in _OPTIONAL if key in file[demo])
-    num_rows = sum(len(_open_column(file, f"{demo}/{_ACTIONS}")) for demo in demos)
-    rewards, dones = [], []
-    for demo in demos:
-        where = f"{name}: '{demo}'"
-        columns = {key: _read_column(file, f"{demo}/{key}") for key in (_REWARDS, _DONES) if key in optional}
-        _require_equal_lengths(where, [_open_column(file, f"{demo}/{_ACTIONS}"), *columns.values()])
+    num_rows, rewards, dones = 0, [], []
+    for path in demos:
+        demo = _Demo(file, path, name)
+        actions = demo.open(_ACTIONS)
+        columns = {key: demo.read(key) for key in (_REWARDS, _DONES) if key in optional}
+        _require_equal_lengths(demo.where, [actions, *columns.values()])
+        num_rows += len(actions)
         if _REWARDS in columns:
             rewards.append(columns[_REWARDS])
         if _DONES in columns:
-            dones.append(as_flags(columns[_DONES], f"{where}: dones"))
+            dones.append(as_flags(columns[_DONES], f"{demo.where}: dones"))
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
     is_terminal, assumption = _find_terminal(successes, dones, num_demos=len(demos))
@@ -219,25 +220,36 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
     }
 
 
-def _open_column(file: h5py.File, name: str) -> h5py.Dataset:
-    dataset = hdf5.open_column(file, name)
-    if dataset is None:
-        raise SourceError(f"{Path(file.filename).name}: '{name}' is missing")
-    return dataset
+class _Demo:
+    """One demonstration of an open file; `where` names both in messages."""
 
+    def __init__(self, file: h5py.File, path: str, file_name: str):
+        self.where = f"{file_name}: '{path}'"
+        self._group, self._file_name, self._path = file[path], file_name, path
 
-def _read_column(file: h5py.File, name: str) -> np.ndarray:
-    return as_columns(_open_column(file, name)[()], f"{Path(file.filename).name}: '{name}'")
+    def open(self, name: str) -> h5py.Dataset:
+        """Returns a column, which must exist."""
+        dataset = hdf5.open_column(self._group, name)
+        if dataset is None:
+            raise SourceError(f"{self._describe(name)} is missing")
+        return dataset
 
+    def read(self, name: str) -> np.ndarray:
+        """Returns the values of a column, which must exist."""
+        return as_columns(self.open(name)[()], self._describe(name))
 
-def _read_nest(file: h5py.File, demo: str, name: str) -> dict[str, np.ndarray]:
-    group = hdf5.open_member(file[demo], name)
-    if not isinstance(group, h5py.Group):
-        raise SourceError(
-            f"{Path(file.filename).name}: '{demo}/{name}' is missing, or is not a group of columns; extract the "
-            "observations from the states with robomimic's dataset_states_to_obs.py"
-        )
-    return {key: _read_column(file, f"{demo}/{name}/{key}") for key in sorted(hdf5.list_names(group))}
+    def read_nest(self, name: str) -> dict[str, np.ndarray]:
+        """Returns the columns of a group of observations, which must exist."""
+        group = hdf5.open_member(self._group, name)
+        if not isinstance(group, h5py.Group):
+            raise SourceError(
+                f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
+                "states with robomimic's dataset_states_to_obs.py"
+            )
+        return {key: self.read(f"{name}/{key}") for key in sorted(hdf5.list_names(group))}
+
+    def _describe(self, name: str) -> str:
+        return f"{self._file_name}: '{self._path}/{name}'"
 
 
 def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
@@ -246,21 +258,17 @@ def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
         raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {sorted(lengths)}")
 
 
-def _read_episode(file: h5py.File, demo: str, index: int, contents: _Contents) -> Episode:
-    where = f"{Path(file.filename).name}: '{demo}'"
-    actions, observations = _read_column(file, f"{demo}/{_ACTIONS}"), _read_nest(file, demo, _OBSERVATIONS)
-    has_next = _NEXT_OBSERVATIONS in contents.optional
-    next_observations = _read_nest(file, demo, _NEXT_OBSERVATIONS) if has_next else None
-    rewards = np.zeros(len(actions), np.float32)
-    if _REWARDS in contents.optional:
-        rewards = _read_column(file, f"{demo}/{_REWARDS}")
+def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
+    actions, observations = demo.read(_ACTIONS), demo.read_nest(_OBSERVATIONS)
+    next_observations = demo.read_nest(_NEXT_OBSERVATIONS) if _NEXT_OBSERVATIONS in contents.optional else None
+    rewards = demo.read(_REWARDS) if _REWARDS in contents.optional else np.zeros(len(actions), np.float32)
     next_columns = [] if next_observations is None else next_observations.values()
-    _require_equal_lengths(where, [actions, rewards, *observations.values(), *next_columns])
+    _require_equal_lengths(demo.where, [actions, rewards, *observations.values(), *next_columns])
     if next_observations is not None and observations.keys() != next_observations.keys():
         different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
-        raise SourceError(f"{where}: obs and next_obs must have the same columns; they differ in {different}")
+        raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")
     return make_log_episode(
-        where,
+        demo.where,
         index,
         observations,
         actions,
