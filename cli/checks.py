@@ -76,6 +76,12 @@ def _require_folder(path: Path) -> None:
         raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
 
 
+def _require_page(path: Path) -> None:
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"the file must end with .html, got '{path}'")
+    _require_folder(path)
+
+
 def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
     """Returns the numbers of a repeatable option FIELD=VALUE by field."""
     try:
@@ -95,5 +101,6 @@ reward = _make_callback(parse_reward)
 features = _make_callback(read_features)
 
 new_file = _make_callback(_require_folder)
+page = _make_callback(_require_page)
 
 duration = Duration()

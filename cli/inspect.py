@@ -5,6 +5,7 @@ With `--report`, the summary is an HTML page with figures.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,18 @@ import click
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.sources.data_checks import DatasetChecks
 from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, directories, output
-from .options import GroupedCommand, open_source, parameter_names, reading_options, require_unused
+from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
 
 if TYPE_CHECKING:
+    from rlds2reverb.episodes import Episode
     from rlds2reverb.learners.runs import Run
     from rlds2reverb.training.reports import Report
 
@@ -33,29 +36,12 @@ _HEADINGS = {
 }
 _SCORE_OPTIONS = {"reference_returns", "is_d4rl"}
 _READING_OPTIONS = set(parameter_names(reading_options))
-_HTML_SUFFIXES = (".html", ".htm")
-
-
-def _require_page(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """Checks the value of `--report`."""
-    if path is None:
-        return None
-    if path.suffix.lower() not in _HTML_SUFFIXES:
-        raise click.BadParameter(f"the file must end with .html, got '{path}'")
-    return checks.new_file(ctx, param, path)
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @reading_options
-@click.option(
-    "--report",
-    "report_path",
-    metavar="FILE.html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_require_page,
-    help="Write a report to this file: one HTML page with figures, which needs no network.",
-)
+@report_option
 @click.option(
     "--film",
     "has_films",
@@ -109,8 +95,8 @@ def inspect(
 
     SRC is a dataset (see rlds2reverb --help), a directory that convert --out or serve --checkpoint-root wrote,
     HOST:PORT of a Reverb server (or several, separated by commas, whose items are added up), or the --run-dir of
-    rlds2reverb train or sweep, of which there may be several. A dataset is read once from end to end, but not checked
-    for errors unless there is a --report; use rlds2reverb validate for that.
+    rlds2reverb train or sweep, of which there may be several. A dataset is read once from end to end. The findings of
+    its checks are counted; rlds2reverb validate explains them, and looks for errors.
 
     The report on a server samples some items of each table, unless that would use them up or count against a rate
     limiter; it therefore increases their sample counts.
@@ -140,12 +126,22 @@ def inspect(
             report = report_source(source, report_path, **scores, on_episode=lambda episode: progress("read", episode))
         _print_report(report, report_path, as_json=as_json)
         return
+    dataset_checks = DatasetChecks(source)
     with output.StepProgress(source) as progress:
-        summary = summarize(source, **scores, on_episode=lambda episode: progress("read", episode))
+
+        def add(episode: Episode) -> None:
+            progress("read", episode)
+            dataset_checks.add(episode)
+
+        summary = summarize(source, **scores, on_episode=add)
+    findings = dataset_checks.finish()
     if as_json:
-        output.print_json(summary.as_dict())
+        output.print_json({**summary.as_dict(), "findings": [asdict(finding) for finding in findings]})
     else:
         print(output.escape_controls(str(summary)))
+        if findings:
+            names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
+            print(f"\nfindings: {names}; see rlds2reverb validate")
 
 
 def _is_run(location: str) -> bool:

@@ -205,6 +205,15 @@ table_options = _combine(
     ),
 )
 
+report_option = click.option(
+    "--report",
+    "report_path",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=checks.page,
+    help="Write a report to this file: one HTML page with figures, which needs no network.",
+)
+
 film_option = click.option(
     "--film",
     metavar="FILE.mp4|.gif",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
 
+from rlds2reverb._system.text import format_columns, format_facts
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.locations import is_table_directory
+from rlds2reverb.sources import Finding, Source
+from rlds2reverb.sources.data_checks import SEVERITIES, DatasetChecks
 from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
@@ -22,17 +26,21 @@ from .options import (
     open_source,
     parameter_names,
     reading_options,
+    report_option,
+    require_unused,
     source_options,
     transform_options,
 )
 from .output import json_option
+from .quiet import quiet_imports, status
 
+_NEVER = "never"
 _HEADINGS = {"Input": parameter_names(reading_options), "Preprocessing": parameter_names(transform_options)}
 
 
 @dataclass
-class _Findings(LeftOut):
-    """The counts, problems and notes of one dataset."""
+class _Result(LeftOut):
+    """The counts, problems, findings and notes of one dataset."""
 
     max_problems: int
     problems: list[Problem] = field(default_factory=list)
@@ -44,6 +52,9 @@ class _Findings(LeftOut):
     transform_notes: tuple[str, ...] = ()
     #: The reason that the dataset could not be read to the end, if any.
     source_error: str | None = None
+    #: The source after the transforms, or None if it could not be opened.
+    source: Source | None = None
+    findings: list[Finding] = field(default_factory=list)
 
     def add(self, episode: Episode, step_spec: Nest) -> None:
         """Checks and counts one episode."""
@@ -72,84 +83,131 @@ class _Findings(LeftOut):
     metavar="N",
     help="Maximum number of problems to list; all of them are counted.",
 )
+@click.option(
+    "--fail-on",
+    type=click.Choice([*reversed(SEVERITIES), _NEVER]),
+    default="error",
+    show_default=True,
+    help="Least severity of findings for the exit code 2, which problems always have.",
+)
+@report_option
 @json_option
-def validate(as_json: bool, max_problems: int, **options: Any) -> int:
-    """Check every episode of a dataset and list the problems.
+def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path | None, **options: Any) -> int:
+    """Check every episode of a dataset, and list problems and findings.
 
     \b
     Examples:
       rlds2reverb validate hopper_medium-v2.hdf5
       rlds2reverb validate lift_ph.hdf5 --cut-at-terminal
+      rlds2reverb validate lerobot/pusher --fail-on warning --json
+      rlds2reverb validate hopper_medium-v2.hdf5 --report findings.html
       rlds2reverb validate hopper/
 
-    Each problem names its episode, step and field. Warnings concern the dataset as a whole. Notes report valid data
-    that conversion loses, such as transitions without a next observation. If SRC is a directory that convert --out
-    wrote, its files are compared with their checksums instead.
+    Each problem names its episode, step and field. Findings are valid data that are probably mistakes, such as frozen
+    cameras or episodes in other units, with the first place and what to do; docs/formats.md lists all checks. Warnings
+    concern the dataset as a whole. Notes report valid data that conversion loses, such as transitions without a next
+    observation. If SRC is a directory that convert --out wrote, its files are compared with their checksums instead.
 
-    The exit code is 2 if there is a problem, else 0.
+    The exit code is 2 if there is a problem, or a finding of --fail-on or above, else 0.
     """
     if is_table_directory(options["source"]):
+        require_unused({"fail_on", "report_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
-    findings = _check(options, max_problems)
+    result = _check(options, max_problems)
+    is_failed = any(_is_severe(finding, fail_on) for finding in result.findings)
+    if report_path is not None:
+        _write_report(result, report_path)
     if as_json:
-        _print_json(options["source"], findings)
+        _print_json(options["source"], result, is_failed=is_failed)
     else:
-        _print(options["source"], findings)
-    return INVALID_DATA if findings.num_problems else OK
+        _print(options["source"], result, is_failed=is_failed)
+    return INVALID_DATA if result.num_problems or is_failed else OK
 
 
-def _check(options: dict[str, Any], max_problems: int) -> _Findings:
-    findings = _Findings(max_problems)
+def _is_severe(finding: Finding, fail_on: str) -> bool:
+    return fail_on != _NEVER and SEVERITIES.index(finding.severity) >= SEVERITIES.index(fail_on)
+
+
+def _write_report(result: _Result, path: Path) -> None:
+    if result.source is None:
+        raise SourceError(f"cannot write {path}: {result.source_error}")
+    with status(f"writing {path}"), quiet_imports():
+        from rlds2reverb.training.reports import report_findings
+
+        report_findings(result.source, result.findings, path, problems=list(map(str, result.problems)))
+
+
+def _check(options: dict[str, Any], max_problems: int) -> _Result:
+    result = _Result(max_problems)
+    dataset_checks = None
     try:
         opened = open_source(options)
-        findings.warnings = opened.warnings
+        result.warnings = opened.warnings
         source, statistics = apply_transform_options(opened, options)
-        findings.transform_notes = tuple(statistics.get("notes", ()))
+        result.source, result.transform_notes = source, tuple(statistics.get("notes", ()))
+        dataset_checks = DatasetChecks(source)
         with output.StepProgress(source) as progress:
             for episode in source:
                 progress("check", episode)
-                findings.add(episode, source.step_spec)
+                result.add(episode, source.step_spec)
+                dataset_checks.add(episode)
     except SourceError as error:
-        findings.source_error = output.describe_error(error)
-        findings.num_problems += 1
-    return findings
+        result.source_error = output.describe_error(error)
+        result.num_problems += 1
+    result.findings = dataset_checks.finish() if dataset_checks else []
+    return result
 
 
-def _print_json(source: str, findings: _Findings) -> None:
+def _print_json(source: str, result: _Result, *, is_failed: bool) -> None:
     names = ("episodes", "steps", "unterminated", *vars(LeftOut()), "num_problems")
     output.print_json(
         {
             "source": source,
-            "valid": not findings.num_problems,
-            **{name: getattr(findings, name) for name in names},
-            "problems": [asdict(problem) for problem in findings.problems],
-            "warnings": list(findings.warnings),
-            "notes": findings.notes,
-            "source_error": findings.source_error,
+            "valid": not result.num_problems,
+            "failed": bool(result.num_problems) or is_failed,
+            **{name: getattr(result, name) for name in names},
+            "problems": [asdict(problem) for problem in result.problems],
+            "findings": [asdict(finding) for finding in result.findings],
+            "warnings": list(result.warnings),
+            "notes": result.notes,
+            "source_error": result.source_error,
         }
     )
 
 
-def _print(source: str, findings: _Findings) -> None:
-    for problem in findings.problems:
+def _print(source: str, result: _Result, *, is_failed: bool) -> None:
+    for problem in result.problems:
         print(f"problem: {problem}")
-    num_others = findings.num_problems - len(findings.problems) - bool(findings.source_error)
+    num_others = result.num_problems - len(result.problems) - bool(result.source_error)
     if num_others:
         print(f"... and {num_others:,} more (see --max-problems)")
-    if findings.source_error:
-        output.fail(findings.source_error)
-    notes = findings.notes
-    if findings.unterminated:
-        verb = "ends" if findings.unterminated == 1 else "end"
-        episodes = output.count(findings.unterminated, "episode")
+    if result.source_error:
+        output.fail(result.source_error)
+    if result.findings:
+        _print_findings(result.findings)
+    notes = result.notes
+    if result.unterminated:
+        verb = "ends" if result.unterminated == 1 else "end"
+        episodes = output.count(result.unterminated, "episode")
         notes.insert(0, f"{episodes} {verb} without a terminal or a timeout; treated as truncated")
     for note in notes:
         output.note(note)
-    counts = {"episode": findings.episodes, "step": findings.steps, "problem": findings.num_problems}
-    optional = {"warning": len(findings.warnings), "note": len(notes)}
+    counts = {"episode": result.episodes, "step": result.steps, "problem": result.num_problems}
+    optional = {"finding": len(result.findings), "warning": len(result.warnings), "note": len(notes)}
     counts.update({noun: number for noun, number in optional.items() if number})
-    verdict = "INVALID" if findings.num_problems else "valid, with notes" if notes else "valid"
+    failed = "FAILED" if is_failed else ""
+    verdict = "INVALID" if result.num_problems else failed or ("valid, with notes" if notes else "valid")
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    rows = [
+        (finding.severity, finding.check, f"{finding.count:,}", f"{finding.num_episodes:,}", finding.place)
+        for finding in findings
+    ]
+    print(format_columns(("severity", "finding", "count", "episodes", "first in"), rows) + "\n")
+    details = [(part.check, f"{part.field}: {part.message}; {part.advice}") for part in findings]
+    print(output.escape_controls(format_facts("what to do", details)) + "\n")
 
 
 def _validate_directory(path: str, *, as_json: bool) -> int:

@@ -55,7 +55,14 @@ from .sampling import (
 from .saved_policies import SavedPolicy as SavedPolicy, load_policy as load_policy
 from .server.replay_server import ReplayServer as ReplayServer
 from .server.sharded_server import ShardedReplayServer as ShardedReplayServer
-from .sources import Source as Source, Summary as Summary, load as load, summarize as summarize
+from .sources import (
+    Finding as Finding,
+    Source as Source,
+    Summary as Summary,
+    check_dataset as check_dataset,
+    load as load,
+    summarize as summarize,
+)
 from .sources.transforms import apply_transforms as apply_transforms
 from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
 from .tables import (

@@ -35,6 +35,7 @@ class Episode:
         which is used instead. Row numbers count from the start of the source for D4RL's columns, from the start of
         the episode for logs.
       seed: seed with which the environment was reset for this episode, or None if it is unknown.
+      timestamps: times in seconds `[T]` that the source has for the transitions apart from `steps`, or None.
     """
 
     steps: dict[str, Nest]
@@ -44,6 +45,7 @@ class Episode:
     discontinuities: tuple[int, ...] = ()
     seed: int | None = None
     unknown_final_observation: bool = False
+    timestamps: np.ndarray | None = None
 
     @property
     def num_steps(self) -> int:

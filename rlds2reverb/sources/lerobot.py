@@ -144,7 +144,7 @@ class _EpisodeReader:
             raise SourceError(
                 f"{metadata.root.name} has videos, but no column '{TIMESTAMP}'; convert the dataset again"
             )
-        needed += [TIMESTAMP] if self._videos else []
+        needed += [TIMESTAMP] if TIMESTAMP in features else []
         stored = [name for name in dict.fromkeys(needed) if name not in self._videos]
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
@@ -204,7 +204,8 @@ class _EpisodeReader:
             terminated=is_terminal,
             extras=nest,
         )
-        return replace(episode, unterminated=not is_ended, seed=stored.seed)
+        times = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
+        return replace(episode, unterminated=not is_ended, seed=stored.seed, timestamps=times)
 
     def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
         """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""

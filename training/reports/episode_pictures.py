@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb._system.text import escape_controls
 from rlds2reverb.episodes import Episode
-from rlds2reverb.learners.figures import escape_label, get_line_style, make_figure, style_axes
+from rlds2reverb.learners.figures import GREY, escape_label, get_line_style, make_figure, style_axes
 from rlds2reverb.specs import leaves, path_name
 
 from .figures import FULL_WIDTH
@@ -45,18 +45,24 @@ def select_episodes(statistics: SourceStatistics) -> dict[int, str]:
     return dict(list(reasons.items())[:_MAX_EPISODES])
 
 
-def draw_episode(episode: Episode) -> Figure:
+def draw_episode(
+    episode: Episode, *, first_step: int = 0, marked_step: int | None = None, extra_fields: Sequence[str] = ()
+) -> Figure:
     """Draws a film strip of each camera, and below them the observations, actions and rewards over time.
 
     Args:
       episode: the episode, with at least one step.
+      first_step: number of its first step, if it is a part of an episode.
+      marked_step: number of a step that is marked by a vertical line, or None.
+      extra_fields: further fields of the steps to draw.
     """
     num_steps = min(len(column) for _, column in episode.columns)
     cameras = [(path, column) for path, column in episode.columns if is_image(column.shape[1:], column.dtype)]
     strips = [
         (path_name(path[1:], path[0]), *_make_strip(column[:num_steps])) for path, column in cameras[:_MAX_CAMERAS]
     ]
-    panels = {name: list(_iterate_curves(episode, name)) for name in (fields.OBSERVATION, fields.ACTION, fields.REWARD)}
+    names = dict.fromkeys((fields.OBSERVATION, fields.ACTION, fields.REWARD, *extra_fields))
+    panels = {name: list(_iterate_curves(episode, name)) for name in names}
     panels = {name: curves for name, curves in panels.items() if curves}
     width = FULL_WIDTH[0]
     heights = [0.9 * width * strip.shape[0] / strip.shape[1] + 0.4 for _, strip, _ in strips]
@@ -64,11 +70,13 @@ def draw_episode(episode: Episode) -> Figure:
     figure = make_figure(width, sum(heights) + 0.3)
     rows = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
     for axes, (name, strip, steps) in zip(rows[: len(strips)], strips, strict=True):
-        _draw_strip(axes, strip, steps, name)
+        _draw_strip(axes, strip, steps + first_step, name)
     for axes, (name, curves) in zip(rows[len(strips) :], panels.items(), strict=True):
         is_step = name != fields.OBSERVATION
-        _draw_curves(axes, curves, num_steps - is_step, is_step=is_step)
-        axes.set_xlim(0, max(num_steps - 1, 1))
+        _draw_curves(axes, curves, num_steps - is_step, first_step, is_step=is_step)
+        if marked_step is not None:
+            axes.axvline(marked_step, color=GREY, linestyle="--", linewidth=1.0)
+        axes.set_xlim(first_step, first_step + max(num_steps - 1, 1))
         style_axes(axes, "step of the episode" if axes is rows[-1] else "", name)
     return figure
 
@@ -124,13 +132,17 @@ def _iterate_curves(episode: Episode, name: str) -> Iterator[tuple[str, np.ndarr
                 yield name_column(name, path, index, flat.shape[1]), flat[:, index]
 
 
-def _draw_curves(axes: Axes, curves: list[tuple[str, np.ndarray]], num_steps: int, *, is_step: bool) -> None:
+def _draw_curves(
+    axes: Axes, curves: list[tuple[str, np.ndarray]], num_steps: int, first_step: int, *, is_step: bool
+) -> None:
     """Draws curves; the meaningless action and reward of the last step are left out."""
     for number, (name, values) in enumerate(curves[:_MAX_CURVES]):
         style = get_line_style(number, values[:num_steps])
         drawstyle = "steps-post" if is_step else "default"
         label = escape_label(name)
-        axes.plot(values[:num_steps].astype(np.float64), drawstyle=drawstyle, linewidth=1.0, label=label, **style)
+        shown = values[:num_steps].astype(np.float64)
+        steps = first_step + np.arange(len(shown))
+        axes.plot(steps, shown, drawstyle=drawstyle, linewidth=1.0, label=label, **style)
     if 1 < len(curves) <= _MAX_LABELS:
         axes.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     if len(curves) > _MAX_CURVES:

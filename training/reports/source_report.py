@@ -14,10 +14,12 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source, Summary, load, summarize
+from rlds2reverb.sources.data_checks import DatasetChecks
 from rlds2reverb.sources.summary import find_reference_returns
 
 from .episode_pictures import describe_texts, draw_episode, select_episodes
 from .figures import FULL_WIDTH, count_values, draw_histogram, draw_marginals, draw_scatter
+from .findings_report import add_findings
 from .page import Page, Report
 from .source_statistics import EMPTY, OPEN, TERMINAL, TIMEOUT, SourceStatistics, StepSample
 
@@ -72,12 +74,14 @@ def report_source(
     """
     source = load(source)
     reading, statistics = _TolerantReading(source), SourceStatistics()
+    checks = DatasetChecks(source)
 
     show = isolate(on_episode)
 
     def add(episode: Episode) -> None:
         show(episode)
         statistics.add(episode)
+        checks.add(episode)
 
     summary = summarize(reading.source, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)
     statistics.finish()
@@ -86,7 +90,8 @@ def report_source(
     reference, _ = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     page = Page(source.name, f"rlds2reverb report on a dataset of kind {source.kind}")
     _add_summary(page, summary)
-    _add_findings(page, summary, statistics, reading.error)
+    _add_validation(page, summary, statistics, reading.error)
+    add_findings(page, reading.source, checks.finish())
     _add_episodes(page, statistics, reference)
     _add_marginals(page, statistics)
     _add_pictures(page, reading, statistics)
@@ -122,7 +127,7 @@ def _add_summary(page: Page, summary: Summary) -> None:
     page.add_table(("field", "one step", "NaN or Inf"), rows)
 
 
-def _add_findings(page: Page, summary: Summary, statistics: SourceStatistics, error: str) -> None:
+def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, error: str) -> None:
     findings = [("problem", f"the dataset could not be read any further: {error}")] if error else []
     findings += [("problem", str(problem)) for problem in statistics.problems]
     if hidden := statistics.num_problems - len(statistics.problems):

@@ -1,0 +1,107 @@
+"""Checks of a dataset for mistakes that no rule of its format forbids: `check_dataset`.
+
+Each check reads blocks of episodes, keeps a few counts, and reports its findings at the end, so that a dataset of any
+size is read once, with one episode, or a megabyte of small ones, in memory. `findings.CHECKS` lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import Episode
+from rlds2reverb.specs import Nest, leaves, make_step_spec
+
+from ..source import Source
+from . import episodes, images, values
+from .blocks import Block
+from .findings import CHECKS, SEVERITIES, Finding
+
+__all__ = ["CHECKS", "SEVERITIES", "DatasetChecks", "Finding", "check_dataset"]
+
+_MAX_BUFFERED_BYTES = 1 << 20
+
+
+class _Check(Protocol):
+    def add(self, block: Block) -> None: ...
+
+    def finish(self) -> Iterator[Finding]: ...
+
+
+_CHECKS = (
+    *(values.Numbers, values.Constants, values.Jumps, values.Repetitions, values.ActionBounds),
+    *(images.Images, images.FrozenCameras),
+    *(episodes.Rewards, episodes.Ends, episodes.Lengths, episodes.Copies, episodes.Times, episodes.Texts),
+    episodes.Conventions,
+)
+
+
+class DatasetChecks:
+    """All checks of one dataset; call `add` with each episode, and `finish` at the end."""
+
+    def __init__(self, source: Source):
+        """Starts without episodes.
+
+        Args:
+          source: the dataset, which is not read.
+        """
+        self._checks: list[_Check] = [check(source) for check in _CHECKS]
+        self._step_spec: Nest = None
+        self._buffer: list[Episode] = []
+        self._buffered_bytes = 0
+
+    def add(self, episode: Episode) -> None:
+        """Adds the next episode, valid or not; its arrays must not change any more."""
+        self._buffer.append(episode)
+        self._buffered_bytes += episode.num_bytes
+        if self._buffered_bytes > _MAX_BUFFERED_BYTES:
+            self._add_buffer()
+
+    def finish(self) -> list[Finding]:
+        """Returns all findings: the most serious ones first, and then in the order of `CHECKS`."""
+        self._add_buffer()
+        with np.errstate(all="ignore"):
+            findings = [finding for check in self._checks for finding in check.finish()]
+        names = list(CHECKS)
+        return sorted(findings, key=lambda found: (-SEVERITIES.index(found.severity), names.index(found.check)))
+
+    def _add_buffer(self) -> None:
+        for batch in batch_episodes(self._buffer):
+            if self._is_regular(batch):
+                with np.errstate(all="ignore"):
+                    block = Block(batch)
+                    for check in self._checks:
+                        check.add(block)
+        self._buffer, self._buffered_bytes = [], 0
+
+    def _is_regular(self, batch: EpisodeBatch) -> bool:
+        """Returns whether a batch can be checked; `find_problems` reports all others."""
+        num_rows = int(batch.num_steps.sum())
+        if not num_rows or any(len(column) != num_rows for _, column in leaves(batch.steps)):
+            return False
+        spec = make_step_spec(batch.steps)
+        self._step_spec = spec if self._step_spec is None else self._step_spec
+        return bool(spec == self._step_spec)
+
+
+def check_dataset(source: Source) -> list[Finding]:
+    """Reads a dataset once and returns what its checks find, the most serious findings first.
+
+        for finding in check_dataset(load("hopper_medium-v2.hdf5")):
+            print(finding.severity, finding.check, finding.place, finding.message)
+
+    NaN apart, violations of RLDS's rules are not repeated here; `rlds2reverb validate` reports both.
+
+    Args:
+      source: the dataset. Invalid episodes are read, and those that differ in their fields from the first are skipped.
+
+    Raises:
+      SourceError: If the source cannot be read to its end.
+    """
+    checks = DatasetChecks(source)
+    for episode in source.read():
+        checks.add(episode)
+    return checks.finish()

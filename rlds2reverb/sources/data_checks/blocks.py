@@ -1,0 +1,151 @@
+"""Blocks of episodes as checks read them: the transitions of consecutive episodes, field by field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.specs import leaves, path_name
+
+from ..moments import mark_transitions
+
+#: Minimum edge of an image, in pixels.
+_MIN_EDGE = 16
+_MAX_COMPARED = 256
+_ABOUT_EPISODES = {fields.DISCOUNT, *fields.FLAG_FIELDS}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the steps.
+
+    Attributes:
+      path: its path.
+      column: its rows `[R, ...]` of all steps.
+      rows: its rows `[M, ...]` of the steps with a transition.
+    """
+
+    path: tuple[Any, ...]
+    column: np.ndarray
+    rows: np.ndarray
+
+    @property
+    def name(self) -> str:
+        """The name of the field, such as "observation['state']"."""
+        return path_name(self.path[1:], self.path[0])
+
+    @property
+    def group(self) -> str:
+        """The field of RLDS that contains it, such as 'observation'."""
+        return str(self.path[0])
+
+    @cached_property
+    def flat(self) -> np.ndarray:
+        """The rows as `[M, D]`."""
+        return self.rows.reshape(len(self.rows), -1) if self.rows.size else np.zeros((len(self.rows), 0))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the field has strings."""
+        return self.rows.dtype.kind in "OSU"
+
+    @property
+    def is_image(self) -> bool:
+        """Whether the field has images, `[H, W]` of bytes or `[H, W, channels]` of bytes or floats."""
+        shape = self.rows.shape[1:]
+        if self.rows.dtype != np.uint8 and (self.rows.dtype.kind != "f" or len(shape) != 3):
+            return False
+        return len(shape) in (2, 3) and sum(size >= _MIN_EDGE for size in shape) >= 2
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the field has floats that are not images."""
+        return self.rows.dtype.kind == "f" and not self.is_image and self.flat.shape[1] > 0
+
+
+class Block:
+    """The transitions of some consecutive episodes.
+
+    The last step of an episode is no transition and not in `rows`: its action and reward mean nothing, and many formats
+    fill its observation with zeros or with that of the step before.
+
+    Attributes:
+      batch: the episodes.
+      positions: int64 `[M]`, position in the batch of the episode of each transition.
+      steps_of: int64 `[M]`, step of each transition in its episode.
+      is_first: bool `[M]`, whether a transition is the first of its episode.
+      lengths: int64 `[E]`, number of transitions of each episode.
+    """
+
+    def __init__(self, batch: EpisodeBatch):
+        """Finds the transitions of a batch, whose columns have equal lengths."""
+        self.batch = batch
+        num_steps = batch.num_steps
+        has_next = mark_transitions(num_steps)
+        self._has_next = slice(0, len(has_next) - 1) if len(num_steps) == 1 else has_next
+        self.lengths = np.maximum(num_steps - 1, 0)
+        self.positions = np.repeat(np.arange(len(num_steps)), self.lengths)
+        starts = np.cumsum(self.lengths) - self.lengths
+        self.steps_of = np.arange(len(self.positions)) - starts[self.positions]
+        self.is_first = self.steps_of == 0
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """All fields apart from the discount and the flags."""
+        return [
+            Field(path, column, column[self._has_next])
+            for path, column in leaves(self.batch.steps)
+            if path[0] not in _ABOUT_EPISODES
+        ]
+
+    def select(self, *groups: str) -> list[Field]:
+        """Returns the fields within some of RLDS's fields."""
+        return [field for field in self.fields if field.group in groups]
+
+    def index_of(self, position: int) -> int:
+        """Returns the index in the dataset of an episode of the batch."""
+        return self.batch.episodes[int(position)].index
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Rows of `[M]` at which the episodes with transitions start, int64 `[F]`, for NumPy's `reduceat`."""
+        return np.flatnonzero(self.is_first)
+
+    @cached_property
+    def has_transitions(self) -> np.ndarray:
+        """Which episodes have transitions, bool `[E]`; F of them do."""
+        return self.lengths > 0
+
+    def spread(self, values: np.ndarray, missing: Any = False) -> np.ndarray:
+        """Returns values `[F]` of the episodes with transitions as values of all episodes, `[E]`."""
+        result = np.full(len(self.lengths), missing, values.dtype)
+        result[self.has_transitions] = values
+        return result
+
+    @cached_property
+    def last_steps(self) -> np.ndarray:
+        """The rows of `[R]` with the last step of each episode."""
+        return np.cumsum(self.batch.num_steps) - 1
+
+    @cached_property
+    def is_terminal(self) -> np.ndarray:
+        """Which episodes end in a terminal state, bool `[E]`."""
+        return np.asarray(self.batch.steps[fields.IS_TERMINAL], bool)[self.last_steps]
+
+    def repeats(self, field: Field) -> np.ndarray:
+        """Returns which transitions have the same value as the one before them in their episode, bool `[M]`."""
+        rows = field.flat
+        # Most rows of images already differ in a few of their numbers.
+        few = rows[:, :: 1 + rows.shape[1] // _MAX_COMPARED]
+        is_same = np.zeros(len(rows), bool)
+        is_same[1:] = (few[1:] == few[:-1]).all(axis=1)
+        is_same &= ~self.is_first
+        if few.shape[1] < rows.shape[1]:
+            found = np.flatnonzero(is_same)
+            is_same[found] = [np.array_equal(rows[row], rows[row - 1]) for row in found]
+        return is_same

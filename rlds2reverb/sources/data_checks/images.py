@@ -1,0 +1,112 @@
+"""Checks of images: black or of a single colour, standing still while the state changes, and their range."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+
+from ..source import Source
+from .blocks import Block, Field
+from .findings import CHECKS, Finding, Tally
+from .values import find_runs
+
+#: Highest value of a black image, of 255, and largest difference within an image of a single colour. Encoded videos
+#: reproduce them only to a few units; the darkest clean sample has maxima of 143.
+BLACK_LEVEL, _COLOUR_RANGE = 8, 2
+#: Floats above this are those of images from 0 to 255. Every n-th row and column of an image is looked at first.
+_MAX_UNIT, _THINNING = 1.5, 5
+#: Minimum number of repeated images in a row, with other fields that change or without.
+_MIN_FROZEN, _MIN_FROZEN_ALONE = 5, 30
+#: Minimum change of the state while the images stand still, as a share of its range up to then: a pendulum at rest
+#: moves a little without changing an image of 48 pixels.
+_MIN_MOTION = 0.2
+
+
+class Images:
+    """Images that are black or of a single colour, and floats from 0 to 255."""
+
+    def __init__(self, source: Source):
+        self._tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        for field in block.fields:
+            if field.is_image and len(field.rows):
+                self._add_field(block, field)
+
+    def _add_field(self, block: Block, field: Field) -> None:
+        is_bytes = field.rows.dtype == np.uint8
+        few = field.rows[:, ::_THINNING, ::_THINNING]
+        highest = few.max(axis=tuple(range(1, few.ndim)))
+        is_large = np.zeros(len(few), bool) if is_bytes else highest > _MAX_UNIT
+        unit = 1.0 if is_bytes or is_large.any() else 1 / 255
+        # Only images that are uniform in a few of their pixels are looked at completely.
+        is_uniform = _find_uniform(few, unit)
+        is_uniform[is_uniform] = _find_uniform(field.rows[is_uniform], unit)
+        is_dark = highest <= BLACK_LEVEL * unit
+        is_dark[is_dark] = field.flat[is_dark].max(axis=1) <= BLACK_LEVEL * unit
+        self._tallies["black-images", field.name].add(block, is_dark)
+        self._tallies["uniform-images", field.name].add(block, is_uniform & ~is_dark)
+        self._tallies["float-images", field.name].add(block, is_large)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        for (check, name), tally in self._tallies.items():
+            yield from tally.report(check, name, CHECKS[check][1])
+
+
+def _find_uniform(images: np.ndarray, unit: float) -> np.ndarray:
+    """Returns which images have pixels of a single colour, bool `[M]`; the channels are on the shortest axis."""
+    axes = {1, 2} if images.ndim == 3 else {1, 2, 3} - {1 + int(np.argmin(images.shape[1:]))}
+    high, low = images.max(axis=tuple(axes)), images.min(axis=tuple(axes))
+    is_narrow = high.astype(np.float64) - low <= _COLOUR_RANGE * unit
+    return np.asarray(is_narrow.all(axis=tuple(range(1, is_narrow.ndim))))
+
+
+class FrozenCameras:
+    """Images that stand still while the state, or another camera, changes."""
+
+    def __init__(self, source: Source):
+        self._tallies: dict[str, Tally] = defaultdict(Tally)
+        self._limits: dict[Any, np.ndarray] = {}
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        observations = block.select(fields.OBSERVATION)
+        cameras = {field.name: block.repeats(field) for field in observations if field.is_image}
+        if not cameras or not len(block.positions):
+            return
+        vectors = [field for field in observations if field.is_float]
+        for field in vectors:
+            extremes = np.stack([-field.flat.min(axis=0), field.flat.max(axis=0)])
+            self._limits[field.path] = np.fmax(self._limits.get(field.path, extremes), extremes)
+        for name, repeats in cameras.items():
+            others = [other for camera, other in cameras.items() if camera != name]
+            min_length = _MIN_FROZEN if vectors or others else _MIN_FROZEN_ALONE
+            is_frozen = np.zeros(len(repeats), bool)
+            runs = find_runs(repeats, min_length)
+            edges = np.flatnonzero(np.diff(runs.astype(np.int8), prepend=0, append=0)).tolist()
+            for start, stop in zip(edges[::2], edges[1::2], strict=True):
+                is_frozen[start:stop] = not (vectors or others) or self._moves(vectors, others, start - 1, stop - 1)
+            self._tallies[name].add(block, is_frozen)
+
+    def _moves(self, vectors: list[Field], others: list[np.ndarray], first: int, last: int) -> bool:
+        """Returns whether the state or another camera changes from one transition to another."""
+        if any(np.mean(repeats[first + 1 : last + 1]) < 0.5 for repeats in others):
+            return True
+        for field in vectors:
+            change = np.abs(field.flat[last].astype(np.float64) - field.flat[first])
+            if (change > _MIN_MOTION * self._limits[field.path].sum(axis=0)).any():
+                return True
+        return False
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        for name, tally in self._tallies.items():
+            message = f"the same image as in the step before, {_MIN_FROZEN} times or more in a row"
+            yield from tally.report("frozen-camera", name, message)
