@@ -30,6 +30,9 @@ def _is_scalar(block: Block) -> bool:
     return isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"
 
 
+_TERMINAL, _TRUNCATED, _OPEN = "terminal", "truncated", "open"
+
+
 class Rewards:
     """Rewards that are constant or sparse, in steps without a transition, or that disagree with the ends."""
 
@@ -140,21 +143,21 @@ class Lengths:
 
     def __init__(self, source: Source):
         self._limit = _find_limit(source.env_spec)
-        self._ends: dict[tuple[int, bool], Tally] = defaultdict(Tally)
+        self._ends: dict[tuple[int, str], Tally] = defaultdict(Tally)
 
     def add(self, block: Block) -> None:
         """Adds a block."""
         for position, episode in enumerate(block.batch.episodes):
-            if not episode.unterminated and episode.num_transitions:
+            if episode.num_transitions:
                 length = episode.num_transitions + episode.dropped_last_transition
                 is_chosen = np.arange(len(block.lengths)) == position
-                key = (length, episode.is_terminal)
-                self._ends[key].add_episodes(block, is_chosen, block.lengths - 1)
+                kind = _OPEN if episode.unterminated else _TERMINAL if episode.is_terminal else _TRUNCATED
+                self._ends[length, kind].add_episodes(block, is_chosen, block.lengths - 1)
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
         counts = Counter({key: tally.count for key, tally in self._ends.items()})
-        truncated = Counter({length: count for (length, is_terminal), count in counts.items() if not is_terminal})
+        truncated = Counter({length: count for (length, kind), count in counts.items() if kind == _TRUNCATED})
         limit, min_terminal = self._limit, 1
         if limit is None and truncated:
             length, count = truncated.most_common(1)[0]
@@ -171,7 +174,7 @@ class Lengths:
                 longer = Tally(longer.count + tally.count, longer.count + tally.count, first.episode, first.step)
         message = f"longer than the time limit of {limit:,} steps"
         yield from longer.report("episode-longer-than-limit", fields.IS_LAST, message)
-        terminal = self._ends[limit, True]
+        terminal = self._ends[limit, _TERMINAL]
         if terminal.count >= min_terminal:
             message = f"terminal after {limit:,} steps, the time limit"
             yield from terminal.report("time-limit-marked-terminal", fields.IS_TERMINAL, message)

@@ -20,8 +20,9 @@ from .values import find_runs
 BLACK_LEVEL, _COLOUR_RANGE = 8, 2
 #: Floats above this are those of images from 0 to 255. Every n-th row and column of an image is looked at first.
 _MAX_UNIT, _THINNING = 1.5, 5
-#: Minimum number of repeated images in a row, with other fields that change or without.
-_MIN_FROZEN, _MIN_FROZEN_ALONE = 5, 30
+#: Minimum number of repeated images in a row. If there is neither a state nor another camera, they count only if at
+#: most this share of the other images repeats the one before: in games and simulations, images often stand still.
+_MIN_FROZEN, _MAX_REPEATED_SHARE = 5, 0.01
 #: Minimum change of the state while the images stand still, as a share of its range up to then: a pendulum at rest
 #: moves a little without changing an image of 48 pixels.
 _MIN_MOTION = 0.2
@@ -74,6 +75,8 @@ class FrozenCameras:
     def __init__(self, source: Source):
         self._tallies: dict[str, Tally] = defaultdict(Tally)
         self._limits: dict[Any, np.ndarray] = {}
+        self._num_rows = self._num_repeated = 0
+        self._is_alone = False
 
     def add(self, block: Block) -> None:
         """Adds a block."""
@@ -87,13 +90,15 @@ class FrozenCameras:
             self._limits[field.path] = np.fmax(self._limits.get(field.path, extremes), extremes)
         for name, repeats in cameras.items():
             others = [other for camera, other in cameras.items() if camera != name]
-            min_length = _MIN_FROZEN if vectors or others else _MIN_FROZEN_ALONE
+            self._is_alone = not vectors and not others
             is_frozen = np.zeros(len(repeats), bool)
-            runs = find_runs(repeats, min_length)
+            runs = find_runs(repeats, _MIN_FROZEN)
             edges = np.flatnonzero(np.diff(runs.astype(np.int8), prepend=0, append=0)).tolist()
             for start, stop in zip(edges[::2], edges[1::2], strict=True):
-                is_frozen[start:stop] = not (vectors or others) or self._moves(vectors, others, start - 1, stop - 1)
+                is_frozen[start:stop] = self._is_alone or self._moves(vectors, others, start - 1, stop - 1)
             self._tallies[name].add(block, is_frozen)
+            self._num_rows += len(repeats)
+            self._num_repeated += int((repeats & ~runs).sum())
 
     def _moves(self, vectors: list[Field], others: list[np.ndarray], first: int, last: int) -> bool:
         """Returns whether the state or another camera changes from one transition to another."""
@@ -107,6 +112,8 @@ class FrozenCameras:
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
+        if self._is_alone and self._num_repeated > _MAX_REPEATED_SHARE * self._num_rows:
+            return
         for name, tally in self._tallies.items():
             message = f"the same image as in the step before, {_MIN_FROZEN} times or more in a row"
             yield from tally.report("frozen-camera", name, message)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 #: Number of values kept per dimension, and of those that can be outliers.
-_NUM_KEPT, _MAX_OUTLIERS = 33, 16
+_NUM_KEPT, _MAX_OUTLIERS = 129, 128
 
 
 class LargestValues:

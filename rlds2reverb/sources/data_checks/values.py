@@ -24,22 +24,25 @@ _MIN_ROWS, _MIN_EPISODES = 20, 2
 #: Parts of names of fields that may be the same throughout a dataset.
 _CONTEXT = ("language", "instruction", "embedding", "goal", "task")
 #: Minimum ratio of a jump to the next smaller change of its element. Among the clean samples, the largest ratio inside
-#: of episodes is 3.5 (contacts of robots). Elements that rarely change, such as switches, are not checked.
-JUMP_RATIO = 4.0
-_MIN_CHANGING_SHARE = 0.5
+#: of episodes is 3.5 (contacts of robots). Elements that rarely change, such as objects at rest, need a larger ratio,
+#: and switches, which change by the same amount each time, have none.
+JUMP_RATIO, _RARE_JUMP_RATIO = 4.0, 16.0
+_MIN_CHANGING_SHARE, _MAX_JUMP_SHARE, _MAX_FEW_JUMPS = 0.5, 0.05, 16
+#: Minimum ratio of an action to the next smaller one, if no bound is known.
+_ACTION_RATIO = 3.0
 #: Jumps before this step of an episode are infos: D4RL's antmaze begins episodes with a row of the one before.
 _NUM_FIRST_STEPS = 2
 _TURNS = (2 * np.pi, 360.0)
 #: Minimum ratio of an element's range in an episode to that in others: degrees have 57 times the range of radians, and
 #: episodes of the clean samples reach 5.6 times, apart from rare contacts.
-SCALE_RATIO = 16.0
+SCALE_RATIO, _MIN_SCALED_EPISODES = 16.0, 3
 #: Minimum share of an element's actions at their extreme value; the clean samples reach 0.77.
 BOUND_SHARE = 0.9
 #: Minimum ratio of the actions slightly within a common bound to those beyond it, to take it for the bound.
 _MIN_INSIDE_RATIO = 20
 _COMMON_BOUNDS = (1.0, 2.0, 3.0)
-#: Minimum number of repetitions of an action of several numbers, and of constant values of a field.
-_MIN_REPETITIONS = 10
+#: Minimum number of repetitions of an action of several numbers, and of the values of a constant field.
+_MIN_REPETITIONS, _MIN_CONSTANT = 10, 5
 #: Places in the dataset are numbered by episode, with this many numbers for the steps of each.
 _STEPS = 1 << 32
 
@@ -49,7 +52,8 @@ def _number_places(block: Block) -> np.ndarray:
     return indices[block.positions] * _STEPS + block.steps_of
 
 
-def _tally_places(places: np.ndarray) -> Tally:
+def _tally_places(parts: list[np.ndarray]) -> Tally:
+    places = np.unique(np.concatenate(parts))
     episodes = np.unique(places // _STEPS)
     episode, step = divmod(int(places.min()), _STEPS)
     return Tally(len(places), len(episodes), episode, step)
@@ -99,8 +103,11 @@ class Constants:
         self._first: dict[Any, np.ndarray] = {}
         self._is_constant: dict[Any, np.ndarray] = {}
         self._fields: dict[Any, Field] = {}
-        self._frozen: dict[Any, Tally] = defaultdict(Tally)
-        self._num_varying: dict[Any, int] = defaultdict(int)
+        #: By path, and element of an action: the episodes in which it is constant, and the number of the others.
+        self._frozen: dict[tuple[Any, int | None], Tally] = defaultdict(Tally)
+        self._num_varying: dict[tuple[Any, int | None], int] = defaultdict(int)
+        #: Up to three or more values of the elements of actions.
+        self._values: dict[tuple[Any, int | None], set[float]] = defaultdict(set)
         self._num_rows = self._num_episodes = 0
         self._first_episode = 0
 
@@ -126,11 +133,25 @@ class Constants:
             # Most elements already change in the first rows.
             constant &= (field.flat[:64] == self._first[path]).all(axis=0)
             constant[constant] = (field.flat[:, constant] == self._first[path][constant]).all(axis=0)
-        if field.is_float and field.group == fields.OBSERVATION and field.flat.shape[1] > 1:
-            num_repeated = np.add.reduceat(block.repeats(field), block.starts)
-            is_frozen = (num_repeated >= _MIN_REPETITIONS) & (num_repeated == block.lengths[block.has_transitions] - 1)
-            self._frozen[path].add_episodes(block, block.spread(is_frozen))
-            self._num_varying[path] += int((~is_frozen).sum())
+        if field.is_float and field.group == fields.ACTION:
+            for number, column in enumerate(field.flat.T):
+                values = self._values[path, number]
+                if len(values) < 3:
+                    values.update(np.unique(column)[:3].tolist())
+                # A motion that is not used in an episode is 0 throughout.
+                is_used = column[block.starts] != 0
+                is_repeated = np.append(False, column[1:] == column[:-1]) & ~block.is_first
+                self._add_frozen(block, (path, number), is_repeated, is_used)
+        elif field.is_float and field.flat.shape[1] > 1:
+            self._add_frozen(block, (path, None), block.repeats(field))
+
+    def _add_frozen(
+        self, block: Block, key: tuple[Any, int | None], is_repeated: np.ndarray, is_used: np.ndarray | bool = True
+    ) -> None:
+        num_repeated = np.add.reduceat(is_repeated, block.starts)
+        is_frozen = (num_repeated >= _MIN_CONSTANT) & (num_repeated == block.lengths[block.has_transitions] - 1)
+        self._frozen[key].add_episodes(block, block.spread(is_frozen & is_used))
+        self._num_varying[key] += int((~is_frozen).sum())
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
@@ -149,16 +170,21 @@ class Constants:
                 listed = ", ".join(map(str, np.flatnonzero(constant)[:8]))
                 message = f"elements that never change, of {constant.size:,}: {listed}"
                 yield from tally.report("zero-variance-dimension", field.name, message, severity)
-        for path, tally in self._frozen.items():
-            if tally.count <= self._num_varying[path] / 2:
-                message = f"constant in these episodes, but not in {self._num_varying[path]:,} others"
+        for (path, number), tally in self._frozen.items():
+            num_varying = self._num_varying[path, number]
+            # Grippers, which have two values, may stay open or closed.
+            is_gripper = number is not None and len(self._values[path, number]) < 3
+            if tally.count <= num_varying / (1 if number is None else 2) and not is_gripper:
+                what = "constant" if number is None else f"element {number} is constant"
+                message = f"{what} in these episodes, but not in {num_varying:,} others"
                 yield from tally.report("frozen-field", self._fields[path].name, message)
 
 
 class Jumps:
-    """Changes of single elements of observations that are far above all others, and episodes in other units."""
+    """Changes of observations, and actions, that are far above all others, and episodes in other units."""
 
     def __init__(self, source: Source):
+        self._has_bounds = source.action_space is not None
         self._names: dict[Any, str] = {}
         self._changes: dict[Any, LargestValues] = {}
         self._num_changing: dict[Any, Any] = defaultdict(int)
@@ -179,6 +205,8 @@ class Jumps:
                 rows = field.flat
                 if field.group == fields.OBSERVATION:
                     self._add_changes(field, np.abs(np.diff(rows, axis=0))[is_next], places[1:][is_next])
+                elif not self._has_bounds:
+                    self._add_changes(field, np.abs(rows), places)
                 self._add_ranges(field, block, np.maximum.reduceat(np.abs(rows), block.starts), places[block.starts])
 
     def _add_changes(self, field: Field, changes: np.ndarray, places: np.ndarray) -> None:
@@ -203,31 +231,39 @@ class Jumps:
         for path, name in self._names.items():
             if path in self._changes and self._num_rows >= _MIN_ROWS:
                 yield from self._find_jumps(path, name)
-            yield from self._find_scales(path, name)
+            if self._num_episodes >= _MIN_SCALED_EPISODES:
+                yield from self._find_scales(path, name)
 
     def _find_jumps(self, path: Any, name: str) -> Iterator[Finding]:
+        largest, is_action = self._changes[path], path[0] == fields.ACTION
+        ratio = _ACTION_RATIO if is_action else JUMP_RATIO
         places: list[np.ndarray] = []
         dimensions = []
-        for dimension, found, changes in self._changes[path].find_outliers(JUMP_RATIO):
+        max_count = min(max(_MAX_FEW_JUMPS, _MAX_JUMP_SHARE * self._num_rows), self._num_rows / 4)
+        for dimension, found, changes in largest.find_outliers(ratio, max_count):
+            next_change = largest.values[len(found), dimension]
+            is_rare = self._num_changing[path][dimension] < _MIN_CHANGING_SHARE * self._num_rows
             is_turn = any(((changes > 0.9 * turn) & (changes < 1.01 * turn)).all() for turn in _TURNS)
-            changing = self._num_changing[path][dimension] / self._num_rows
             # More than two large changes in a row are a fast motion, such as that of a pressed button.
             is_close = np.diff(np.sort(found)) <= _NUM_FIRST_STEPS
-            is_motion = (is_close[1:] & is_close[:-1]).any()
-            if changing > _MIN_CHANGING_SHARE and not is_turn and not is_motion:
+            is_motion = not is_action and (is_close[1:] & is_close[:-1]).any()
+            is_far = 0 < next_change <= changes[-1] / (_RARE_JUMP_RATIO if is_rare else ratio)
+            if is_far and not is_turn and not is_motion:
                 places.append(found)
                 dimensions.append(dimension)
-        if places:
-            tally = _tally_places(np.unique(np.concatenate(places)))
+        if places and is_action:
+            message = f"at least {ratio:g} times as large as all others; elements {_list(dimensions)}"
+            yield from _tally_places(places).report("actions-out-of-bounds", name, message)
+        elif places:
             is_late = (np.concatenate(places) % _STEPS > _NUM_FIRST_STEPS).any()
-            message = f"changes at least {JUMP_RATIO:g} times as large as all others; elements {_list(dimensions)}"
-            yield from tally.report("observation-jump", name, message, None if is_late else "info")
+            message = f"changes at least {ratio:g} times as large as all others; elements {_list(dimensions)}"
+            yield from _tally_places(places).report("observation-jump", name, message, None if is_late else "info")
 
     def _find_scales(self, path: Any, name: str) -> Iterator[Finding]:
         places: list[np.ndarray] = []
         dimensions = []
         largest = self._ranges[path]
-        for dimension, found, _ in largest.find_outliers(SCALE_RATIO, self._num_episodes / 3):
+        for dimension, found, _ in largest.find_outliers(SCALE_RATIO, self._num_episodes / 2):
             next_range = largest.values[len(found), dimension]
             # Single outliers, such as the contacts of a robot, have a larger range, but the same median.
             medians = np.array([self._medians[path][int(place)][dimension] for place in found])
@@ -235,7 +271,7 @@ class Jumps:
                 places.append(found)
                 dimensions.append(dimension)
         if places:
-            tally = _tally_places(np.unique(np.concatenate(places)))
+            tally = _tally_places(places)
             message = f"at least {SCALE_RATIO:g} times the range of all other episodes; elements {_list(dimensions)}"
             yield from tally.report("mixed-scales", name, message)
 
@@ -382,9 +418,12 @@ class _Extremes:
         is_constant = self._limits[0] == -self._limits[1]
         is_binary = np.isclose(shares.sum(axis=0), 1) | is_constant
         is_stuck = ((shares >= BOUND_SHARE) & (self._limits != 0)).any(axis=0) & ~is_binary
-        is_symmetric = (self._limits[0] == self._limits[1]) & ~is_constant
-        if len(is_stuck) > 1 and (shares.sum(axis=0) >= BOUND_SHARE).all() and is_symmetric.all():
-            is_stuck = is_symmetric
+        # Saturated actions are at one of two symmetric bounds. A single such element may be a gripper or a switch.
+        is_saturated = (self._limits[0] == self._limits[1]) & (shares.sum(axis=0) >= BOUND_SHARE) & ~is_constant
+        if len(is_stuck) == 1:
+            is_saturated &= ~is_binary
+        if 2 * is_saturated.sum() >= len(is_stuck):
+            is_stuck |= is_saturated
         if is_stuck.any():
             highest = shares.sum(axis=0)[is_stuck].max()
             self._tally.count = int(self._counts.sum(axis=0)[is_stuck].max())
