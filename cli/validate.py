@@ -183,8 +183,6 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
         print(f"... and {num_others:,} more (see --max-problems)")
     if result.source_error:
         output.fail(result.source_error)
-    if result.findings:
-        _print_findings(result.findings)
     notes = result.notes
     if result.unterminated:
         verb = "ends" if result.unterminated == 1 else "end"
@@ -193,21 +191,20 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
     for note in notes:
         output.note(note)
     counts = {"episode": result.episodes, "step": result.steps, "problem": result.num_problems}
-    optional = {"finding": len(result.findings), "warning": len(result.warnings), "note": len(notes)}
+    optional = {"warning": len(result.warnings), "note": len(notes)}
     counts.update({noun: number for noun, number in optional.items() if number})
     failed = "FAILED" if is_failed else ""
     verdict = "INVALID" if result.num_problems else failed or ("valid, with notes" if notes else "valid")
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
+    if result.findings:
+        _print_findings(result.findings)
 
 
 def _print_findings(findings: list[Finding]) -> None:
-    rows = [
-        (finding.severity, finding.check, f"{finding.count:,}", f"{finding.num_episodes:,}", finding.place)
-        for finding in findings
-    ]
-    print(format_columns(("severity", "finding", "count", "episodes", "first in"), rows) + "\n")
+    rows = [(part.severity, part.check, f"{part.count:,}", f"{part.num_episodes:,}", part.place) for part in findings]
+    print("\n" + format_columns(("severity", "finding", "count", "episodes", "first in"), rows) + "\n")
     details = [(part.check, f"{part.field}: {part.message}; {part.advice}") for part in findings]
-    print(output.escape_controls(format_facts("what to do", details)) + "\n")
+    print(output.escape_controls(format_facts("what to do", details)))
 
 
 def _validate_directory(path: str, *, as_json: bool) -> int:

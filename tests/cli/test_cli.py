@@ -204,7 +204,7 @@ def test_validate_notes_few_discontinuities_and_rejects_many(capsys, rows_file):
     assert result["valid"] and (result["discontinuities"], result["dropped_last_transition"]) == (2, 0)
     assert len(result["notes"]) == 1
     code, out, _ = call(capsys, "validate", path, "--split-at-discontinuity")
-    assert code == 0 and out.endswith("valid (6 episodes, 406 steps, 0 problems)\n")
+    assert code == 0 and "valid (6 episodes, 406 steps, 0 problems)\n" in out
     code, out, err = call(capsys, "validate", rows_file(jump_at=range(0, 55, 5)))
     assert code == 2 and "more than 1% of the rows" in err and "first in row 0 (episode 0)" in err
     assert "INVALID" in out and "1 problem" in out
@@ -215,7 +215,7 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
     code, out, err = call(capsys, "validate", path)
     assert code == 2 and "shuffled or relabelled" in err and "INVALID" in out
     code, out, _ = call(capsys, "validate", path, "--independent-rows")
-    assert code == 0 and out.endswith("valid (400 episodes, 800 steps, 0 problems)\n")
+    assert code == 0 and "valid (400 episodes, 800 steps, 0 problems)\n" in out
     code, out, err = call(capsys, "convert", path, "--independent-rows", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "400 in each table" in out
     code, _, err = call(
@@ -231,6 +231,52 @@ def test_validate_lists_at_most_max_problems(data, capsys):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
     code, out, _ = call(capsys, "validate", path, "--max-problems", 1)
     assert code == 2 and len(out.splitlines()) == 3 and "more (see --max-problems)" in out
+
+
+def test_validate_lists_findings_and_fails_on_their_severity(capsys, rows_file):
+    path = rows_file()
+    code, out, err = call(capsys, "validate", path)
+    assert (code, err) == (0, "") and "0 problems)" in out
+    assert re.search(r"\nwarning +zero-variance-dimension +1 +4 +episode 0, step 0\n", out)
+    assert "observation: elements that never change, of 3: 2;" in out
+    code, out, _ = call(capsys, "validate", path, "--json", "--fail-on", "warning")
+    result = json.loads(out)
+    assert code == 2 and result["valid"] and result["failed"]
+    assert result["findings"][0]["check"] == "zero-variance-dimension"
+    assert result["findings"][0]["advice"] == "remove them, or repair the sensor"
+    code, out, _ = call(capsys, "validate", path, "--fail-on", "warning")
+    assert code == 2 and "FAILED (4 episodes" in out
+
+
+@pytest.mark.parametrize(("fail_on", "expected"), [("error", 2), ("never", 2)])
+def test_problems_fail_whatever_the_findings(data, capsys, fail_on, expected):
+    path = data / "malformed/hdf5/nan_reward.hdf5"
+    code, out, _ = call(capsys, "validate", path, "--json", "--fail-on", fail_on)
+    (finding,) = [found for found in json.loads(out)["findings"] if found["severity"] == "error"]
+    assert code == expected and (finding["check"], finding["episode"], finding["step"]) == ("non-finite", 1, 14)
+
+
+def test_inspect_names_the_findings(capsys, rows_file):
+    code, out, _ = call(capsys, "inspect", rows_file())
+    assert code == 0 and "findings: zero-variance-dimension (warning); see rlds2reverb validate" in out
+    summary = json.loads(call(capsys, "inspect", rows_file(), "--json")[1])
+    assert [finding["check"] for finding in summary["findings"]] == ["zero-variance-dimension"]
+
+
+def test_validate_reports_findings_with_figures(capsys, rows_file, tmp_path):
+    page = tmp_path / "findings.html"
+    assert call(capsys, "validate", rows_file(), "--report", page)[0] == 0
+    text = page.read_text()
+    assert "zero-variance-dimension" in text and "First in episode 0, step 0." in text and "data:image/png" in text
+    assert "the file must end with .html" in call(capsys, "validate", rows_file(), "--report", tmp_path / "page.txt")[2]
+
+
+@pytest.mark.parametrize("options", [("--fail-on", "warning"), ("--report", "page.html")])
+def test_options_of_findings_require_a_dataset(data, capsys, tmp_path, options):
+    out_directory = tmp_path / "out"
+    assert call(capsys, "convert", data / HOPPER, "--out", out_directory)[0] == 0
+    code, _, err = call(capsys, "validate", out_directory, *options)
+    assert code == 1 and f"{options[0]} requires a dataset, not a converted directory" in err
 
 
 # --- convert

@@ -17,8 +17,8 @@ from .findings import CHECKS, Finding, Tally
 
 #: Maximum share of the episodes that can be exceptions from what the others do.
 _MAX_EXCEPTIONS = 1 / 4
-#: Minimum number of episodes of the same length to take it for a time limit, and their share of the episodes.
-_MIN_AT_LIMIT, _MIN_SHARE_AT_LIMIT = 3, 0.2
+#: Minimum number of episodes of the same length to take it for a time limit, their share, and the minimum length.
+_MIN_AT_LIMIT, _MIN_SHARE_AT_LIMIT, _MIN_LIMIT = 3, 0.2, 5
 #: Last parts of the names of fields with times or numbers of frames.
 _TIME_NAMES = ("timestamp", "timestamps", "time_stamp", "sim_time", "time", "frame_index")
 #: Deviations of times, in intervals: a single interval, the sum up to a step, and a gap.
@@ -40,7 +40,7 @@ class Rewards:
         self._is_assumed = fields.REWARD in source.assumed_fields
         self._values: set[float] = set()
         self._all, self._last, self._lost = Tally(), Tally(), Tally()
-        self._num_inner = 0
+        self._num_inner = self._num_inner_rewards = 0
         #: Episodes by the reward of their last transition and by whether they are terminal.
         self._ends: dict[tuple[float, bool], Tally] = defaultdict(Tally)
 
@@ -56,7 +56,8 @@ class Rewards:
         is_last = np.append(block.is_first[1:], True)[: len(rewards)]
         self._all.add(block, np.ones(len(rewards), bool))
         self._last.add(block, has_reward & is_last)
-        self._num_inner += int((has_reward & ~is_last).sum())
+        self._num_inner += int((~is_last).sum())
+        self._num_inner_rewards += int((has_reward & ~is_last).sum())
         num_rewarded = np.add.reduceat(has_reward, block.starts) if len(rewards) else np.zeros(0)
         is_lost = (column[block.last_steps] != 0) & (block.spread(num_rewarded) == 0)
         self._lost.add_episodes(block, is_lost, block.batch.num_steps - 1)
@@ -73,7 +74,7 @@ class Rewards:
         if len(self._values) == 1:
             (value,) = self._values
             yield from self._all.report("constant-reward", name, f"all rewards are {value:g}")
-        elif not self._num_inner:
+        elif self._num_inner and not self._num_inner_rewards:
             message = "all rewards apart from those of last transitions are 0"
             yield from self._last.report("sparse-final-reward", name, message)
         message = "the only reward of an episode is in its last step, to which no transition belongs"
@@ -114,10 +115,14 @@ class Ends:
         is_known = ~np.array([episode.unknown_final_observation for episode in block.batch.episodes])
         is_zero = discount == 0
         is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
-        num_zeros = np.add.reduceat(is_zero, last - block.batch.num_steps + 1)
+        starts = last - block.batch.num_steps + 1
+        num_zeros = np.add.reduceat(is_zero, starts)
         num_last = is_zero[last].astype(int) + (is_zero[before] & block.has_transitions & block.is_terminal)
         is_closed = num_zeros > num_last
-        self._discounts.add_episodes(block, (is_open | is_closed) & is_known, block.lengths)
+        zeros = np.append(np.flatnonzero(is_zero), len(discount))
+        first_zeros = zeros[np.searchsorted(zeros, starts)] - starts
+        steps = np.where(is_closed, first_zeros, block.lengths)
+        self._discounts.add_episodes(block, (is_open | is_closed) & is_known, steps)
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
@@ -165,13 +170,13 @@ class Lengths:
         if limit is None and counts and not truncated:
             limit = max(length for length, _ in counts)
             min_terminal = max(_MIN_AT_LIMIT, int(np.ceil(_MIN_SHARE_AT_LIMIT * counts.total())))
-        if limit is None:
+        if limit is None or (self._limit is None and limit < _MIN_LIMIT):
             return
         longer = Tally()
         for (length, _), tally in self._ends.items():
             if length > limit:
                 first = min((longer, tally), key=lambda part: part.episode if part.count else np.inf)
-                longer = Tally(longer.count + tally.count, longer.count + tally.count, first.episode, first.step)
+                longer = Tally(longer.count + tally.count, longer.count + tally.count, first.episode, limit)
         message = f"longer than the time limit of {limit:,} steps"
         yield from longer.report("episode-longer-than-limit", fields.IS_LAST, message)
         terminal = self._ends[limit, _TERMINAL]

@@ -35,7 +35,7 @@ _NUM_FIRST_STEPS = 2
 _TURNS = (2 * np.pi, 360.0)
 #: Minimum ratio of an element's range in an episode to that in others: degrees have 57 times the range of radians, and
 #: episodes of the clean samples reach 5.6 times, apart from rare contacts.
-SCALE_RATIO, _MIN_SCALED_EPISODES = 16.0, 3
+SCALE_RATIO, _MIN_SCALED_EPISODES, _NUM_FOR_MEDIAN = 16.0, 3, 64
 #: Minimum share of an element's actions at their extreme value; the clean samples reach 0.77.
 BOUND_SHARE = 0.9
 #: Minimum ratio of the actions slightly within a common bound to those beyond it, to take it for the bound.
@@ -222,8 +222,9 @@ class Jumps:
         kept = set(largest.places.ravel().tolist())
         medians = {place: values for place, values in self._medians[field.path].items() if place in kept}
         for number in np.flatnonzero(np.isin(places, largest.places)).tolist():
-            stop = block.starts[number + 1] if number + 1 < len(places) else None
-            medians[int(places[number])] = np.median(np.abs(field.flat[block.starts[number] : stop]), axis=0)
+            stop = block.starts[number + 1] if number + 1 < len(places) else len(field.flat)
+            stride = 1 + (stop - block.starts[number]) // _NUM_FOR_MEDIAN
+            medians[int(places[number])] = np.median(np.abs(field.flat[block.starts[number] : stop : stride]), axis=0)
         self._medians[field.path] = medians
 
     def finish(self) -> Iterator[Finding]:
