@@ -80,6 +80,7 @@ from .training.experiments import (
 )
 from .training.reports import (
     Report as Report,
+    report_findings as report_findings,
     report_runs as report_runs,
     report_source as report_source,
     report_tables as report_tables,

@@ -8,6 +8,7 @@ import pytest
 
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import cli
+from rlds2reverb.sources.data_checks import CHECKS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -121,3 +122,11 @@ def test_linked_files_and_headings_exist():
                 headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
                 anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
                 assert anchor in anchors, f"{page.name} links to {target}#{anchor}, which has no such heading"
+
+
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_table_of_findings_contains_all_checks():
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (info|warning|error) \| (.*) \| (.*) \|$", (ROOT / "docs/formats.md").read_text(), re.M
+    )
+    assert {name: tuple(row) for name, *row in rows} == CHECKS

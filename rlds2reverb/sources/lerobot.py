@@ -204,8 +204,8 @@ class _EpisodeReader:
             terminated=is_terminal,
             extras=nest,
         )
-        times = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
-        return replace(episode, unterminated=not is_ended, seed=stored.seed, timestamps=times)
+        timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
+        return replace(episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps)
 
     def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
         """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""

@@ -238,7 +238,7 @@ def test_validate_lists_findings_and_fails_on_their_severity(capsys, rows_file):
     code, out, err = call(capsys, "validate", path)
     assert (code, err) == (0, "") and "0 problems)" in out
     assert re.search(r"\nwarning +zero-variance-dimension +1 +4 +episode 0, step 0\n", out)
-    assert "observation: elements that never change, of 3: 2;" in out
+    assert "observation: element 2 of 3 never change;" in out
     code, out, _ = call(capsys, "validate", path, "--json", "--fail-on", "warning")
     result = json.loads(out)
     assert code == 2 and result["valid"] and result["failed"]

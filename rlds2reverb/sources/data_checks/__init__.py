@@ -6,7 +6,7 @@ size is read once, with one episode, or a megabyte of small ones, in memory. `fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import Nest, leaves, make_step_spec
 
 from ..source import Source
-from . import episodes, images, values
+from . import actions, conventions, ends, episodes, images, outliers, values
 from .blocks import Block
 from .findings import CHECKS, SEVERITIES, Finding
 
@@ -31,11 +31,10 @@ class _Check(Protocol):
     def finish(self) -> Iterator[Finding]: ...
 
 
-_CHECKS = (
-    *(values.Numbers, values.Constants, values.Jumps, values.Repetitions, values.ActionBounds),
-    *(images.Images, images.FrozenCameras),
-    *(episodes.Rewards, episodes.Ends, episodes.Lengths, episodes.Copies, episodes.Times, episodes.Texts),
-    episodes.Conventions,
+_CHECKS: tuple[Callable[[Source], _Check], ...] = (
+    *(values.Numbers, values.Constants, outliers.Jumps, actions.Repetitions, actions.ActionBounds),
+    *(images.Images, images.FrozenCameras, ends.Rewards, ends.Ends, ends.Lengths),
+    *(episodes.Copies, episodes.Times, episodes.Texts, conventions.Conventions),
 )
 
 

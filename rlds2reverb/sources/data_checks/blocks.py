@@ -77,7 +77,7 @@ class Block:
     Attributes:
       batch: the episodes.
       positions: int64 `[M]`, position in the batch of the episode of each transition.
-      steps_of: int64 `[M]`, step of each transition in its episode.
+      step_numbers: int64 `[M]`, step of each transition in its episode.
       is_first: bool `[M]`, whether a transition is the first of its episode.
       lengths: int64 `[E]`, number of transitions of each episode.
     """
@@ -91,8 +91,8 @@ class Block:
         self.lengths = np.maximum(num_steps - 1, 0)
         self.positions = np.repeat(np.arange(len(num_steps)), self.lengths)
         starts = np.cumsum(self.lengths) - self.lengths
-        self.steps_of = np.arange(len(self.positions)) - starts[self.positions]
-        self.is_first = self.steps_of == 0
+        self.step_numbers = np.arange(len(self.positions)) - starts[self.positions]
+        self.is_first = self.step_numbers == 0
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -107,7 +107,7 @@ class Block:
         """Returns the fields within some of RLDS's fields."""
         return [field for field in self.fields if field.group in groups]
 
-    def index_of(self, position: int) -> int:
+    def get_index(self, position: int) -> int:
         """Returns the index in the dataset of an episode of the batch."""
         return self.batch.episodes[int(position)].index
 
@@ -149,3 +149,9 @@ class Block:
             found = np.flatnonzero(is_same)
             is_same[found] = [np.array_equal(rows[row], rows[row - 1]) for row in found]
         return is_same
+
+    @property
+    def has_scalar_rewards(self) -> bool:
+        """Whether the reward of a step is a number."""
+        reward = self.batch.steps[fields.REWARD]
+        return isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"

@@ -110,15 +110,15 @@ class Tally:
         found = np.flatnonzero(is_found)
         if len(found):
             positions = block.positions[found]
-            step = int(block.steps_of[found[0]])
-            self._count(len(found), len(np.unique(positions)), block.index_of(positions[0]), step)
+            step = int(block.step_numbers[found[0]])
+            self._count(len(found), len(np.unique(positions)), block.get_index(positions[0]), step)
 
     def add_episodes(self, block: Block, is_found: np.ndarray, steps: np.ndarray | None = None) -> None:
         """Counts the episodes `[E]` of a block that are marked, with the step concerned of each episode."""
         found = np.flatnonzero(is_found)
         if len(found):
             step = None if steps is None else int(steps[found[0]])
-            self._count(len(found), len(found), block.index_of(found[0]), step)
+            self._count(len(found), len(found), block.get_index(found[0]), step)
 
     def _count(self, count: int, num_episodes: int, episode: int, step: int | None) -> None:
         if not self.count:
@@ -132,3 +132,9 @@ class Tally:
             default, _, advice = CHECKS[check]
             counts = (self.count, self.num_episodes, self.episode, self.step)
             yield Finding(check, severity or default, *counts, field, message, advice)
+
+
+def list_elements(numbers: list[int]) -> str:
+    """Returns the first of some numbers of elements of a vector, such as 'elements 0, 3'."""
+    more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+    return f"element{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"

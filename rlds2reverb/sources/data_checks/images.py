@@ -11,9 +11,9 @@ import numpy as np
 from rlds2reverb import fields
 
 from ..source import Source
+from .actions import find_runs
 from .blocks import Block, Field
 from .findings import CHECKS, Finding, Tally
-from .values import find_runs
 
 #: Highest value of a black image, of 255, and largest difference within an image of a single colour. Encoded videos
 #: reproduce them only to a few units; the darkest clean sample has maxima of 143.

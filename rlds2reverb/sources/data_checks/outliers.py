@@ -1,13 +1,37 @@
-"""The largest values of each dimension, and those that a wide gap separates from all others."""
+"""Checks of outliers: changes and actions that a wide gap separates from all others, and episodes in other units."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb import fields
+
+from ..source import Source
+from .blocks import Block, Field
+from .findings import Finding, Tally, list_elements
+
 #: Number of values kept per dimension, and of those that can be outliers.
 _NUM_KEPT, _MAX_OUTLIERS = 129, 128
+_MIN_ROWS = 20
+#: Minimum ratio of a jump to the next smaller change of its element. Among the clean samples, the largest ratio inside
+#: of episodes is 3.5 (contacts of robots). Elements that rarely change, such as objects at rest, need a larger ratio,
+#: and switches, which change by the same amount each time, have none.
+JUMP_RATIO, _RARE_JUMP_RATIO = 4.0, 16.0
+_MIN_CHANGING_SHARE, _MAX_JUMP_SHARE, _MAX_FEW_JUMPS = 0.5, 0.05, 16
+#: Minimum ratio of an action to the next smaller one, if no bound is known.
+_ACTION_RATIO = 3.0
+#: Jumps before this step of an episode are infos: D4RL's antmaze begins episodes with a row of the one before.
+_NUM_FIRST_STEPS = 2
+_TURNS = (2 * np.pi, 360.0)
+#: Minimum ratio of an element's range in an episode to that in others: degrees have 57 times the range of radians, and
+#: episodes of the clean samples reach 5.6 times, apart from rare contacts.
+SCALE_RATIO, _MIN_SCALED_EPISODES, _NUM_FOR_MEDIAN = 16.0, 3, 64
+#: Places in the dataset are numbered by episode, with this many numbers for the steps of each.
+_STEPS = 1 << 32
 
 
 class LargestValues:
@@ -47,3 +71,112 @@ class LargestValues:
             count = int(np.flatnonzero(gaps[:, dimension] >= min_gap)[-1]) + 1
             found.append((dimension, self.places[:count, dimension], self.values[:count, dimension]))
         return found
+
+
+class Jumps:
+    """Changes of observations, and actions, that are far above all others, and episodes in other units."""
+
+    def __init__(self, source: Source):
+        self._has_bounds = source.action_space is not None
+        self._names: dict[Any, str] = {}
+        self._changes: dict[Any, LargestValues] = {}
+        self._num_changing: dict[Any, Any] = defaultdict(int)
+        self._ranges: dict[Any, LargestValues] = {}
+        self._medians: dict[Any, dict[int, np.ndarray]] = defaultdict(dict)
+        self._num_rows = self._num_episodes = 0
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        if not len(block.positions):
+            return
+        places = _number_places(block)
+        is_next = ~block.is_first[1:]
+        self._num_rows += int(is_next.sum())
+        self._num_episodes += len(block.starts)
+        for field in block.select(fields.OBSERVATION, fields.ACTION):
+            if field.is_float:
+                rows = field.flat
+                if field.group == fields.OBSERVATION:
+                    self._add_changes(field, np.abs(np.diff(rows, axis=0))[is_next], places[1:][is_next])
+                elif not self._has_bounds:
+                    self._add_changes(field, np.abs(rows), places)
+                self._add_ranges(field, block, np.maximum.reduceat(np.abs(rows), block.starts), places[block.starts])
+
+    def _add_changes(self, field: Field, changes: np.ndarray, places: np.ndarray) -> None:
+        path = field.path
+        self._names[path] = field.name
+        self._changes.setdefault(path, LargestValues(changes.shape[1])).add(np.nan_to_num(changes), places)
+        self._num_changing[path] = self._num_changing[path] + (changes > 0).sum(axis=0)
+
+    def _add_ranges(self, field: Field, block: Block, ranges: np.ndarray, places: np.ndarray) -> None:
+        self._names[field.path] = field.name
+        largest = self._ranges.setdefault(field.path, LargestValues(ranges.shape[1]))
+        largest.add(np.nan_to_num(ranges), places)
+        kept = set(largest.places.ravel().tolist())
+        medians = {place: values for place, values in self._medians[field.path].items() if place in kept}
+        for number in np.flatnonzero(np.isin(places, largest.places)).tolist():
+            stop = block.starts[number + 1] if number + 1 < len(places) else len(field.flat)
+            stride = 1 + (stop - block.starts[number]) // _NUM_FOR_MEDIAN
+            medians[int(places[number])] = np.median(np.abs(field.flat[block.starts[number] : stop : stride]), axis=0)
+        self._medians[field.path] = medians
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        for path, name in self._names.items():
+            if path in self._changes and self._num_rows >= _MIN_ROWS:
+                yield from self._find_jumps(path, name)
+            if self._num_episodes >= _MIN_SCALED_EPISODES:
+                yield from self._find_scales(path, name)
+
+    def _find_jumps(self, path: Any, name: str) -> Iterator[Finding]:
+        largest, is_action = self._changes[path], path[0] == fields.ACTION
+        ratio = _ACTION_RATIO if is_action else JUMP_RATIO
+        places: list[np.ndarray] = []
+        dimensions = []
+        max_count = min(max(_MAX_FEW_JUMPS, _MAX_JUMP_SHARE * self._num_rows), self._num_rows / 4)
+        for dimension, found, changes in largest.find_outliers(ratio, max_count):
+            next_change = largest.values[len(found), dimension]
+            is_rare = self._num_changing[path][dimension] < _MIN_CHANGING_SHARE * self._num_rows
+            is_turn = any(((changes > 0.9 * turn) & (changes < 1.01 * turn)).all() for turn in _TURNS)
+            # More than two large changes in a row are a fast motion, such as that of a pressed button.
+            is_close = np.diff(np.sort(found)) <= _NUM_FIRST_STEPS
+            is_motion = not is_action and (is_close[1:] & is_close[:-1]).any()
+            is_far = 0 < next_change <= changes[-1] / (_RARE_JUMP_RATIO if is_rare else ratio)
+            if is_far and not is_turn and not is_motion:
+                places.append(found)
+                dimensions.append(dimension)
+        if places and is_action:
+            message = f"at least {ratio:g} times as large as all others; {list_elements(dimensions)}"
+            yield from _tally_places(places).report("actions-out-of-bounds", name, message)
+        elif places:
+            is_late = (np.concatenate(places) % _STEPS > _NUM_FIRST_STEPS).any()
+            message = f"changes at least {ratio:g} times as large as all others; {list_elements(dimensions)}"
+            yield from _tally_places(places).report("observation-jump", name, message, None if is_late else "info")
+
+    def _find_scales(self, path: Any, name: str) -> Iterator[Finding]:
+        places: list[np.ndarray] = []
+        dimensions = []
+        largest = self._ranges[path]
+        for dimension, found, _ in largest.find_outliers(SCALE_RATIO, self._num_episodes / 2):
+            next_range = largest.values[len(found), dimension]
+            # Single outliers, such as the contacts of a robot, have a larger range, but the same median.
+            medians = np.array([self._medians[path][int(place)][dimension] for place in found])
+            if next_range > 0 and (medians > 2 * next_range).all():
+                places.append(found)
+                dimensions.append(dimension)
+        if places:
+            tally = _tally_places(places)
+            message = f"at least {SCALE_RATIO:g} times the range of all other episodes; {list_elements(dimensions)}"
+            yield from tally.report("mixed-scales", name, message)
+
+
+def _number_places(block: Block) -> np.ndarray:
+    indices = np.array([episode.index for episode in block.batch.episodes], np.int64)
+    return indices[block.positions] * _STEPS + block.step_numbers
+
+
+def _tally_places(parts: list[np.ndarray]) -> Tally:
+    places = np.unique(np.concatenate(parts))
+    episodes = np.unique(places // _STEPS)
+    episode, step = divmod(int(places.min()), _STEPS)
+    return Tally(len(places), len(episodes), episode, step)

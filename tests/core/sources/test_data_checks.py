@@ -11,8 +11,8 @@ from pyarrow import parquet
 
 from rlds2reverb import check_dataset, load
 from rlds2reverb.sources.data_checks import CHECKS, SEVERITIES, DatasetChecks
+from rlds2reverb.sources.data_checks.actions import find_runs
 from rlds2reverb.sources.data_checks.outliers import LargestValues
-from rlds2reverb.sources.data_checks.values import find_runs
 
 # --- two clean datasets
 

@@ -1,0 +1,173 @@
+"""Checks of rewards, ends and lengths of episodes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from rlds2reverb import fields
+
+from ..source import Source
+from .blocks import Block
+from .findings import Finding, Tally
+
+#: Maximum share of the episodes that can be exceptions from what the others do.
+_MAX_EXCEPTIONS = 1 / 4
+#: Minimum number of episodes of the same length to take it for a time limit, their share, and the minimum length.
+_MIN_AT_LIMIT, _MIN_SHARE_AT_LIMIT, _MIN_LIMIT = 3, 0.2, 5
+_TERMINAL, _TRUNCATED, _OPEN = "terminal", "truncated", "open"
+
+
+class Rewards:
+    """Rewards that are constant or sparse, in steps without a transition, or that disagree with the ends."""
+
+    def __init__(self, source: Source):
+        self._is_assumed = fields.REWARD in source.assumed_fields
+        self._values: set[float] = set()
+        self._all, self._last, self._lost = Tally(), Tally(), Tally()
+        self._num_inner = self._num_inner_rewards = 0
+        #: Episodes by the reward of their last transition and by whether they are terminal.
+        self._ends: dict[tuple[float, bool], Tally] = defaultdict(Tally)
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        if self._is_assumed or not block.has_scalar_rewards:
+            return
+        column = np.asarray(block.batch.steps[fields.REWARD], np.float64)
+        (rewards,) = (field.rows for field in block.select(fields.REWARD))
+        if len(self._values) < 3:
+            self._values.update(np.unique(rewards)[:3].tolist())
+        has_reward = rewards != 0
+        is_last = np.append(block.is_first[1:], True)[: len(rewards)]
+        self._all.add(block, np.ones(len(rewards), bool))
+        self._last.add(block, has_reward & is_last)
+        self._num_inner += int((~is_last).sum())
+        self._num_inner_rewards += int((has_reward & ~is_last).sum())
+        num_rewarded = np.add.reduceat(has_reward, block.starts) if len(rewards) else np.zeros(0)
+        is_lost = (column[block.last_steps] != 0) & (block.spread(num_rewarded) == 0)
+        self._lost.add_episodes(block, is_lost, block.batch.num_steps - 1)
+        if len(self._values) == 2:
+            last_rewards = block.spread(rewards[is_last].astype(np.float64), np.nan)
+            for value in self._values:
+                for is_terminal in (False, True):
+                    chosen = (last_rewards == value) & (block.is_terminal == is_terminal)
+                    self._ends[value, is_terminal].add_episodes(block, chosen, block.lengths - 1)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        name = fields.REWARD
+        if len(self._values) == 1:
+            (value,) = self._values
+            yield from self._all.report("constant-reward", name, f"all rewards are {value:g}")
+        elif self._num_inner and not self._num_inner_rewards:
+            message = "all rewards apart from those of last transitions are 0"
+            yield from self._last.report("sparse-final-reward", name, message)
+        message = "the only reward of an episode is in its last step, to which no transition belongs"
+        yield from self._lost.report("reward-in-last-step", name, message)
+        if len(self._values) == 2:
+            yield from self._find_disagreements(*sorted(self._values))
+
+    def _find_disagreements(self, low: float, high: float) -> Iterator[Finding]:
+        """Yields the kinds of ends that contradict the others: rewards either imply terminal ends, or exclude them."""
+        expected = [self._ends[high, True], self._ends[low, False]]
+        others = [self._ends[high, False], self._ends[low, True]]
+        if sum(tally.count for tally in others) > sum(tally.count for tally in expected):
+            expected, others = others, expected
+        num_exceptions = sum(tally.count for tally in others)
+        if num_exceptions > _MAX_EXCEPTIONS * (num_exceptions + sum(tally.count for tally in expected)):
+            return
+        for (value, is_terminal), tally in self._ends.items():
+            if any(tally is other for other in others):
+                kind = "terminal" if is_terminal else "not terminal"
+                message = f"{kind} with the last reward {value:g}, unlike most others"
+                yield from tally.report("end-disagrees-with-reward", fields.IS_TERMINAL, message)
+
+
+class Ends:
+    """Discounts that disagree with the ends, and episodes without transitions."""
+
+    def __init__(self, source: Source):
+        self._discounts, self._single = Tally(), Tally()
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        self._single.add_episodes(block, block.lengths == 0)
+        discount = np.asarray(block.batch.steps[fields.DISCOUNT])
+        if discount.ndim != 1:
+            return
+        last = block.last_steps
+        before = np.where(block.has_transitions, last - 1, last)
+        is_known = ~np.array([episode.unknown_final_observation for episode in block.batch.episodes])
+        is_zero = discount == 0
+        is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
+        starts = last - block.batch.num_steps + 1
+        num_zeros = np.add.reduceat(is_zero, starts)
+        num_last = is_zero[last].astype(int) + (is_zero[before] & block.has_transitions & block.is_terminal)
+        is_closed = num_zeros > num_last
+        zeros = np.append(np.flatnonzero(is_zero), len(discount))
+        first_zeros = zeros[np.searchsorted(zeros, starts)] - starts
+        steps = np.where(is_closed, first_zeros, block.lengths)
+        self._discounts.add_episodes(block, (is_open | is_closed) & is_known, steps)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        message = "0 without a terminal end, or 1 at a terminal end"
+        yield from self._discounts.report("discount-disagrees-with-end", fields.DISCOUNT, message)
+        message = "episodes with a single step, which have no transition"
+        yield from self._single.report("single-step-episodes", fields.STEPS, message)
+
+
+def _find_limit(env_spec: str | None) -> int | None:
+    try:
+        limit = json.loads(env_spec or "{}").get("max_episode_steps")
+    except (AttributeError, ValueError):
+        return None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+class Lengths:
+    """Episodes that are longer than the time limit, or terminal at it.
+
+    The limit is that of the dataset's environment, or else the length of most truncated episodes.
+    """
+
+    def __init__(self, source: Source):
+        self._limit = _find_limit(source.env_spec)
+        self._ends: dict[tuple[int, str], Tally] = defaultdict(Tally)
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        for position, episode in enumerate(block.batch.episodes):
+            if episode.num_transitions:
+                length = episode.num_transitions + episode.dropped_last_transition
+                is_chosen = np.arange(len(block.lengths)) == position
+                kind = _OPEN if episode.unterminated else _TERMINAL if episode.is_terminal else _TRUNCATED
+                self._ends[length, kind].add_episodes(block, is_chosen, block.lengths - 1)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        counts = Counter({key: tally.count for key, tally in self._ends.items()})
+        truncated = Counter({length: count for (length, kind), count in counts.items() if kind == _TRUNCATED})
+        limit, min_terminal = self._limit, 1
+        if limit is None and truncated:
+            length, count = truncated.most_common(1)[0]
+            limit = length if count >= _MIN_AT_LIMIT and 2 * count >= truncated.total() else None
+        if limit is None and counts and not truncated:
+            limit = max(length for length, _ in counts)
+            min_terminal = max(_MIN_AT_LIMIT, int(np.ceil(_MIN_SHARE_AT_LIMIT * counts.total())))
+        if limit is None or (self._limit is None and limit < _MIN_LIMIT):
+            return
+        longer = Tally()
+        for (length, _), tally in self._ends.items():
+            if length > limit:
+                first = min((longer, tally), key=lambda part: part.episode if part.count else np.inf)
+                longer = Tally(longer.count + tally.count, longer.count + tally.count, first.episode, limit)
+        message = f"longer than the time limit of {limit:,} steps"
+        yield from longer.report("episode-longer-than-limit", fields.IS_LAST, message)
+        terminal = self._ends[limit, _TERMINAL]
+        if terminal.count >= min_terminal:
+            message = f"terminal after {limit:,} steps, the time limit"
+            yield from terminal.report("time-limit-marked-terminal", fields.IS_TERMINAL, message)
