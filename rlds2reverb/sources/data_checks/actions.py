@@ -12,10 +12,9 @@ from rlds2reverb import fields
 from rlds2reverb.specs import leaves
 
 from ..source import Source
-from .blocks import Block, Field
+from .blocks import MIN_ROWS, Block, Field
 from .findings import Finding, Tally, list_elements
 
-_MIN_ROWS = 20
 #: Minimum number of repetitions of an action of several numbers.
 _MIN_REPETITIONS = 10
 #: Minimum share of an element's actions at their extreme value; the clean samples reach 0.77.
@@ -37,7 +36,7 @@ class Repetitions:
         actions = [field for field in block.select(fields.ACTION) if not field.is_text]
         if not observations or not actions or not len(block.positions):
             return
-        repeats_action = np.all([block.repeats(field) for field in actions], axis=0)
+        repeats_action = np.all([block.find_repeats(field) for field in actions], axis=0)
         is_float = any(field.is_float for field in actions)
         if is_float and sum(field.flat.shape[1] for field in actions) > 1:
             self._actions.add(block, find_runs(repeats_action, _MIN_REPETITIONS))
@@ -46,7 +45,7 @@ class Repetitions:
         is_repeated = np.ones(len(block.positions), bool) if has_vector else repeats_action & is_float
         for field in sorted(observations, key=lambda field: field.flat.shape[1]):
             if is_repeated.any():
-                is_repeated &= block.repeats(field)
+                is_repeated &= block.find_repeats(field)
         self._frames.add(block, is_repeated)
 
     def finish(self) -> Iterator[Finding]:
@@ -156,7 +155,7 @@ class _Extremes:
 
     def finish(self, name: str) -> Iterator[Finding]:
         """Yields the elements that are nearly always at a bound; elements with two values, such as grippers, may be."""
-        if self._num_rows < _MIN_ROWS:
+        if self._num_rows < MIN_ROWS:
             return
         shares = self._counts / self._num_rows
         is_constant = self._limits[0] == -self._limits[1]

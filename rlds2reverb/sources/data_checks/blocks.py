@@ -17,6 +17,8 @@ from ..moments import mark_transitions
 #: Minimum edge of an image, in pixels.
 _MIN_EDGE = 16
 _MAX_COMPARED = 256
+#: Minimum number of transitions of a dataset to call something constant or exceptional.
+MIN_ROWS = 20
 _ABOUT_EPISODES = {fields.DISCOUNT, *fields.FLAG_FIELDS}
 
 
@@ -93,6 +95,7 @@ class Block:
         starts = np.cumsum(self.lengths) - self.lengths
         self.step_numbers = np.arange(len(self.positions)) - starts[self.positions]
         self.is_first = self.step_numbers == 0
+        self._repeats: dict[tuple[Any, ...], np.ndarray] = {}
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -137,8 +140,22 @@ class Block:
         """Which episodes end in a terminal state, bool `[E]`."""
         return np.asarray(self.batch.steps[fields.IS_TERMINAL], bool)[self.last_steps]
 
-    def repeats(self, field: Field) -> np.ndarray:
+    def get_flags(self, name: str) -> np.ndarray:
+        """Returns the values of an attribute of the episodes, bool `[E]`."""
+        return np.array([getattr(episode, name) for episode in self.batch.episodes], bool)
+
+    @cached_property
+    def num_stored(self) -> np.ndarray:
+        """The number of transitions of each episode in its source, int64 `[E]`: also those that were dropped."""
+        return self.lengths + self.get_flags("dropped_last_transition")
+
+    def find_repeats(self, field: Field) -> np.ndarray:
         """Returns which transitions have the same value as the one before them in their episode, bool `[M]`."""
+        if field.path not in self._repeats:
+            self._repeats[field.path] = self._find_repeats(field)
+        return self._repeats[field.path]
+
+    def _find_repeats(self, field: Field) -> np.ndarray:
         rows = field.flat
         # Most rows of images already differ in a few of their numbers.
         few = rows[:, :: 1 + rows.shape[1] // _MAX_COMPARED]

@@ -64,12 +64,7 @@ class Conventions:
 
     def _add_last_actions(self, block: Block) -> None:
         actions = [field for field in block.select(fields.ACTION) if field.is_float]
-        is_used = np.array(
-            [
-                not (episode.dropped_last_transition or episode.unknown_final_observation)
-                for episode in block.batch.episodes
-            ]
-        )
+        is_used = ~block.get_flags("dropped_last_transition") & ~block.get_flags("unknown_final_observation")
         if actions:
             last = [field.column[block.last_steps].reshape(len(is_used), -1).any(axis=1) for field in actions]
             labels = np.where(np.any(last, axis=0), "an action", "a zero action")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
@@ -49,7 +50,7 @@ class Rewards:
         num_rewarded = np.add.reduceat(has_reward, block.starts) if len(rewards) else np.zeros(0)
         is_lost = (column[block.last_steps] != 0) & (block.spread(num_rewarded) == 0)
         self._lost.add_episodes(block, is_lost, block.batch.num_steps - 1)
-        if len(self._values) == 2:
+        if len(self._values) < 3:
             last_rewards = block.spread(rewards[is_last].astype(np.float64), np.nan)
             for value in self._values:
                 for is_terminal in (False, True):
@@ -94,13 +95,13 @@ class Ends:
 
     def add(self, block: Block) -> None:
         """Adds a block."""
-        self._single.add_episodes(block, block.lengths == 0)
+        self._single.add_episodes(block, block.num_stored == 0)
         discount = np.asarray(block.batch.steps[fields.DISCOUNT])
         if discount.ndim != 1:
             return
         last = block.last_steps
         before = np.where(block.has_transitions, last - 1, last)
-        is_known = ~np.array([episode.unknown_final_observation for episode in block.batch.episodes])
+        is_known = ~block.get_flags("unknown_final_observation")
         is_zero = discount == 0
         is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
         starts = last - block.batch.num_steps + 1
@@ -140,34 +141,38 @@ class Lengths:
 
     def add(self, block: Block) -> None:
         """Adds a block."""
-        for position, episode in enumerate(block.batch.episodes):
-            if episode.num_transitions:
-                length = episode.num_transitions + episode.dropped_last_transition
-                is_chosen = np.arange(len(block.lengths)) == position
-                kind = _OPEN if episode.unterminated else _TERMINAL if episode.is_terminal else _TRUNCATED
+        kinds = np.where(block.is_terminal, _TERMINAL, np.where(block.get_flags("unterminated"), _OPEN, _TRUNCATED))
+        keys = list(zip(block.num_stored.tolist(), kinds.tolist(), strict=True))
+        for length, kind in set(keys):
+            if length:
+                is_chosen = (block.num_stored == length) & (kinds == kind)
                 self._ends[length, kind].add_episodes(block, is_chosen, block.lengths - 1)
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
-        counts = Counter({key: tally.count for key, tally in self._ends.items()})
-        truncated = Counter({length: count for (length, kind), count in counts.items() if kind == _TRUNCATED})
-        limit, min_terminal = self._limit, 1
-        if limit is None and truncated:
-            length, count = truncated.most_common(1)[0]
-            limit = length if count >= _MIN_AT_LIMIT and 2 * count >= truncated.total() else None
-        if limit is None and counts and not truncated:
-            limit = max(length for length, _ in counts)
-            min_terminal = max(_MIN_AT_LIMIT, int(np.ceil(_MIN_SHARE_AT_LIMIT * counts.total())))
-        if limit is None or (self._limit is None and limit < _MIN_LIMIT):
+        limit, min_terminal = (self._limit, 1) if self._limit else self._guess_limit()
+        if limit is None:
             return
-        longer = Tally()
-        for (length, _), tally in self._ends.items():
-            if length > limit:
-                first = min((longer, tally), key=lambda part: part.episode if part.count else np.inf)
-                longer = Tally(longer.count + tally.count, longer.count + tally.count, first.episode, limit)
-        message = f"longer than the time limit of {limit:,} steps"
-        yield from longer.report("episode-longer-than-limit", fields.IS_LAST, message)
+        longer = [tally for (length, _), tally in self._ends.items() if length > limit]
+        if longer:
+            count = sum(tally.count for tally in longer)
+            first = Tally(count, count, min(tally.episode for tally in longer), limit)
+            message = f"longer than the time limit of {limit:,} steps"
+            yield from first.report("episode-longer-than-limit", fields.IS_LAST, message)
         terminal = self._ends[limit, _TERMINAL]
         if terminal.count >= min_terminal:
             message = f"terminal after {limit:,} steps, the time limit"
             yield from terminal.report("time-limit-marked-terminal", fields.IS_TERMINAL, message)
+
+    def _guess_limit(self) -> tuple[int | None, int]:
+        """Returns the probable limit, or None, and the minimum number of terminal episodes of that length."""
+        truncated = Counter({length: tally.count for (length, kind), tally in self._ends.items() if kind == _TRUNCATED})
+        limit, min_terminal = None, 1
+        if truncated:
+            length, count = truncated.most_common(1)[0]
+            limit = length if count >= _MIN_AT_LIMIT and 2 * count >= truncated.total() else None
+        elif self._ends:
+            limit = max(length for length, _ in self._ends)
+            total = sum(tally.count for tally in self._ends.values())
+            min_terminal = max(_MIN_AT_LIMIT, math.ceil(_MIN_SHARE_AT_LIMIT * total))
+        return limit if limit is not None and limit >= _MIN_LIMIT else None, min_terminal

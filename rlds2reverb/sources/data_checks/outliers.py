@@ -11,12 +11,11 @@ import numpy as np
 from rlds2reverb import fields
 
 from ..source import Source
-from .blocks import Block, Field
+from .blocks import MIN_ROWS, Block, Field
 from .findings import Finding, Tally, list_elements
 
 #: Number of values kept per dimension, and of those that can be outliers.
 _NUM_KEPT, _MAX_OUTLIERS = 129, 128
-_MIN_ROWS = 20
 #: Minimum ratio of a jump to the next smaller change of its element. Among the clean samples, the largest ratio inside
 #: of episodes is 3.5 (contacts of robots). Elements that rarely change, such as objects at rest, need a larger ratio,
 #: and switches, which change by the same amount each time, have none.
@@ -123,7 +122,7 @@ class Jumps:
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
         for path, name in self._names.items():
-            if path in self._changes and self._num_rows >= _MIN_ROWS:
+            if path in self._changes and self._num_rows >= MIN_ROWS:
                 yield from self._find_jumps(path, name)
             if self._num_episodes >= _MIN_SCALED_EPISODES:
                 yield from self._find_scales(path, name)

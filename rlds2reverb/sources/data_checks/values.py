@@ -11,16 +11,17 @@ import numpy as np
 from rlds2reverb import fields
 
 from ..source import Source
-from .blocks import Block, Field
+from .blocks import MIN_ROWS, Block, Field
 from .findings import Finding, Tally, list_elements
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD)
 #: Values beyond this are huge, if at most this share of the steps has them.
 MAX_VALUE, _MAX_SHARE = 1e6, 0.05
-#: Minimum number of transitions and episodes to call something constant.
-_MIN_ROWS, _MIN_EPISODES = 20, 2
+#: Minimum number of episodes to call something constant, and to call elements of 0 or 1 so, which may be rare events.
+_MIN_EPISODES, _MIN_EPISODES_OF_FLAGS = 2, 5
 #: Parts of names of fields that may be the same throughout a dataset.
 _CONTEXT = ("language", "instruction", "embedding", "goal", "task")
+#: Minimum number of repetitions in an episode to call a field constant in it.
 _MIN_CONSTANT = 5
 
 
@@ -68,7 +69,8 @@ class Constants:
     def __init__(self, source: Source):
         self._first: dict[Any, np.ndarray] = {}
         self._is_constant: dict[Any, np.ndarray] = {}
-        self._fields: dict[Any, Field] = {}
+        self._names: dict[Any, str] = {}
+        self._images: set[Any] = set()
         #: By path, and element of an action: the episodes in which it is constant, and the number of the others.
         self._frozen: dict[tuple[Any, int | None], Tally] = defaultdict(Tally)
         self._num_varying: dict[tuple[Any, int | None], int] = defaultdict(int)
@@ -92,8 +94,10 @@ class Constants:
     def _add_field(self, block: Block, field: Field) -> None:
         path = field.path
         if path not in self._first:
-            self._first[path], self._fields[path] = field.flat[0].copy(), field
+            self._first[path], self._names[path] = field.flat[0].copy(), field.name
             self._is_constant[path] = np.ones(field.flat.shape[1], bool)
+            if field.is_image:
+                self._images.add(path)
         constant = self._is_constant[path]
         if constant.any():
             # Most elements already change in the first rows.
@@ -109,7 +113,7 @@ class Constants:
                 is_repeated = np.append(False, column[1:] == column[:-1]) & ~block.is_first
                 self._add_frozen(block, (path, number), is_repeated, is_used)
         elif field.is_float and field.flat.shape[1] > 1:
-            self._add_frozen(block, (path, None), block.repeats(field))
+            self._add_frozen(block, (path, None), block.find_repeats(field))
 
     def _add_frozen(
         self, block: Block, key: tuple[Any, int | None], is_repeated: np.ndarray, is_used: np.ndarray | bool = True
@@ -121,20 +125,20 @@ class Constants:
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
-        if self._num_rows < _MIN_ROWS:
+        if self._num_rows < MIN_ROWS:
             return
-        severity = None if self._num_episodes >= _MIN_EPISODES else "info"
         for path, constant in self._is_constant.items():
-            field = self._fields[path]
+            name, values = self._names[path], self._first[path][constant]
             tally = Tally(self._num_rows, self._num_episodes, self._first_episode, 0)
-            if constant.all():
-                if not any(word in field.name.lower() for word in _CONTEXT):
-                    message = "the same value in all steps"
-                    yield from tally.report("constant-field", field.name, message, severity)
-            elif constant.any() and not field.is_image:
-                tally.count = int(constant.sum())
+            is_flag = np.isin(values, (0, 1)).all() and not constant.all()
+            min_episodes = _MIN_EPISODES_OF_FLAGS if is_flag else _MIN_EPISODES
+            severity = None if self._num_episodes >= min_episodes else "info"
+            if constant.all() and not any(word in name.lower() for word in _CONTEXT):
+                yield from tally.report("constant-field", name, "the same value in all steps", severity)
+            elif constant.any() and not constant.all() and path not in self._images:
+                tally.count = len(values)
                 message = f"{list_elements(np.flatnonzero(constant).tolist())} of {constant.size:,} never change"
-                yield from tally.report("zero-variance-dimension", field.name, message, severity)
+                yield from tally.report("zero-variance-dimension", name, message, severity)
         for (path, number), tally in self._frozen.items():
             num_varying = self._num_varying[path, number]
             # Grippers, which have two values, may stay open or closed.
@@ -142,4 +146,4 @@ class Constants:
             if tally.count <= num_varying / (1 if number is None else 2) and not is_gripper:
                 what = "constant" if number is None else f"element {number} is constant"
                 message = f"{what} in these episodes, but not in {num_varying:,} others"
-                yield from tally.report("frozen-field", self._fields[path].name, message)
+                yield from tally.report("frozen-field", self._names[path], message)
