@@ -21,7 +21,7 @@ _MIN_REPETITIONS = 10
 BOUND_SHARE = 0.9
 #: Minimum ratio of the actions slightly within a common bound to those beyond it, to take it for the bound.
 _MIN_INSIDE_RATIO = 20
-_COMMON_BOUNDS = (1.0, 2.0, 3.0)
+_COMMON_BOUNDS, _INSIDE = (1.0, 2.0, 3.0), 0.9
 
 
 class Repetitions:
@@ -97,10 +97,13 @@ class ActionBounds:
     def _add_without_bounds(self, block: Block, field: Field) -> None:
         sizes = np.abs(field.flat)
         counts = self._counts.setdefault(field.name, np.zeros((len(_COMMON_BOUNDS), 3, sizes.shape[1]), np.int64))
+        highest = sizes.max()
         for number, bound in enumerate(_COMMON_BOUNDS):
+            if highest <= _INSIDE * bound:
+                continue
             is_outside = sizes > bound
-            is_close = is_outside & (sizes <= 1.1 * bound)
-            is_inside = (sizes > 0.9 * bound) & ~is_outside
+            is_close = is_outside & (sizes <= bound / _INSIDE)
+            is_inside = (sizes > _INSIDE * bound) & ~is_outside
             counts[number] += [part.sum(axis=0) for part in (is_inside, is_outside, is_close)]
             self._outside[field.name, bound].add(block, is_outside.any(axis=1))
 

@@ -120,6 +120,11 @@ class Block:
         return np.flatnonzero(self.is_first)
 
     @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number of each transition's episode among the F with transitions, int64 `[M]`."""
+        return np.cumsum(self.is_first) - 1
+
+    @cached_property
     def has_transitions(self) -> np.ndarray:
         """Which episodes have transitions, bool `[E]`; F of them do."""
         return self.lengths > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from ..source import Source
 from .blocks import Block
 from .findings import Finding, Tally
 
+#: Elements with more values than this among their first steps are no grippers.
+_MAX_VALUES, _NUM_COMPARED = 3, 256
 #: Returns the convention of each episode with transitions, or '', from its lowest and highest values and whether it has
 #: no others: three arrays `[F]`.
 _Describe = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -39,6 +42,8 @@ class Conventions:
 
     def __init__(self, source: Source):
         self._tallies: dict[tuple[str, str], dict[str, Tally]] = defaultdict(lambda: defaultdict(Tally))
+        #: Elements of actions that are no grippers.
+        self._continuous: set[tuple[Any, int]] = set()
 
     def add(self, block: Block) -> None:
         """Adds a block."""
@@ -49,7 +54,10 @@ class Conventions:
                 self._add_values(block, field.name, "values", field.flat.max(axis=1), _describe_images)
             elif field.group == fields.ACTION and field.is_float:
                 for number, column in enumerate(field.flat.T):
-                    self._add_values(block, field.name, f"element {number}", column, _describe_gripper)
+                    if (field.path, number) not in self._continuous:
+                        self._add_values(block, field.name, f"element {number}", column, _describe_gripper)
+                        if len(np.unique(column[:_NUM_COMPARED])) > _MAX_VALUES:
+                            self._continuous.add((field.path, number))
         if block.has_scalar_rewards:
             (reward,) = (field.rows for field in block.select(fields.REWARD))
             self._add_values(block, fields.REWARD, "rewards", reward, _describe_rewards)
@@ -57,8 +65,7 @@ class Conventions:
 
     def _add_values(self, block: Block, name: str, what: str, values: np.ndarray, describe: _Describe) -> None:
         low, high = np.minimum.reduceat(values, block.starts), np.maximum.reduceat(values, block.starts)
-        numbers = np.cumsum(block.is_first) - 1
-        is_other = (values != low[numbers]) & (values != high[numbers])
+        is_other = (values != low[block.numbers]) & (values != high[block.numbers])
         labels = describe(low, high, ~np.maximum.reduceat(is_other, block.starts))
         self._add_labels(block, (name, what), block.spread(labels, ""))
 

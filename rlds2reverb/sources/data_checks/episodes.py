@@ -75,7 +75,7 @@ class Times:
         nominal = None if name.endswith("frame_index") else self._interval
         interval = self._intervals.setdefault(name, nominal or float(np.nanmedian(intervals)))
         is_gap = intervals >= _MIN_GAP * interval
-        drift = times - times[block.starts][np.cumsum(block.is_first) - 1] - block.step_numbers * interval
+        drift = times - times[block.starts][block.numbers] - block.step_numbers * interval
         # Gaps are reported on their own, and shift all later times.
         drift -= _sum_within_episodes(np.where(is_gap, intervals - interval, 0.0), block)
         is_off = (np.abs(intervals - interval) > _MAX_JITTER * interval) | (np.abs(drift) > _MAX_DRIFT * interval)
@@ -95,7 +95,7 @@ class Times:
 def _sum_within_episodes(values: np.ndarray, block: Block) -> np.ndarray:
     sums = np.cumsum(values)
     before = (sums - values)[block.starts]
-    return sums - before[np.cumsum(block.is_first) - 1]
+    return sums - before[block.numbers]
 
 
 class Texts:

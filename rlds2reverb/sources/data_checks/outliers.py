@@ -28,7 +28,7 @@ _NUM_FIRST_STEPS = 2
 _TURNS = (2 * np.pi, 360.0)
 #: Minimum ratio of an element's range in an episode to that in others: degrees have 57 times the range of radians, and
 #: episodes of the clean samples reach 5.6 times, apart from rare contacts.
-SCALE_RATIO, _MIN_SCALED_EPISODES, _NUM_FOR_MEDIAN = 16.0, 3, 64
+SCALE_RATIO, _MIN_SCALED_EPISODES, _NUM_FOR_MEDIAN = 16.0, 3, 16
 #: Places in the dataset are numbered by episode, with this many numbers for the steps of each.
 _STEPS = 1 << 32
 

@@ -104,23 +104,24 @@ class Constants:
             constant &= (field.flat[:64] == self._first[path]).all(axis=0)
             constant[constant] = (field.flat[:, constant] == self._first[path][constant]).all(axis=0)
         if field.is_float and field.group == fields.ACTION:
+            # A motion that is not used in an episode is 0 throughout.
+            first = field.flat[block.starts]
+            is_same = np.logical_and.reduceat(field.flat == first[block.numbers], block.starts)
             for number, column in enumerate(field.flat.T):
                 values = self._values[path, number]
                 if len(values) < 3:
                     values.update(np.unique(column)[:3].tolist())
-                # A motion that is not used in an episode is 0 throughout.
-                is_used = column[block.starts] != 0
-                is_repeated = np.append(False, column[1:] == column[:-1]) & ~block.is_first
-                self._add_frozen(block, (path, number), is_repeated, is_used)
+                self._add_frozen(block, (path, number), is_same[:, number], first[:, number] != 0)
         elif field.is_float and field.flat.shape[1] > 1:
-            self._add_frozen(block, (path, None), block.find_repeats(field))
+            is_same = np.logical_and.reduceat(block.find_repeats(field) | block.is_first, block.starts)
+            self._add_frozen(block, (path, None), is_same)
 
     def _add_frozen(
-        self, block: Block, key: tuple[Any, int | None], is_repeated: np.ndarray, is_used: np.ndarray | bool = True
+        self, block: Block, key: tuple[Any, int | None], is_same: np.ndarray, is_used: np.ndarray | bool = True
     ) -> None:
-        num_repeated = np.add.reduceat(is_repeated, block.starts)
-        is_frozen = (num_repeated >= _MIN_CONSTANT) & (num_repeated == block.lengths[block.has_transitions] - 1)
-        self._frozen[key].add_episodes(block, block.spread(is_frozen & is_used))
+        is_frozen = is_same & (block.lengths[block.has_transitions] > _MIN_CONSTANT)
+        if is_frozen.any():
+            self._frozen[key].add_episodes(block, block.spread(is_frozen & is_used))
         self._num_varying[key] += int((~is_frozen).sum())
 
     def finish(self) -> Iterator[Finding]:
@@ -130,7 +131,7 @@ class Constants:
         for path, constant in self._is_constant.items():
             name, values = self._names[path], self._first[path][constant]
             tally = Tally(self._num_rows, self._num_episodes, self._first_episode, 0)
-            is_flag = np.isin(values, (0, 1)).all() and not constant.all()
+            is_flag = path[0] == fields.OBSERVATION and np.isin(values, (0, 1)).all() and not constant.all()
             min_episodes = _MIN_EPISODES_OF_FLAGS if is_flag else _MIN_EPISODES
             severity = None if self._num_episodes >= min_episodes else "info"
             if constant.all() and not any(word in name.lower() for word in _CONTEXT):
