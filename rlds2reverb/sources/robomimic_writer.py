@@ -65,7 +65,7 @@ def write_robomimic(
         data.attrs["total"] = num_rows
         if (env_args := _make_env_args(source)) is not None:
             data.attrs["env_args"] = json.dumps(env_args)
-    sentences = []
+    sentences: list[str] = []
     if isinstance(step_spec[fields.OBSERVATION], ArraySpec):
         sentences.append(f"robomimic names every observation: it is in 'obs/{_FLAT}', which load() reads as a dict")
     if lost := sorted(set(source.metadata) - _METADATA):
