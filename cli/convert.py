@@ -61,7 +61,7 @@ _FORMATS_OF = {
     **dict.fromkeys(
         ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
     ),
-    "recompute_discounts": ("d4rl", "minari", "lerobot"),
+    "recompute_discounts": ("d4rl", "minari", "lerobot", "robomimic"),
     "shard_mb": ("rlds",),
     "features": ("rlds",),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
@@ -77,7 +77,8 @@ _FORMATS_OF = {
     type=click.Choice(["reverb", *FORMATS]),
     default="reverb",
     show_default=True,
-    help="Reverb tables, a D4RL HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot dataset.",
+    help="Reverb tables, a D4RL or robomimic HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot "
+    "dataset.",
 )
 @click.option(
     "--shards",
@@ -96,8 +97,8 @@ _FORMATS_OF = {
 @click.option(
     "--recompute-discounts",
     is_flag=True,
-    help="--format d4rl, minari and lerobot: replace discounts that these formats cannot store by 0 at terminal "
-    "transitions and 1 elsewhere.",
+    help="--format d4rl, minari, lerobot and robomimic: replace discounts that these formats cannot store by 0 at "
+    "terminal transitions and 1 elsewhere.",
 )
 @click.option(
     "--shard-mb",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,7 @@ from rlds2reverb.sources.transforms import (
     Clipping,
     CutAtTerminal,
     DropFields,
+    EpisodeFn,
     ScaleRewards,
     Transform,
     apply_transforms,
@@ -233,7 +234,8 @@ def read_dataset(
     """
     _require_known(source.assumed_fields, config)
     builder: _DatasetBuilder | None = None
-    for batch in _read_batches(source, config, progress):
+    texts: list[str] = []
+    for batch in _read_batches(source, config, progress, texts):
         if builder is None:
             step_spec = make_step_spec(batch.steps)
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
@@ -242,21 +244,46 @@ def read_dataset(
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
-    return builder.finish(source.name)
+    dataset = builder.finish(source.name)
+    if texts:
+        dataset.notes.append(f"{', '.join(texts)}: text is left out, because agents cannot learn from it")
+    return dataset
 
 
 def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
     fingerprint = Fingerprint()
-    for batch in _read_batches(source, config, lambda stage, episode: None):
+    for batch in _read_batches(source, config, lambda stage, episode: None, []):
         fingerprint.update(b"".join(episode_digests(_convert_columns(batch))))
     return fingerprint.hexdigest()
 
 
-def _read_batches(source: Source, config: TrainingConfig, progress: ProgressCallback) -> Iterator[EpisodeBatch]:
+def _read_batches(
+    source: Source, config: TrainingConfig, progress: ProgressCallback, texts: list[str]
+) -> Iterator[EpisodeBatch]:
+    """Yields the episodes without the text in their observations, whose paths are added to `texts`."""
     transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
     transforms += [CutAtTerminal()] if config.cut_at_terminal else []
-    return batch_episodes(_report(apply_transforms(source, transforms)[0], progress))
+    return batch_episodes(_report(_drop_texts(apply_transforms(source, transforms)[0], texts), progress))
+
+
+def _drop_texts(source: Source, texts: list[str]) -> Iterator[Episode]:
+    """Yields episodes without the text that observations contain besides numbers; adds the paths to `texts`."""
+    drop: EpisodeFn | None = None
+    for episode in source:
+        if drop is None:
+            found = _find_texts(make_step_spec(episode.steps)[fields.OBSERVATION], fields.OBSERVATION)
+            texts += [] if found == [fields.OBSERVATION] else found
+            drop, _ = DropFields(tuple(texts)).fit(source)
+        yield drop(episode) if texts else episode
+
+
+def _find_texts(spec: Nest, path: str) -> list[str]:
+    """Returns the paths of the parts of a spec that contain nothing but text, as far as they are in dicts."""
+    if not isinstance(spec, dict):
+        return [path] if isinstance(spec, ArraySpec) and spec.dtype == object else []
+    texts = [text for name, part in spec.items() for text in _find_texts(part, f"{path}/{name}")]
+    return [path] if {*texts} == {f"{path}/{name}" for name in spec} else texts
 
 
 def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> None:
@@ -278,7 +305,7 @@ def _convert_columns(batch: EpisodeBatch) -> EpisodeBatch:
     return EpisodeBatch.from_columns(steps, batch.num_steps)
 
 
-def _report(episodes: Source, progress: ProgressCallback) -> Iterator[Episode]:
+def _report(episodes: Iterable[Episode], progress: ProgressCallback) -> Iterator[Episode]:
     show = isolate(progress)
     for episode in episodes:
         show("read", episode)

@@ -92,7 +92,7 @@ def write_lerobot(
         for episode in batch.episodes:
             writer.add(episode)
     writer.finish(source)
-    sentences = []
+    sentences: list[str] = []
     if rate != fps and rate != known_fps:
         sentences.append(Message(f"timestamps assume {DEFAULT_FPS} rows per second; set the rate", fps=...))
     for name, error in writer.video_errors.items():

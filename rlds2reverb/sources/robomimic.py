@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ from .continuity import ContinuityCheck
 from .formats import Format
 from .source import Source
 
-_OBSERVATIONS, _NEXT_OBSERVATIONS = "obs", "next_obs"
-_ACTIONS, _REWARDS, _DONES = "actions", "rewards", "dones"
-_OPTIONAL = (_REWARDS, _DONES, _NEXT_OBSERVATIONS)
+OBSERVATIONS, NEXT_OBSERVATIONS = "obs", "next_obs"
+ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
+#: Attributes of a demonstration in files that `robomimic_writer` has written.
+IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
+_OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 #: The kinds of `type` in `env_args`.
-_ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
+ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
 _MAX_ENV_ARGS = 1 << 20
 
 
@@ -49,8 +51,9 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     The final observation of an episode is the last row of `next_obs`. In a file without `next_obs`, a terminal episode
     ends in an observation of zeros, and any other one loses its last transition.
 
-    An episode is terminal if its last reward is 1, in a file whose rewards are all 0 or 1. Otherwise `dones` decide as
-    far as they tell success from the end of a demonstration. All other episodes are truncated. Missing rewards are 0.
+    An episode of `write_dataset` is terminal if its attribute says so. In other files, an episode is terminal if its
+    last reward is 1, in a file whose rewards are all 0 or 1. Otherwise `dones` decide as far as they tell success from
+    the end of a demonstration. All other episodes are truncated. Missing rewards are 0.
 
     Args:
       path: the file.
@@ -81,7 +84,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         num_rows=contents.num_rows,
         count=lambda: len(demos),
         warnings=(*warnings, *contents.warnings),
-        assumed_fields=() if _REWARDS in contents.optional else (fields.REWARD,),
+        assumed_fields=() if REWARDS in contents.optional else (fields.REWARD,),
         metadata=metadata,
         **described,
     )
@@ -128,6 +131,7 @@ class _Contents:
       num_rows: number of rows of all demonstrations.
       optional: names of the optional columns and groups that the demonstrations contain.
       is_terminal: whether each demonstration ends in a terminal state.
+      unterminated: whether each demonstration ends in the middle of an episode; () if none does.
       metadata: the mode of `dones`.
       warnings: assumptions about rewards and ends.
     """
@@ -135,6 +139,7 @@ class _Contents:
     num_rows: int
     optional: frozenset[str]
     is_terminal: tuple[bool, ...]
+    unterminated: tuple[bool, ...]
     metadata: dict[str, Any]
     warnings: tuple[str, ...]
 
@@ -146,21 +151,29 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     num_rows, rewards, dones = 0, [], []
     for path in demos:
         demo = _Demo(file, path, name)
-        actions = demo.open(_ACTIONS)
-        columns = {key: demo.read(key) for key in (_REWARDS, _DONES) if key in optional}
+        actions = demo.open(ACTIONS)
+        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in optional}
         _require_equal_lengths(demo.where, [actions, *columns.values()])
         num_rows += len(actions)
-        if _REWARDS in columns:
-            rewards.append(columns[_REWARDS])
-        if _DONES in columns:
-            dones.append(as_flags(columns[_DONES], f"{demo.where}: dones"))
+        if REWARDS in columns:
+            rewards.append(columns[REWARDS])
+        if DONES in columns:
+            dones.append(as_flags(columns[DONES], f"{demo.where}: dones"))
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
-    is_terminal, assumption = _find_terminal(successes, dones, num_demos=len(demos))
+    marks = _read_marks(file, demos, IS_TERMINAL)
+    is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, num_demos=len(demos))
     warnings = [] if assumption is None else [f"{name}: {assumption}"]
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
-    return _Contents(num_rows, optional, is_terminal, _describe_dones(successes, dones), tuple(warnings))
+    unterminated, described = _read_marks(file, demos, UNTERMINATED), _describe_dones(successes, dones)
+    return _Contents(num_rows, optional, is_terminal, unterminated, described, tuple(warnings))
+
+
+def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
+    """Returns an attribute of each demonstration; () unless it is a bool in all of them."""
+    marks = [file[demo].attrs.get(name) for demo in demos]
+    return tuple(map(bool, marks)) if all(isinstance(mark, np.bool_) for mark in marks) else ()
 
 
 def _find_terminal(
@@ -212,7 +225,7 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
         return {}
     if not isinstance(arguments, dict) or not isinstance(arguments.get("env_name"), str):
         return {}
-    kind = _ENVIRONMENT_TYPES.get(arguments["type"]) if isinstance(arguments.get("type"), int) else None
+    kind = ENVIRONMENT_TYPES.get(arguments["type"]) if isinstance(arguments.get("type"), int) else None
     plain = {"env_name": arguments["env_name"], "env_type": kind, "env_version": arguments.get("env_version")}
     return {
         "env_spec": json.dumps({"id": arguments["env_name"], "kwargs": arguments.get("env_kwargs")}),
@@ -259,15 +272,15 @@ def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
 
 
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
-    actions, observations = demo.read(_ACTIONS), demo.read_nest(_OBSERVATIONS)
-    next_observations = demo.read_nest(_NEXT_OBSERVATIONS) if _NEXT_OBSERVATIONS in contents.optional else None
-    rewards = demo.read(_REWARDS) if _REWARDS in contents.optional else np.zeros(len(actions), np.float32)
+    actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
+    next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
+    rewards = demo.read(REWARDS) if REWARDS in contents.optional else np.zeros(len(actions), np.float32)
     next_columns = [] if next_observations is None else next_observations.values()
     _require_equal_lengths(demo.where, [actions, rewards, *observations.values(), *next_columns])
     if next_observations is not None and observations.keys() != next_observations.keys():
         different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
         raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")
-    return make_log_episode(
+    episode = make_log_episode(
         demo.where,
         index,
         observations,
@@ -276,6 +289,7 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
         terminated=contents.is_terminal[index],
         next_observations=next_observations,
     )
+    return replace(episode, unterminated=bool(contents.unterminated and contents.unterminated[index]))
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

@@ -1,4 +1,4 @@
-"""`write_dataset`, which writes a source as a D4RL file, an RLDS directory, a Minari or a LeRobot dataset."""
+"""`write_dataset`, which writes a source as a D4RL or robomimic file, or an RLDS, Minari or LeRobot directory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from .lerobot_writer import VERSIONS, write_lerobot
 from .loading import load
 from .minari_writer import choose_dataset_id, import_minari, write_minari
 from .rlds_writer import SHARD_BYTES, write_rlds
+from .robomimic_writer import write_robomimic
 from .source import Source
 from .written_episodes import FormatLimits, WrittenEpisodes
 
-Format = Literal["d4rl", "rlds", "minari", "lerobot"]
+Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
@@ -36,6 +37,9 @@ FORMAT_LIMITS = {
         has_discounts=False,
         has_episodes=True,
         has_last_step=False,
+    ),
+    "robomimic": FormatLimits(
+        "robomimic", write_robomimic, ("recompute_discounts",), has_discounts=False, has_episodes=True
     ),
 }
 #: The values of `format`.
@@ -117,14 +121,15 @@ def write_dataset(
 
     Args:
       source: a `Source`, or anything that `load` opens.
-      path: the dataset to create: for D4RL a file; for RLDS a directory, preferably NAME/VERSION as in TFDS's data
-        directory (`hopper/1.0.0`); for Minari a directory whose name ends in a version (`hopper-v0`); for LeRobot a
-        directory.
-      format: 'd4rl' (HDF5 file), 'rlds' (directory as TFDS prepares it), 'minari' or 'lerobot' (directories).
+      path: the dataset to create: for D4RL and robomimic a file; for RLDS a directory, preferably NAME/VERSION as in
+        TFDS's data directory (`hopper/1.0.0`); for Minari a directory whose name ends in a version (`hopper-v0`); for
+        LeRobot a directory.
+      format: 'd4rl' or 'robomimic' (HDF5 files), 'rlds' (directory as TFDS prepares it), 'minari' or 'lerobot'
+        (directories).
       on_invalid: handling of episodes with problems (see `episodes.find_problems`), which except for RLDS include
         episodes without a transition: 'error'; 'skip_episode'; or 'keep', which writes numbers that are NaN or Inf,
         and to RLDS datasets also any flags.
-      recompute_discounts: D4RL, Minari and LeRobot only: whether to replace the dataset's discounts if they are not
+      recompute_discounts: all formats except for RLDS: whether to replace the dataset's discounts if they are not
         those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
         everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.

@@ -38,12 +38,12 @@ class RecordingLearner(BaseCommLearner):
 
 @pytest.fixture(scope="module", autouse=True)
 def mean_agent():
-    register_agent("comm_mean", make_mean_agent)
+    register_agent("mean", make_mean_agent)
 
 
 def make_small_task(run_dir, num_iterations=250, **options):
     return make_task(
-        "small", "comm_mean", TIME_STEP_SPEC, ACTION_SPEC, run_dir=str(run_dir), num_iterations=num_iterations,
+        "small", "mean", TIME_STEP_SPEC, ACTION_SPEC, run_dir=str(run_dir), num_iterations=num_iterations,
         batch_size=4, **options
     )  # fmt: skip
 

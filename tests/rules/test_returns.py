@@ -257,7 +257,7 @@ WRITERS = {
     "D4RL": load_d4rl,
     "D4RL with next observations": load_d4rl_with_next,
     "transitions in last rows": load_rows_as_transitions,
-    **{format: write_steps(format) for format in ("d4rl", "rlds", "minari", "lerobot")},
+    **{format: write_steps(format) for format in ("d4rl", "rlds", "minari", "lerobot", "robomimic")},
     "OGBench": write_ogbench,
     "NeoRL": write_neorl,
     "robomimic": functools.partial(write_robomimic, has_next=True),

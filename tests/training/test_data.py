@@ -355,6 +355,18 @@ def test_data_that_the_algorithm_cannot_learn_from_raise(change, config, space, 
         open_data([{**make_continuous(0, 0), **change}], config, action_space=space)
 
 
+def test_text_in_observations_is_left_out_with_a_warning():
+    text = np.array(["a", "b", "c"])
+    observations = {"x": np.zeros((3, 2)), "task": {"name": text, "more": {"hint": text}}, "note": text}
+    data = open_data([{**make_continuous(0, 0), "observations": observations}], IQL)
+    assert set(data.time_step_spec.observation) == {"x"}
+    sentence = "observation/task, observation/note: text is left out, because agents cannot learn from it"
+    assert sentence in data.notes
+    config = IQL.replace(drop_fields=("observation/task",))
+    data = open_data([{**make_continuous(0, 0), "observations": observations}], config)
+    assert "observation/note: text is left out, because agents cannot learn from it" in data.notes
+
+
 def test_nested_actions_become_one_vector():
     log = {**make_continuous(0, 0), "actions": {"turn": np.array([[1.0, 2], [3, 4]]), "grip": np.array([True, False])}}
     data = open_data([log], IQL)

@@ -99,7 +99,7 @@ def _sum_within_episodes(values: np.ndarray, block: Block) -> np.ndarray:
 
 
 class Texts:
-    """Empty strings."""
+    """The check of strings, which must not be empty."""
 
     def __init__(self, source: Source):
         self._tallies: dict[str, Tally] = defaultdict(Tally)

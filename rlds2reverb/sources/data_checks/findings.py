@@ -9,7 +9,7 @@ import numpy as np
 
 from .blocks import Block
 
-#: From the least to the most serious. An error makes a dataset unusable, a warning is probably a mistake in the data,
+#: In order of severity. An error makes a dataset unusable, a warning is probably a mistake in the data,
 #: and an info is a property that the user should know.
 SEVERITIES = ("info", "warning", "error")
 
@@ -66,7 +66,7 @@ CHECKS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found in one field of a dataset.
+    """The result of one check for one field of a dataset.
 
     Attributes:
       check: name of the check, a key of `CHECKS`.
@@ -76,8 +76,8 @@ class Finding:
       episode: index of the first of them.
       step: first step concerned in that episode, or None for the whole episode.
       field: name of the field, such as "observation['state']".
-      message: what was found.
-      advice: what to do about it.
+      message: description of the mistake.
+      advice: suggestion for the user.
     """
 
     check: str

@@ -355,7 +355,7 @@ def test_irregular_episodes_are_skipped():
     assert checks.finish() == []
 
 
-def test_largest_values_equal_those_of_all_rows():
+def test_largest_values_do_not_depend_on_the_parts():
     values = np.random.default_rng(0).random((900, 3)) ** 9
     values[[5, 700], 1] = 50
     largest = LargestValues(3)

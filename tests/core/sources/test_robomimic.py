@@ -1,12 +1,15 @@
 """Tests of robomimic files as robomimic's scripts write them, with the three modes of `dones`."""
 
 import json
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 from expected_formats import FORMATS, describe_field, read_expected
+from reference_impls import assert_equal_nests, episode as make_steps
 
+from rlds2reverb import write_dataset
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load
 
@@ -141,3 +144,66 @@ def test_damaged_env_args_are_ignored(tmp_path, value):
     with h5py.File(path, "a") as file:
         file["data"].attrs["env_args"] = value
     assert load(path).env_spec is None
+
+
+# --- writing
+
+
+def test_written_file_is_read_back_equal(tmp_path):
+    logs = [
+        {"observations": {"arm": np.arange(4.0), "grip": np.arange(8).reshape(4, 2)}, "actions": np.array([[1], [2], [3]]),
+         "rewards": np.array([0.5, -1, 2]), "terminated": terminated} for terminated in (True, False)
+    ]  # fmt: skip
+    episodes = [*load(logs), replace(load(logs).first_episode, index=2, unterminated=True)]
+    source = replace(
+        load(logs),
+        read=lambda: iter(episodes),
+        num_episodes=3,
+        count=None,
+        env_spec='{"id": "Lift", "kwargs": {"x": 1}}',
+    )
+    assert write_dataset(source, tmp_path / "a.hdf5", format="robomimic").warnings == ()
+    written = load(tmp_path / "a.hdf5")
+    for got, want in zip(written, episodes, strict=True):
+        assert_equal_nests(got.steps, want.steps)
+        assert (got.is_terminal, got.unterminated) == (want.is_terminal, want.unterminated)
+    assert (written.warnings, json.loads(written.env_spec)) == ((), {"id": "Lift", "kwargs": {"x": 1}})
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert file["data"].attrs["total"] == 9 and file["data/demo_1"].attrs["num_samples"] == 3
+        assert file["data/demo_1/dones"][()].tolist() == [0, 0, 1]
+        assert json.loads(file["data"].attrs["env_args"])["type"] == 2
+
+
+def test_samples_are_written_with_their_environment(tmp_path):
+    source = load(FORMATS / "robomimic/d1_low_dim.hdf5")
+    write_dataset(source, tmp_path / "a.hdf5", format="robomimic")
+    written = load(tmp_path / "a.hdf5")
+    assert (written.env_spec, written.metadata["env_type"]) == (source.env_spec, source.metadata["env_type"])
+    for got, want in zip(written, source, strict=True):
+        assert_equal_nests(got.steps, want.steps)
+
+
+def test_single_observations_are_named(tmp_path):
+    steps = make_steps(3, terminal=False)
+    source = replace(load([steps]), metadata={"seed": 3})
+    *_, flat, lost = write_dataset(source, tmp_path / "a.hdf5", format="robomimic").warnings
+    assert "'obs/flat'" in flat and lost == "robomimic has no place for the metadata seed"
+    assert (
+        load(tmp_path / "a.hdf5").first_episode.steps["observation"]["flat"].tolist() == steps["observation"].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phase": np.arange(3)}, r"step\['phase'\] has no place in robomimic's format; drop it \(DropFields\)"),
+        ({"observation": {"a": {"b": np.zeros(3)}}}, r"\['a'\]\['b'\] must be an array for robomimic"),
+        ({"action": {"a": np.zeros(3)}}, r"\['action'\]\['a'\] must be an array for robomimic"),
+        ({"observation": {"a": np.array(["x"] * 3, object)}}, r"\['a'\] must contain numbers for robomimic"),
+        ({"reward": np.zeros((3, 2))}, "must be one number for robomimic"),
+    ],
+)
+def test_steps_that_robomimic_cannot_represent_raise(tmp_path, changes, message):
+    with pytest.raises(SourceError, match=message):
+        write_dataset([{**make_steps(3, terminal=False), **changes}], tmp_path / "a.hdf5", format="robomimic")
+    assert not list(tmp_path.iterdir())
