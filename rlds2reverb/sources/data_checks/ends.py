@@ -19,6 +19,8 @@ from .findings import Finding, Tally
 _MAX_EXCEPTIONS = 1 / 4
 #: Minimum number of episodes of the same length to take it for a time limit, their share, and the minimum length.
 _MIN_AT_LIMIT, _MIN_SHARE_AT_LIMIT, _MIN_LIMIT = 3, 0.2, 5
+#: Minimum number and share of terminal episodes that end at the limit, if others end before it: a few do so by chance.
+_MIN_TERMINAL_BY_CHANCE, _MIN_SHARE_BY_CHANCE = 2, 0.05
 _TERMINAL, _TRUNCATED, _OPEN = "terminal", "truncated", "open"
 
 
@@ -171,6 +173,8 @@ class Lengths:
         if truncated:
             length, count = truncated.most_common(1)[0]
             limit = length if count >= _MIN_AT_LIMIT and 2 * count >= truncated.total() else None
+            if any(kind == _TERMINAL and length != limit for length, kind in self._ends):
+                min_terminal = max(_MIN_TERMINAL_BY_CHANCE, math.ceil(_MIN_SHARE_BY_CHANCE * count))
         elif self._ends:
             limit = max(length for length, _ in self._ends)
             total = sum(tally.count for tally in self._ends.values())

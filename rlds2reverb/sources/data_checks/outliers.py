@@ -16,9 +16,9 @@ from .findings import Finding, Tally, list_elements
 
 #: Number of values kept per dimension, and of those that can be outliers.
 _NUM_KEPT, _MAX_OUTLIERS = 129, 128
-#: Minimum ratio of a jump to the next smaller change of its element. Contacts of robots reach a ratio of 3.5 in the clean
-#: samples. Elements that rarely change, such as objects at rest, need a larger ratio. Switches have no jumps, because
-#: they change by the same amount each time.
+#: Minimum ratio of a jump to the next smaller change of its element. Contacts of robots reach a ratio of 3.5 in the
+#: clean samples. Elements that rarely change, such as objects at rest, need a larger ratio. Switches have no jumps,
+#: because they change by the same amount each time.
 JUMP_RATIO, _RARE_JUMP_RATIO = 4.0, 16.0
 _MIN_CHANGING_SHARE, _MAX_JUMP_SHARE, _MAX_FEW_JUMPS = 0.5, 0.05, 16
 #: Minimum ratio of an action to the next smaller one, if no bound is known.

@@ -276,6 +276,40 @@ def test_jump_at_the_start_of_an_episode_is_an_info():
     ]
 
 
+def test_elements_that_may_be_rare_events_are_an_info_in_few_episodes():
+    data = make_episodes("walker")
+    fill_all("observation", (ALL, 3), 1)(data)
+    (finding,) = check_dataset(make_source(data[:4]))
+    assert (finding.check, finding.severity) == ("zero-variance-dimension", "info")
+    (finding,) = check_dataset(make_source(data))
+    assert (finding.check, finding.severity) == ("zero-variance-dimension", "warning")
+    assert finding.message == "element 3 of 8 never change"
+
+
+# --- limits
+
+
+@pytest.mark.parametrize(("num_terminal", "expected"), [(1, []), (2, ["time-limit-marked-terminal"])])
+def test_time_limit_follows_from_truncated_episodes(num_terminal, expected):
+    data = make_episodes("walker")
+    for number in range(num_terminal):
+        data[2 * number] = finish_steps(make_walker_episode(2 * number, 101), terminal=True)
+    assert [finding.check for finding in check_dataset(load(data))] == expected
+
+
+def test_episode_beyond_the_length_of_most_truncated_episodes_is_found():
+    data = make_episodes("walker")
+    data[1] = make_walker_episode(1, 201)
+    (finding,) = check_dataset(load(data))
+    assert (finding.check, finding.episode, finding.step) == ("episode-longer-than-limit", 1, 100)
+
+
+def test_all_terminal_episodes_of_the_maximal_length_are_found():
+    data = [finish_steps(make_walker_episode(seed, 81), terminal=True) for seed in range(4)]
+    (finding,) = check_dataset(load(data))
+    assert (finding.check, finding.count) == ("time-limit-marked-terminal", 4)
+
+
 # --- real data
 
 REAL = [
