@@ -20,6 +20,7 @@ from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 
+from .array_records import ARRAY_RECORD, array_record_dataset
 from .formats import Format
 from .rlds_conventions import (
     AUTO,
@@ -285,8 +286,10 @@ class _PreparedEpisodes:
         from rlds2reverb._internals.tfds import hide_deprecations
 
         decoders = {} if image_decoding else {fields.STEPS: _skip_images(self.builder.info.features[fields.STEPS])}
+        split = self._split if split is None else split
+        if self.builder.info.file_format.value == ARRAY_RECORD:
+            return array_record_dataset(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
-            split = self._split if split is None else split
             return self.builder.as_dataset(
                 split=split,
                 decoders=decoders,
