@@ -64,6 +64,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     """
     with hdf5.open_hdf5(path) as file:
         demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
+        demos, empty = _split_empty(file, demos)
         contents = _survey(file, demos)
         described = _describe_environment(file)
     metadata = {**described.pop("metadata", {}), **contents.metadata}
@@ -83,7 +84,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         num_episodes=len(demos),
         num_rows=contents.num_rows,
         count=lambda: len(demos),
-        warnings=(*warnings, *contents.warnings),
+        warnings=(*warnings, *empty, *contents.warnings),
         assumed_fields=() if REWARDS in contents.optional else (fields.REWARD,),
         metadata=metadata,
         **described,
@@ -97,6 +98,15 @@ def _list_demos(file: h5py.File) -> list[str]:
     names = hdf5.list_names(data)
     demos = [name for name in names if name.startswith("demo_") and name[5:].isdecimal() and name.isascii()]
     return [f"data/{name}" for name in sorted(demos, key=lambda name: int(name[5:]))]
+
+
+def _split_empty(file: h5py.File, demos: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the demonstrations that have rows, and a warning if there are others."""
+    empty = [demo for demo in demos if not len(_open_column(file, f"{demo}/{ACTIONS}"))]
+    if not empty:
+        return list(demos), ()
+    warning = f"{Path(file.filename).name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}"
+    return [demo for demo in demos if demo not in empty], (warning,)
 
 
 def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ...]]:

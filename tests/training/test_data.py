@@ -374,6 +374,14 @@ def test_nested_actions_become_one_vector():
     assert data.action_spec.shape == (3,)
 
 
+def test_episodes_without_steps_are_left_out_with_a_note():
+    steps = next(iter(load([make_continuous(0, 0)]))).steps
+    empty = {name: column[:0] for name, column in steps.items()}
+    expected, data = open_data([steps], IQL), open_data([empty, steps, empty], IQL)
+    assert set(data.notes) - set(expected.notes) == {"2 episodes without steps are left out"}
+    assert data.fingerprint == expected.fingerprint
+
+
 @pytest.mark.parametrize(
     ("actions", "config", "expected"),
     [(np.float32([0.5, -1]), IQL, np.float32([[0.5], [-1]])), (np.array([[2], [0]]), DQN, np.array([2, 0]))],
