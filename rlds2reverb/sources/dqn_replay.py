@@ -133,7 +133,7 @@ class _Timeline:
         capacity, add_count = columns.count_rows(number)
         actions = columns.read("action", [(_Segment(number, 0, capacity), 0, capacity)])
         previous, is_final = self._number, self._is_log and add_count < capacity
-        is_log = not is_final and (add_count + 1) % capacity == 0
+        is_log = not is_final and (add_count + 1) % capacity == 0 and capacity > 1
         first, stop = max(add_count - capacity + is_log, 0), add_count
         if is_final and previous is not None:
             # A final log right after another one repeats it, under the next number.
@@ -147,13 +147,11 @@ class _Timeline:
             is_adjacent = oldest <= self._stop <= stop and self._agrees(actions, oldest, self._stop)
         if is_adjacent:
             first = self._stop
-        self._number, self._stop, self._actions = number, stop, actions
-        self._is_log = is_log
+        self._number, self._stop, self._actions, self._is_log = number, stop, actions, is_log
         bounds = [first, *range(first - first % capacity + capacity, stop, capacity), stop]
-        pairs = itertools.pairwise(bounds)
-        return [
-            _Segment(number, begin % capacity, (end - 1) % capacity + 1) for begin, end in pairs if begin < end
-        ], is_adjacent
+        pairs = [(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
+        parts = [_Segment(number, begin % capacity, (end - 1) % capacity + 1) for begin, end in pairs]
+        return parts, is_adjacent
 
     def _agrees(self, actions: np.ndarray, first: int, stop: int) -> bool:
         """Returns whether the previous file has the same actions at some times."""
@@ -243,7 +241,7 @@ class _OpenColumns:
         return lengths["observation"], add_count
 
     def count_padding(self, parts: Sequence[_Segment], *, is_start: bool) -> int:
-        """Returns the number of rows of padding before each episode: the blank frames at the start of the first one.
+        """Returns the number of rows of padding before each episode: the rows of zeros before the first one.
 
         `invalid_range` limits it, but does not tell the stack size from the update horizon.
 
@@ -262,11 +260,14 @@ class _OpenColumns:
         return self.count_blank(parts, begins[0], limit) if begins else limit
 
     def count_blank(self, parts: Sequence[_Segment], begin: int, limit: int) -> int:
-        """Returns the number of blank frames from row `begin` of some segments on; at most `limit`."""
+        """Returns the number of rows of zeros from row `begin` of some segments on; at most `limit`."""
         rows = list(_divide(parts, begin, min(begin + limit, _count_rows(parts))))
-        frames = self.read("observation", rows) if rows else np.ones((1, 1))
-        is_blank = [not frame.any() for frame in frames]
-        return [*is_blank, False].index(False)
+        is_blank = [True] * _count_rows(parts)
+        for name in (*_SMALL, "observation") if rows else ():
+            is_blank = [
+                blank and not np.any(value) for blank, value in zip(is_blank, self.read(name, rows), strict=False)
+            ]
+        return [*is_blank, False].index(False) if rows else 0
 
     def _path(self, name: str, number: int) -> Path:
         prefix = "" if name in ("add_count", "invalid_range") else "$store$_"
