@@ -16,7 +16,7 @@ ARRAY_RECORD = "array_record"
 _RECORDS_PER_READ = 16
 
 
-def array_record_dataset(split: Any, features: Any, decoders: Any) -> tf.data.Dataset:
+def read_array_records(split: Any, features: Any, decoders: Any) -> tf.data.Dataset:
     """Returns the dataset of the examples of a split, one file after the other.
 
     Args:

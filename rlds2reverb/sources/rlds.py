@@ -21,7 +21,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import leaves, path_name
 
-from .array_records import ARRAY_RECORD, array_record_dataset
+from .array_records import ARRAY_RECORD, read_array_records
 from .formats import Format
 from .rlds_conventions import (
     AUTO,
@@ -302,7 +302,7 @@ class _PreparedEpisodes:
         decoders = {} if image_decoding else {fields.STEPS: _skip_images(self.builder.info.features[fields.STEPS])}
         split = self._split if split is None else split
         if self.builder.info.file_format.value == ARRAY_RECORD:
-            return array_record_dataset(self.builder.info.splits[split], self.builder.info.features, decoders)
+            return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
             return self.builder.as_dataset(
                 split=split,

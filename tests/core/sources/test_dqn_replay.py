@@ -164,7 +164,7 @@ class Recorder:
             column[len(self.rows) % self.capacity] = value or 0
         self.rows.append(values)
 
-    def expected(self, times):
+    def list_episodes(self, times):
         """Returns the frames, actions and whether it terminated, of each run of transitions at consecutive times."""
         episodes, rows = [], []
         for time, row in enumerate(self.rows):
@@ -177,7 +177,7 @@ class Recorder:
 
 
 def read_all(folder):
-    """Returns what `Recorder.expected` does; an episode without a terminal state loses its last action."""
+    """Returns what `Recorder.list_episodes` does; an episode without a terminal state loses its last action."""
     episodes = []
     for episode in load(folder):
         assert episode.unterminated != episode.is_terminal
@@ -199,28 +199,28 @@ def test_one_ring_buffer_is_read_from_its_oldest_row(tmp_path, capacity):
     recorder = Recorder(tmp_path, capacity, checkpoints={sum(LENGTHS) + 30}).play(*LENGTHS)
     stop = recorder.files[0]
     first = stop - capacity + (stop % capacity == capacity - 1)
-    assert read_all(tmp_path) == shorten(recorder.expected(range(first, stop)))
+    assert read_all(tmp_path) == shorten(recorder.list_episodes(range(first, stop)))
 
 
 def test_rows_that_several_ring_buffers_contain_are_read_once(tmp_path):
     recorder = Recorder(tmp_path, 40, checkpoints={20, 30, 60, 82}).play(*LENGTHS)
-    assert read_all(tmp_path) == shorten(recorder.expected(range(82)))
+    assert read_all(tmp_path) == shorten(recorder.list_episodes(range(82)))
 
 
 @pytest.mark.parametrize(("stack_size", "horizon"), [(4, 1), (4, 3), (1, 1), (2, 2)])
 def test_padding_is_told_from_no_ops_whatever_the_stack_and_the_horizon(tmp_path, stack_size, horizon):
     recorder = Recorder(tmp_path, 200, stack_size=stack_size, horizon=horizon).play(*LENGTHS).log_final()
-    assert read_all(tmp_path) == recorder.expected(range(200))
+    assert read_all(tmp_path) == recorder.list_episodes(range(200))
 
 
 def test_final_log_of_a_full_buffer_repeats_no_row(tmp_path):
     recorder = Recorder(tmp_path, 30).play(9, 14)
     assert recorder.files == {0: 29}
     recorder.log_final()
-    assert read_all(tmp_path) == recorder.expected(range(30))
+    assert read_all(tmp_path) == recorder.list_episodes(range(30))
 
 
 def test_log_that_padding_left_out_ends_an_episode(tmp_path):
     recorder = Recorder(tmp_path, 20).play(9, 6, 12, 9).log_final()
     assert recorder.files == {0: 19, 1: 48}  # Rows 39 and 40 are padding, so that no file was written there.
-    assert read_all(tmp_path) == shorten(recorder.expected({*range(19), *range(40, 48)}))
+    assert read_all(tmp_path) == shorten(recorder.list_episodes({*range(19), *range(40, 48)}))
