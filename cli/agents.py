@@ -42,7 +42,7 @@ def agents(as_json: bool, name: str | None) -> None:
     set with train --set NAME=VALUE.
 
     Networks are fully connected; images pass through convolutions first, and integer observations are treated as
-    numbers. Continuous actions must be vectors, discrete actions single integers.
+    numbers. Continuous actions must be vectors or single floats, and discrete actions single integers.
     """
     if name is None:
         _list_algorithms(as_json=as_json)

@@ -57,11 +57,14 @@ class ActionStatistics:
 def join_actions(actions: Nest) -> Nest:
     """Returns nested actions as one float32 vector, by the order of their names; flags become 0 and 1.
 
-    Actions that are one array, or a nest without floats or with strings, are returned unchanged.
+    Single floats become vectors of one float, and vectors of one integer become single integers. Other actions that
+    are one array, or a nest without floats or with strings, are returned unchanged.
 
     Args:
       actions: nest of arrays `[T, ...]`.
     """
+    if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu" and math.prod(actions.shape[1:]) == 1:
+        return actions.reshape(len(actions), 1) if actions.dtype.kind == "f" else actions.reshape(len(actions))
     parts = [column for _, column in _list_parts(actions)]
     columns = [column.reshape(len(column), math.prod(column.shape[1:])).astype(np.float32) for column in parts]
     return np.concatenate(columns, axis=1) if columns else actions

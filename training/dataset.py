@@ -235,7 +235,11 @@ def read_dataset(
     _require_known(source.assumed_fields, config)
     builder: _DatasetBuilder | None = None
     texts: list[str] = []
+    num_empty = 0
     for batch in _read_batches(source, config, progress, texts):
+        if not batch.num_steps.any():
+            num_empty += len(batch.num_steps)
+            continue
         if builder is None:
             step_spec = make_step_spec(batch.steps)
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
@@ -247,6 +251,8 @@ def read_dataset(
     dataset = builder.finish(source.name)
     if texts:
         dataset.notes.append(f"{', '.join(texts)}: text is left out, because agents cannot learn from it")
+    if num_empty:
+        dataset.notes.append(f"{num_empty} episodes without steps are left out")
     return dataset
 
 
@@ -254,7 +260,8 @@ def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
     fingerprint = Fingerprint()
     for batch in _read_batches(source, config, lambda stage, episode: None, []):
-        fingerprint.update(b"".join(episode_digests(_convert_columns(batch))))
+        if batch.num_steps.any():
+            fingerprint.update(b"".join(episode_digests(_convert_columns(batch))))
     return fingerprint.hexdigest()
 
 

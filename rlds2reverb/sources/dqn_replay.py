@@ -12,6 +12,7 @@ frame before action `t`, and the reward and terminal flag after it. Three kinds 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,32 +92,71 @@ class _Segment:
 
 
 def _survey(folder: Path) -> tuple[list[_Segment], list[tuple[int, int, bool]]]:
-    """Returns the valid rows of all files in the order of time, and the episodes.
+    """Returns the rows of all files in the order of time, each once, and the episodes.
 
-    The missing last row of a file is a segment of the next one. An episode is its first row, counted over all segments,
-    the row after its last one, and whether it ends in a terminal state.
+    An episode is its first row, counted over all segments, the row after its last one, and whether it ends in a
+    terminal state.
     """
     segments: list[_Segment] = []
     ends = _EpisodeEnds()
-    previous: int | None = None  # The previous file, if only its last row is missing.
+    timeline = _Timeline()
+    num_padding: int | None = None
     for number in _list_numbers(folder):
         with contextlib.ExitStack() as stack:
             columns = _OpenColumns(folder, stack)
-            capacity, num_valid = columns.count_rows(number)
-            parts = [_Segment(number, 0, num_valid)]
-            if previous is not None and previous + 1 == number and num_valid < capacity:
-                parts.insert(0, _Segment(number, capacity - 1, capacity))
-            elif number:
+            parts, is_adjacent = timeline.add(columns, number)
+            if num_padding is None:
+                num_padding = columns.count_padding(parts, is_start=is_adjacent)
+            if not is_adjacent:
                 ends.add_gap()
+                num_blank = columns.count_blank(parts, 0, num_padding)
+                parts = [_Segment(number, *rows) for _, *rows in _divide(parts, num_blank, _count_rows(parts))]
             for part in parts:
                 block = {name: columns.read(name, [(part, part.start, part.stop)]) for name in _SMALL}
-                ends.add(
-                    block["terminal"], (block["action"] != 0) | (block["reward"] != 0), columns.count_padding(number)
-                )
+                ends.add(block["terminal"], (block["action"] != 0) | (block["reward"] != 0), num_padding)
         segments += parts
-        previous = number if num_valid == capacity - 1 else None
     ends.add_gap()
     return segments, ends.episodes
+
+
+class _Timeline:
+    """The times of the rows of files, which are added by ascending number."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._stop = 0
+        self._actions = np.zeros(0)
+        self._is_log = False
+
+    def add(self, columns: _OpenColumns, number: int) -> tuple[list[_Segment], bool]:
+        """Returns the rows of a file that the previous one does not contain, and whether they follow those of that."""
+        capacity, add_count = columns.count_rows(number)
+        actions = columns.read("action", [(_Segment(number, 0, capacity), 0, capacity)])
+        previous, is_final = self._number, self._is_log and add_count < capacity
+        is_log = not is_final and (add_count + 1) % capacity == 0 and capacity > 1
+        first, stop = max(add_count - capacity + is_log, 0), add_count
+        if is_final and previous is not None:
+            # A final log right after another one repeats it, under the next number.
+            is_repeated = add_count == capacity - 1 and self._agrees(actions, 0, add_count)
+            first = self._stop + 1 + (number - previous - 1 - is_repeated) * capacity
+            stop = first + add_count
+        is_adjacent = number == 0 and first == 0
+        if previous is not None:
+            # The logger leaves out a file if padding passes the row at which it writes, so that numbers do not suffice.
+            oldest = stop - capacity
+            is_adjacent = oldest <= self._stop <= stop and self._agrees(actions, oldest, self._stop)
+        if is_adjacent:
+            first = self._stop
+        self._number, self._stop, self._actions, self._is_log = number, stop, actions, is_log
+        bounds = [first, *range(first - first % capacity + capacity, stop, capacity), stop]
+        pairs = [(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
+        parts = [_Segment(number, begin % capacity, (end - 1) % capacity + 1) for begin, end in pairs]
+        return parts, is_adjacent
+
+    def _agrees(self, actions: np.ndarray, first: int, stop: int) -> bool:
+        """Returns whether the previous file has the same actions at some times."""
+        rows = np.arange(max(first, 0), stop) % len(actions)
+        return len(actions) == len(self._actions) and np.array_equal(actions[rows], self._actions[rows])
 
 
 class _EpisodeEnds:
@@ -157,7 +197,11 @@ def _stack_frames(frames: np.ndarray, num: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(padded, num, axis=0)
 
 
-def _divide(segments: list[_Segment], begin: int, end: int) -> Iterator[tuple[_Segment, int, int]]:
+def _count_rows(segments: Sequence[_Segment]) -> int:
+    return sum(segment.stop - segment.start for segment in segments)
+
+
+def _divide(segments: Sequence[_Segment], begin: int, end: int) -> Iterator[tuple[_Segment, int, int]]:
     """Yields the segments that contain some rows, and the start and the stop of these rows in the file."""
     first = 0
     for segment in segments:
@@ -180,37 +224,61 @@ class _OpenColumns:
         parts = []
         for segment, start, stop in rows:
             column = self._open(name, segment.number)
-            values = column[start:stop]
+            with npz.name_damage(self._path(name, segment.number)):  # Several files are open.
+                values = column[start:stop]
             parts.append(as_columns(values, f"{self._folder.name}: {name} of file {segment.number}"))
         return concatenate(parts)
 
     def count_rows(self, number: int) -> tuple[int, int]:
-        """Returns the capacity of a file and its number of valid rows."""
+        """Returns the capacity of a file, and its `add_count`."""
         lengths = {name: len(self._open(name, number)) for name in ("observation", *_SMALL)}
-        capacity = lengths["observation"]
         add_count = int(self._open("add_count", number).read().reshape(-1)[0])
-        # The logs count all rows since the beginning, the final one only its own.
-        num_valid = add_count - number * capacity if add_count > number * capacity else add_count
-        if len(set(lengths.values())) != 1 or not 0 <= num_valid <= capacity:
+        if len(set(lengths.values())) != 1 or 0 in lengths.values() or add_count < 0:
             raise SourceError(
-                f"{self._folder.name}: the columns of file {number} must have the same length, and add_count must not "
-                f"exceed it, got {lengths} and {add_count:,}"
+                f"{self._folder.name}: the columns of file {number} must have the same length >= 1, and add_count must "
+                f"not be negative, got {lengths} and {add_count:,}"
             )
-        return capacity, num_valid
+        return lengths["observation"], add_count
 
-    def count_padding(self, number: int) -> int:
-        """Returns the number of rows of padding before each episode, one less than the stack size."""
-        if not (self._folder / f"invalid_range_ckpt.{number}.gz").is_file():
-            return _DEFAULT_PADDING
-        return max(len(self._open("invalid_range", number)) - _NOT_PADDING, 0)
+    def count_padding(self, parts: Sequence[_Segment], *, is_start: bool) -> int:
+        """Returns the number of rows of padding before each episode: the rows of zeros before the first one.
+
+        `invalid_range` limits it, but does not tell the stack size from the update horizon.
+
+        Args:
+          parts: the first rows of the data, all in one file.
+          is_start: whether an episode starts in the first row.
+        """
+        number = parts[0].number if parts else 0
+        has_range = bool(parts) and self._path("invalid_range", number).is_file()
+        limit = max(len(self._open("invalid_range", number)) - _NOT_PADDING, 0) if has_range else _DEFAULT_PADDING
+        if is_start:
+            return self.count_blank(parts, 0, limit)
+        rows = [(part, part.start, part.stop) for part in parts]
+        terminals = np.flatnonzero(self.read("terminal", rows)) if parts else np.zeros(0, int)
+        begins = [int(row) + 1 for row in terminals if row + limit < _count_rows(parts)]
+        return self.count_blank(parts, begins[0], limit) if begins else limit
+
+    def count_blank(self, parts: Sequence[_Segment], begin: int, limit: int) -> int:
+        """Returns the number of rows of zeros from row `begin` of some segments on; at most `limit`."""
+        rows = list(_divide(parts, begin, min(begin + limit, _count_rows(parts))))
+        is_blank = [True] * _count_rows(parts)
+        for name in (*_SMALL, "observation") if rows else ():
+            is_blank = [
+                blank and not np.any(value) for blank, value in zip(is_blank, self.read(name, rows), strict=False)
+            ]
+        return [*is_blank, False].index(False) if rows else 0
+
+    def _path(self, name: str, number: int) -> Path:
+        prefix = "" if name in ("add_count", "invalid_range") else "$store$_"
+        return self._folder / f"{prefix}{name}_ckpt.{number}.gz"
 
     def _open(self, name: str, number: int) -> npz.NpzColumn:
         if number != self._number:
             self._stack.close()
             self._number, self._columns = number, {}
         if name not in self._columns:
-            prefix = "" if name in ("add_count", "invalid_range") else "$store$_"
-            path = self._folder / f"{prefix}{name}_ckpt.{number}.gz"
+            path = self._path(name, number)
             if not path.is_file():
                 raise SourceError(f"{self._folder.name} must contain {path.name}; copy or download it again")
             self._columns[name] = self._stack.enter_context(npz.open_gzip(path))

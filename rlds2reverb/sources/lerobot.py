@@ -98,6 +98,9 @@ def _choose_done(features: Mapping[str, Feature]) -> str:
 
 def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tuple[str, ...]:
     sentences: list[str] = []
+    num_rows, expected = sum(episode.num_rows for episode in metadata.episodes), metadata.info.get("total_frames")
+    if expected not in (num_rows, None):
+        sentences.append(f"{name}: info.json says {expected} rows, but the episodes that meta/ lists have {num_rows:,}")
     if metadata.num_undecided and done is None:
         assumed = _choose_done(metadata.features)
         (other,) = set(DONE_MEANINGS) - {assumed}
@@ -164,7 +167,13 @@ class _EpisodeReader:
                     path = stored.data
                     rows = RowReader(path, self._shapes, self._images, first_row=stored.first_row)
                 rows.skip_to(stored.first_row)
-                yield self._make_episode(rows.read(stored.num_rows), stored, index)
+                table = rows.read(stored.num_rows)
+                if EPISODE_INDEX in self._shapes and rows.peek(EPISODE_INDEX) == stored.index:
+                    raise SourceError(
+                        f"{path} has more rows of episode {stored.index} than the {stored.num_rows} that meta/ lists; "
+                        "copy or download the dataset again"
+                    )
+                yield self._make_episode(table, stored, index)
         finally:
             if rows is not None:
                 rows.close()

@@ -117,6 +117,16 @@ class RowReader:
         self._row += num_rows
         return pa.concat_tables(parts)
 
+    def peek(self, name: str) -> Any:
+        """Returns the value of a column in the row after the last one that was read; None at the end of the file."""
+        with parquet_errors(self._path):
+            while not len(self._pending):
+                batch = next(self._batches, None)
+                if batch is None:
+                    return None
+                self._pending = pa.Table.from_batches([batch])
+        return self._pending[name][0].as_py()
+
     def close(self) -> None:
         """Closes the file."""
         self._file.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,12 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
     if isinstance(source, Source):
         require_applicable(options, (), "a Source, which is open already")
         return source
+    if isinstance(source, os.PathLike):  # Also TFDS's own paths, such as `builder.data_path`.
+        source = Path(source)
     location = _locate(source) if isinstance(source, (str, Path)) else source
-    if isinstance(location, (list, tuple)) and location and all(isinstance(part, (str, Path)) for part in location):
-        return concatenate_sources([_open(part, options) for part in location])
+    parts = location if isinstance(location, (list, tuple)) else ()
+    if parts and all(isinstance(part, (str, os.PathLike)) for part in parts):
+        return concatenate_sources([_open(part, options) for part in parts])
     found = _find_format(location)
     if found is None and isinstance(location, Path):
         location = _find_only_dataset(location)

@@ -56,19 +56,25 @@ def open_npz(path: Path) -> Iterator[dict[str, NpzColumn]]:
       SourceError: If it is damaged, contains Python objects, or is too large for its size; inside the block, if damage
         is found later.
     """
+    with name_damage(path), contextlib.ExitStack() as stack:
+        archive = stack.enter_context(zipfile.ZipFile(path))
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if len(names) > _MAX_MEMBERS or len(set(names)) < len(names):
+            count = len(names)
+            raise SourceError(f"{path.name} must have at most {_MAX_MEMBERS:,} distinct members, got {count:,}")
+        arrays = [member for member in members if member.filename.endswith(_SUFFIX)]
+        columns = {member.filename[: -len(_SUFFIX)]: _open_member(archive, member, path) for member in arrays}
+        for column in columns.values():
+            stack.callback(column.close)
+        yield columns
+
+
+@contextlib.contextmanager
+def name_damage(path: Path) -> Iterator[None]:
+    """Raises `SourceError` with the name of a file if its damage is found inside the block."""
     try:
-        with contextlib.ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            members = archive.infolist()
-            names = [member.filename for member in members]
-            if len(names) > _MAX_MEMBERS or len(set(names)) < len(names):
-                count = len(names)
-                raise SourceError(f"{path.name} must have at most {_MAX_MEMBERS:,} distinct members, got {count:,}")
-            arrays = [member for member in members if member.filename.endswith(_SUFFIX)]
-            columns = {member.filename[: -len(_SUFFIX)]: _open_member(archive, member, path) for member in arrays}
-            for column in columns.values():
-                stack.callback(column.close)
-            yield columns
+        yield
     except _DAMAGE as error:
         raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
@@ -81,12 +87,10 @@ def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 @contextlib.contextmanager
 def open_gzip(path: Path) -> Iterator[NpzColumn]:
     """Opens a compressed npy file; raises `SourceError` as `open_npz` does."""
-    try:
+    with name_damage(path):
         column = NpzColumn(lambda: gzip.GzipFile(path), path.name, path.stat().st_size)
         with contextlib.closing(column):
             yield column
-    except _DAMAGE as error:
-        raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
 
 
 class NpzColumn:

@@ -19,7 +19,9 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.specs import leaves, path_name
 
+from .array_records import ARRAY_RECORD, read_array_records
 from .formats import Format
 from .rlds_conventions import (
     AUTO,
@@ -53,6 +55,8 @@ _MAX_METADATA_BYTES = 1 << 20
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _MAX_EPISODES_COMPARED = 16
+#: TensorFlow's message for rows of different shapes, with the index of the field.
+_RAGGED = re.compile(r"batch tensors with different shapes in component (\d+)")
 
 
 def from_rlds_dataset(
@@ -130,7 +134,12 @@ def _get_step_spec(name: str, episode_spec: Any) -> Any:
     import tensorflow as tf
 
     steps = episode_spec.get(fields.STEPS) if isinstance(episode_spec, dict) else None
-    if not isinstance(steps, tf.data.DatasetSpec):
+    if steps is not None and not isinstance(steps, tf.data.DatasetSpec):
+        raise SourceError(
+            f"{name}: 'steps' must be a dataset of steps (tfds.features.Dataset), got a {type(steps).__name__}; "
+            "pass load() a tf.data.Dataset in which tf.data.Dataset.from_tensor_slices(steps) replaces it"
+        )
+    if steps is None:
         got = list(episode_spec) if isinstance(episode_spec, dict) else type(episode_spec).__name__
         raise SourceError(f"{name}: {fields.NO_STEPS} An episode must contain 'steps', got {got}.")
     return steps.element_spec
@@ -165,6 +174,12 @@ def _read_rows(
             yield episode
             index += 1
     except tf.errors.OpError as error:
+        if component := _RAGGED.search(str(error.message)):
+            field = path_name(leaves(dataset.element_spec[fields.STEPS].element_spec)[int(component[1])][0])
+            raise SourceError(
+                f"{name}: {field} differs in shape between the steps of episode {index}; pass load() a tf.data.Dataset "
+                "whose steps do not contain it, or prepare the dataset without it"
+            ) from error
         # The message without the names of TensorFlow's graph nodes.
         reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
         raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
@@ -285,8 +300,10 @@ class _PreparedEpisodes:
         from rlds2reverb._internals.tfds import hide_deprecations
 
         decoders = {} if image_decoding else {fields.STEPS: _skip_images(self.builder.info.features[fields.STEPS])}
+        split = self._split if split is None else split
+        if self.builder.info.file_format.value == ARRAY_RECORD:
+            return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
-            split = self._split if split is None else split
             return self.builder.as_dataset(
                 split=split,
                 decoders=decoders,

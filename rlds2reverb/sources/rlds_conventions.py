@@ -55,7 +55,7 @@ class Conventions:
         """Returns the episode of some rows; `attributes` are those of the episode.
 
         Missing flags of the first and last step follow from the rows, and a missing `is_terminal` from a discount of 0
-        at the end.
+        at the end. Rewards and discounts `[T, 1]` lose their second axis.
 
         Raises:
           SourceError: If the rows are not columns, or disagree with an inferred `last_step`.
@@ -69,6 +69,9 @@ class Conventions:
                     last_step=...,
                 )
         steps = as_steps(self._complete(rows, index), f"{self.name}: episode {index}: step")
+        for name in (fields.REWARD, fields.DISCOUNT):
+            if isinstance(steps[name], np.ndarray) and steps[name].shape[1:] == (1,):
+                steps[name] = steps[name][:, 0]
         if not self.has_ends:
             steps[fields.IS_LAST] = _mark_end(steps[fields.IS_LAST])
             attributes["unterminated"] = True

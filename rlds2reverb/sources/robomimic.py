@@ -66,7 +66,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
         contents = _survey(file, demos)
         described = _describe_environment(file)
-    metadata = {**described.pop("metadata", {}), **contents.metadata}
+    metadata, demos = {**described.pop("metadata", {}), **contents.metadata}, contents.demos
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
@@ -128,6 +128,7 @@ class _Contents:
     """What the demonstrations of a file have in common.
 
     Attributes:
+      demos: the demonstrations that have rows.
       num_rows: number of rows of all demonstrations.
       optional: names of the optional columns and groups that the demonstrations contain.
       is_terminal: whether each demonstration ends in a terminal state.
@@ -136,6 +137,7 @@ class _Contents:
       warnings: assumptions about rewards and ends.
     """
 
+    demos: list[str]
     num_rows: int
     optional: frozenset[str]
     is_terminal: tuple[bool, ...]
@@ -148,10 +150,13 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     """Reads the rewards and `dones` of all demonstrations, but only the sizes of their actions."""
     name = Path(file.filename).name
     optional = frozenset(key for demo in demos for key in _OPTIONAL if key in file[demo])
-    num_rows, rewards, dones = 0, [], []
+    num_rows, rewards, dones, empty = 0, [], [], []
     for path in demos:
         demo = _Demo(file, path, name)
         actions = demo.open(ACTIONS)
+        if not len(actions):
+            empty.append(path)
+            continue
         columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in optional}
         _require_equal_lengths(demo.where, [actions, *columns.values()])
         num_rows += len(actions)
@@ -161,13 +166,16 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
             dones.append(as_flags(columns[DONES], f"{demo.where}: dones"))
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
-    marks = _read_marks(file, demos, IS_TERMINAL)
-    is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, num_demos=len(demos))
+    kept = [path for path in demos if path not in empty]
+    marks = _read_marks(file, kept, IS_TERMINAL)
+    is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, num_demos=len(kept))
     warnings = [] if assumption is None else [f"{name}: {assumption}"]
+    if empty:
+        warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
-    unterminated, described = _read_marks(file, demos, UNTERMINATED), _describe_dones(successes, dones)
-    return _Contents(num_rows, optional, is_terminal, unterminated, described, tuple(warnings))
+    unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
+    return _Contents(kept, num_rows, optional, is_terminal, unterminated, described, tuple(warnings))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:

@@ -40,28 +40,38 @@ def open_folder(folder: Path) -> Source:
     Raises:
       SourceError: If a file is refused (see `npz`), or is missing a column.
     """
-    paths = _list_files(folder)
+    return _open_episodes(folder.name, _list_files(folder))
+
+
+def _open_episodes(name: str, paths: list[Path]) -> Source:
+    """Opens npz files, each of one episode."""
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         for index in range(len(paths))[first:stop]:
             with npz.open_npz(paths[index]) as arrays:
                 _require_columns(paths[index].name, arrays)
-                where = f"{folder.name}/{paths[index].name}"
-                columns = {name: as_columns(arrays[name].read(), f"{where}: '{name}'") for name in arrays
-                           if name in (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL)}  # fmt: skip
+                where = f"{paths[index].parent.name}/{paths[index].name}"
+                known = [
+                    key for key in (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL) if key in arrays
+                ]
+                columns = {key: as_columns(arrays[key].read(), f"{where}: '{key}'") for key in known}
             yield _make_episode(where, index, columns)
 
-    warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(folder.name),)
+    warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
     count = len(paths)
-    return Source(folder.name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
+    return Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
 
 
 def open_file(path: Path) -> Source:
-    """Opens an HDF5 file with all episodes: V-D4RL's 84-pixel data, whose `step_type` 0 begins an episode.
+    """Opens an HDF5 file with all episodes, V-D4RL's 84-pixel data, or an npz file with one of them.
+
+    In HDF5 files, the `step_type` 0 begins an episode, which is `unterminated` unless a 2 ends it.
 
     Raises:
       SourceError: If the file is refused (see `hdf5`), or columns are missing or differ in length.
     """
+    if npz.is_npz(path):
+        return _open_episodes(path.name, [path])
     names = (_OBSERVATIONS[1], _ACTION, _REWARD, _DISCOUNT)
     with hdf5.open_hdf5(path) as file:
         columns = {name: _open_column(file, name) for name in (*names, _STEP_TYPE)}
@@ -74,7 +84,6 @@ def open_file(path: Path) -> Source:
             f"got {lengths} and {step_types[:1].tolist()}"
         )
     starts = [*np.flatnonzero(step_types == _FIRST).tolist(), len(step_types)]
-    is_open = step_types[-1] != _LAST
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         with hdf5.open_hdf5(path) as file:
@@ -82,8 +91,8 @@ def open_file(path: Path) -> Source:
                 where = f"{path.name}: rows from {starts[index]:,} (episode {index})"
                 rows = slice(*starts[index : index + 2])
                 block = {name: as_columns(_open_column(file, name)[rows], f"{where}: '{name}'") for name in names}
-                is_unterminated = is_open and index == len(starts) - 2
-                yield _make_episode(where, index, block, is_unterminated=is_unterminated)
+                is_unterminated = step_types[starts[index + 1] - 1] != _LAST
+                yield _make_episode(where, index, block, is_unterminated=bool(is_unterminated))
 
     count = len(starts) - 1
     return Source(path.name, "vd4rl", read, num_episodes=count, num_rows=len(step_types), count=lambda: count)
@@ -152,8 +161,10 @@ def _is_folder(location: Any) -> bool:
 
 
 def _is_file(location: Any) -> bool:
-    if not isinstance(location, Path) or not location.is_file() or not h5py.is_hdf5(location):
+    if not isinstance(location, Path) or not location.is_file():
         return False
+    if not h5py.is_hdf5(location):
+        return _has_columns(npz.list_arrays(location))
     with hdf5.open_hdf5(location) as file:
         return _STEP_TYPE in file and _has_columns(set(file))
 

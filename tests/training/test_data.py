@@ -333,12 +333,11 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
             None,
             r"iql requires continuous actions.*discrete.*use one of discrete_bc",
         ),
-        ({"actions": np.zeros((2, 1), int)}, DQN, None, r"must be single integers, got int64 \[1\]; remove the last"),
         ({"actions": np.zeros((2, 3), int)}, DQN, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": np.zeros((2, 3), int)}, IQL, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": {"a": np.zeros(2, int)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
         ({"actions": np.array(["a", "b"])}, IQL, None, r"must be floats or integers, got string \[\]"),
-        ({"actions": np.zeros(2)}, IQL, None, r"continuous actions must be vectors, got float64 \[\]"),
+        ({"actions": np.zeros((2, 3, 1))}, IQL, None, r"continuous actions must be vectors, got float64 \[3, 1\]"),
         ({}, IQL, Box(-1, 1, (3,)), r"actions have shape \(1,\), but those of the environment \(3,\); pass the env"),
         ({"actions": np.zeros((2, 1))}, IQL, Box(0, 3, (1,), int), "actions are float64, but those of the env.* int64"),
         (
@@ -373,6 +372,24 @@ def test_nested_actions_become_one_vector():
     np.testing.assert_array_equal(data.items.columns["action"], np.float32([[1, 1, 2], [0, 3, 4]]))
     assert "the parts of the actions are joined to one vector: grip [0:1], turn [1:3]" in data.notes
     assert data.action_spec.shape == (3,)
+
+
+def test_episodes_without_steps_are_left_out_with_a_note():
+    steps = next(iter(load([make_continuous(0, 0)]))).steps
+    empty = {name: column[:0] for name, column in steps.items()}
+    expected, data = open_data([steps], IQL), open_data([empty, steps, empty], IQL)
+    assert set(data.notes) - set(expected.notes) == {"2 episodes without steps are left out"}
+    assert data.fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("actions", "config", "expected"),
+    [(np.float32([0.5, -1]), IQL, np.float32([[0.5], [-1]])), (np.array([[2], [0]]), DQN, np.array([2, 0]))],
+)
+def test_actions_of_one_number_get_the_shape_that_agents_require(actions, config, expected):
+    data = open_data([{**make_continuous(0, 0), "actions": actions}], config)
+    np.testing.assert_array_equal(data.items.columns["action"], expected)
+    assert data.action_spec.shape == expected.shape[1:]
 
 
 @pytest.mark.parametrize(("config", "raises"), [("bc", False), ("iql", True), (("bc", 10), True)])

@@ -158,6 +158,15 @@ def test_tables_with_float64_raise():
             open_data(server, IQL)
 
 
+def test_tables_with_discrete_actions_that_are_vectors_raise():
+    log = {"observations": np.zeros((4, 2), np.float32), "actions": np.zeros((3, 1), int), "terminated": True}
+    source = load([{**log, "rewards": np.ones(3, np.float32)}])
+    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
+        ingest(source, server, adder=NStep(1, 0.99))
+        with pytest.raises(SpecMismatchError, match=r"single integers, got int64 \[1\]; remove the last axis"):
+            open_data(server, TrainingConfig("dqn"))
+
+
 def test_discrete_actions_of_a_table_require_an_environment():
     log = {"observations": np.zeros((4, 2), np.float32), "actions": np.arange(3), "rewards": np.ones(3, np.float32)}
     source = load([{**log, "terminated": True}])

@@ -137,6 +137,27 @@ def test_done_without_success_is_assumed_to_be_truncated_with_a_warning(copy):
     assert all(read.is_terminal for read in load(path, done="terminal"))
 
 
+def test_number_of_rows_that_differs_from_the_description_is_reported(copy):
+    root = copy("v3.0/c3")
+    assert not any("info.json" in warning for warning in load(root).warnings)
+    edit_json(root / "meta/info.json", total_frames=85)
+    warning = f"{root.name}: info.json says 85 rows, but the episodes that meta/ lists have 84"
+    assert warning in load(root).warnings
+
+
+def test_rows_that_the_description_leaves_out_raise(copy):
+    root = copy("v3.0/c3")
+    (path,) = root.glob("meta/episodes/*/*.parquet")
+    table = pq.read_table(path)
+    lengths = table["length"].to_pylist()
+    for number in (0, len(lengths) - 1):
+        shorter = [length - (place == number) for place, length in enumerate(lengths)]
+        pq.write_table(table.set_column(table.schema.get_field_index("length"), "length", pa.array(shorter)), path)
+        message = rf"has more rows of episode {number} than the {shorter[number]} that meta/ lists"
+        with pytest.raises(SourceError, match=message):
+            list(load(root))
+
+
 def test_missing_rewards_are_zeros_with_a_warning(samples):
     source = load(samples / "v3.0/c2")
     assert "has no next.reward; its rewards are zeros" in source.warnings[0]

@@ -200,6 +200,33 @@ def test_missing_flags_follow_from_the_end_of_the_episode():
     assert len(source.warnings) == 2 and "has no 'is_first'" in source.warnings[0]
 
 
+def test_rewards_and_discounts_with_a_second_axis_become_single_numbers():
+    rows = make_rows([1, 2, 3], [0, 1, 5])
+    wide = {**rows, "reward": rows["reward"][:, None], "discount": rows["discount"][:, None]}
+    (episode,) = load(rlds_dataset([wide]))
+    assert episode.total_reward == 6
+    assert episode.steps["reward"].shape == episode.steps["discount"].shape == (4,)
+
+
+def test_steps_that_are_columns_raise():
+    columns = tf.data.Dataset.from_tensors({"steps": make_rows([1, 2])})
+    with pytest.raises(SourceError, match=r"'steps' must be a dataset of steps .*, got a dict; pass .* replaces it"):
+        load(columns)
+
+
+def test_field_of_varying_shape_is_named():
+    def generate():
+        yield from ({**row, "boxes": np.ones(step)} for step, row in enumerate(rows))
+
+    columns = make_rows([1, 2, 3])
+    rows = [{name: column[step] for name, column in columns.items()} for step in range(3)]
+    signature = {name: tf.TensorSpec(column.shape[1:], column.dtype) for name, column in columns.items()}
+    signature["boxes"] = tf.TensorSpec([None], tf.float64)
+    steps = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    with pytest.raises(SourceError, match=r"step\['boxes'\] differs in shape between the steps of episode 0; pass"):
+        load(tf.data.Dataset.from_tensors(0).map(lambda _: {"steps": steps}))
+
+
 def test_last_flag_that_is_never_set_makes_episodes_unterminated():
     (episode,) = load(rlds_dataset([make_rows([1.0, 2.0, 0.0], is_last=np.zeros(3, bool))]))
     assert episode.unterminated and episode.steps["is_last"].tolist() == [False, False, True]

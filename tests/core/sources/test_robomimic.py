@@ -125,6 +125,13 @@ def test_success_in_the_last_row_keeps_the_only_reward(tmp_path):
     assert read_ends(source) == [(3, True)] and source.first_episode.total_reward == 1
 
 
+def test_demonstrations_without_rows_are_left_out_with_a_warning(tmp_path):
+    empty = {"obs/x": np.zeros(0), "actions": np.zeros((0, 1)), "rewards": np.zeros(0), "dones": np.zeros(0, int)}
+    source = load(write_demos(tmp_path / "x.hdf5", [{}, empty, {}]))
+    assert read_ends(source) == [(3, True), (3, True)]
+    assert "x.hdf5: 1 demonstrations without rows are left out, first 'data/demo_1'" in source.warnings
+
+
 @pytest.mark.parametrize("column", ["rewards", "dones"])
 def test_column_that_only_some_demonstrations_have_raises(tmp_path, column):
     path = write_demos(tmp_path / "x.hdf5", [{}, {column: None}])

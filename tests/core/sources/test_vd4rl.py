@@ -64,13 +64,21 @@ def test_file_of_all_episodes_is_shifted_and_split(tmp_path, discount):
     assert [episode.index for episode in source.read(1, 3)] == [1, 2]
 
 
-def test_last_episode_without_an_end_is_unterminated(tmp_path):
-    rows = make_rows(3)
-    rows["step_type"][-1] = 1
-    assert [episode.unterminated for episode in load(write_file(tmp_path / "x.hdf5", make_rows(2), rows))] == [
-        False,
-        True,
-    ]
+@pytest.mark.parametrize("place", [0, 1])
+def test_episode_without_an_end_is_unterminated(tmp_path, place):
+    episodes = [make_rows(2), make_rows(3)]
+    episodes[place]["step_type"][-1] = 1
+    source = load(write_file(tmp_path / "x.hdf5", *episodes))
+    assert [episode.unterminated for episode in source] == [place == 0, place == 1]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_one_file_of_a_folder_is_one_episode(name):
+    expected = load(FORMATS / "vd4rl" / name).first_episode
+    path = min((FORMATS / "vd4rl" / name).glob("*.npz"))
+    (episode,) = load(path)
+    assert describe_field(episode.steps["observation"]) == describe_field(expected.steps["observation"])
+    assert episode.total_reward == expected.total_reward
 
 
 def test_buffer_is_read_in_the_order_of_its_episodes(tmp_path):

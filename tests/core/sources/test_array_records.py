@@ -1,0 +1,108 @@
+"""Tests of datasets that TFDS prepared as ArrayRecord files."""
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from reference_impls import assert_equal_nests
+
+from rlds2reverb import SourceError, load
+from rlds2reverb.cli import run
+
+LENGTHS = (5, 7, 1, 4, 9, 3, 2)
+STEP = {
+    "observation": {
+        "state": tfds.features.Tensor(shape=(2,), dtype=np.float32),
+        "image": tfds.features.Image(shape=(4, 5, 3), encoding_format="png"),
+    },
+    "action": tfds.features.Tensor(shape=(1,), dtype=np.float32),
+    "reward": tfds.features.Scalar(np.float32),
+    "is_first": tfds.features.Scalar(np.bool_),
+    "is_last": tfds.features.Scalar(np.bool_),
+    "is_terminal": tfds.features.Scalar(np.bool_),
+    "instruction": tfds.features.Text(),
+}
+
+
+def make_steps(length):
+    for step in range(length):
+        is_last = step == length - 1
+        yield {
+            "observation": {"state": [length, step], "image": np.full((4, 5, 3), 10 * length + step, np.uint8)},
+            "action": [step + 1],
+            "reward": float(is_last),
+            "is_first": step == 0,
+            "is_last": is_last,
+            "is_terminal": is_last,
+            "instruction": f"task {length}",
+        }
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Returns the same dataset in both formats, each with three files of different lengths."""
+
+    class Robots(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path = tmp_path_factory.mktemp("robots")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"steps": tfds.features.Dataset(STEP)})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for length in LENGTHS:
+                yield length, {"steps": list(make_steps(length))}
+
+    paths = {}
+    for file_format in ("tfrecord", "array_record"):
+        builder = Robots(data_dir=tmp_path_factory.mktemp(file_format), file_format=file_format)
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=3))
+        paths[file_format] = builder.data_path
+    return paths
+
+
+@pytest.mark.parametrize("split", ["train", "train[1:5]", "train[4:]+train[:2]"])
+@pytest.mark.parametrize("image_decoding", [True, False])
+def test_array_records_are_read_like_tfrecords(prepared, split, image_decoding):
+    options = {"split": split, "image_decoding": image_decoding}
+    expected, got = (list(load(path, **options)) for path in prepared.values())
+    assert [episode.num_transitions for episode in got] == [episode.num_transitions for episode in expected]
+    for episode, other in zip(got, expected, strict=True):
+        assert_equal_nests(episode.steps, other.steps)
+
+
+def test_array_records_can_be_read_in_parts_and_in_other_processes(prepared):
+    source = load(prepared["array_record"])
+    whole = [episode.num_transitions for episode in source]
+    assert sorted(whole) == sorted(LENGTHS)
+    copy = cloudpickle.loads(cloudpickle.dumps(source))
+    assert [episode.num_transitions for episode in copy.read(2, 5)] == whole[2:5]
+
+
+def test_array_records_train_a_clone(prepared, tmp_path):
+    options = ["--steps", "2", "--run-dir", str(tmp_path / "run"), "--batch-size", "4"]
+    assert run(["train", "--algo", "bc", "--data", str(prepared["array_record"]), *options]) == 0
+
+
+def test_damaged_array_records_raise(prepared, tmp_path):
+    for path in prepared["array_record"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    first, second, third = sorted(tmp_path.glob("*array_record*"))
+    third.write_bytes(second.read_bytes()[:1000])
+    with pytest.raises(SourceError, match="is damaged at episode 5"):
+        load(tmp_path)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(SourceError, match="is damaged at episode 2 .*a file has 2 records, expected 3"):
+        load(tmp_path)
+
+
+def test_missing_package_is_named(prepared, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    with pytest.raises(SourceError, match=r"requires the package array-record, .*pip install array-record.*tfrecord"):
+        load(prepared["array_record"])
