@@ -207,10 +207,11 @@ def test_profiler_separates_the_time_in_the_environment_from_that_outside():
     assert profiles[0].steps_per_sec == 0.25 and str(profiles[0]) == "0 steps/s, 75% of the time in the environment"
     assert (env.profile.num_steps, env.profile.env_secs, profiles[0].calls) == (1, 3, None)
     assert PerformanceProfile(0, 0, 0).steps_per_sec == float("inf") and PerformanceProfile(0, 0, 0).env_share == 0
-    batch = PerformanceProfiler(BatchDimension(make_counting()), profiles.append, 1, with_calls=True)
+    envs = BatchedEnvironment([make_counting(), make_counting()])
+    batch = PerformanceProfiler(envs, profiles.append, 1, with_calls=True)
     batch.reset()
-    batch.step(np.ones(1, int))
-    assert profiles[-1].num_steps == 1 and any("step" in str(entry.code) for entry in profiles[-1].calls.getstats())
+    batch.step(np.ones(2, int))
+    assert profiles[-1].num_steps == 2 and any("step" in str(entry.code) for entry in profiles[-1].calls.getstats())
 
 
 def test_batch_is_an_environment_with_a_leading_axis():
