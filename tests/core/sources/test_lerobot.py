@@ -398,6 +398,8 @@ def test_large_datasets_are_written_to_several_files(tmp_path, monkeypatch):
     for version in lerobot_writer.VERSIONS:
         write_dataset(source, tmp_path / version, format="lerobot", lerobot_version=version)
         assert_same_rows(load(tmp_path / version), source)
+        numbered = load(tmp_path / version, extra_fields=["index"])
+        assert [number for read in numbered for number in read.steps["index"][:-1]] == list(range(20))
         files = sorted(str(path.relative_to(tmp_path / version)) for path in tmp_path.glob(f"{version}/data/*/*"))
         assert len(files) == 5 and len({file.split("/")[1] for file in files}) == 3
 
