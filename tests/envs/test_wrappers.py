@@ -71,6 +71,11 @@ def test_random_first_episode_length_truncates_only_the_first_episodes(length, m
         assert step.step_type != 2 or bool(step.discount == 0) == (step.observation[0] == length)
 
 
+def test_lengths_of_first_episodes_reach_both_ends():
+    episodes = [play(RandomFirstEpisodeLength(make_counting(5), 3, seed=seed), 5) for seed in range(20)]
+    assert {next(n for n, step in enumerate(steps) if step.step_type == 2) for steps in episodes} == {1, 2, 3}
+
+
 def test_scalar_reward_is_the_weighted_sum():
     steps = play(ScalarReward(TwoRewards(), [2.0, 0.5]), 3)
     assert [float(step.reward) for step in steps] == [0, 2.5, 3]
