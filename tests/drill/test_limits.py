@@ -176,7 +176,7 @@ def test_ingest_names_a_rate_limiter_that_blocks_inserts(source, limiter):
     [
         ("min_size:1000", {}, "it has 10 items, .*its rate limiter waits for 1000 items"),
         ("sample_to_insert_ratio:0.1:1:10", {}, "10 were inserted and .* sampled; its rate limiter waits for more ins"),
-        ("max_samples_per_insert:0.1:10", {}, "10 were inserted and 1 sampled; its rate limiter waits for more inser"),
+        ("max_samples_per_insert:0.1:1", {}, "10 were inserted and 1 sampled; its rate limiter waits for more insert"),
         ("queue:10", {}, "it has 0 items, 10 were inserted and 10 sampled; its rate limiter waits for"),
         ("min_size:1", {"max_times_sampled": 1}, "it has 0 items, 10 were inserted and 10 sampled"),
     ],

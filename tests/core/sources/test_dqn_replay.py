@@ -62,7 +62,7 @@ def save(folder, number, add_count, **columns):
     rows = np.arange(capacity)
     frames = np.broadcast_to((number * capacity + rows + 1).astype(np.uint8)[:, None, None], (capacity, 2, 2))
     arrays = {"$store$_observation": frames, "add_count": np.array(add_count)}
-    if number == 0:
+    if number:
         arrays["invalid_range"] = np.zeros(5)
     arrays |= {f"$store$_{name}": np.asarray(column) for name, column in columns.items()}
     for name, array in arrays.items():
