@@ -19,8 +19,9 @@ import pytest
 import reverb
 from written_directories import assert_same_files
 
-from rlds2reverb.cli import run
+from rlds2reverb.cli import inspect, run
 from rlds2reverb.cli.main import cli
+from rlds2reverb.tables import MAX_ITEMS
 
 HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
 
@@ -97,6 +98,13 @@ def test_inspect_does_not_derive_a_d4rl_score_from_a_file_name(data, capsys, nam
     assert "score" not in out
     _, out, _ = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v0-medium/1.2.0")
     assert "D4RL's constants for its own hopper" in out
+
+
+def test_inspect_adds_the_counts_of_a_table_on_several_servers():
+    table = {"name": "replay", "items": 1, "max_size": MAX_ITEMS, "inserted": 4, "sampled": 30, "episodes": 2}
+    total = inspect._add_tables(inspect._add_tables(None, table, "a:1"), table, "b:1")
+    assert total == {"name": "replay", "items": 2, "max_size": MAX_ITEMS, "inserted": 8, "sampled": 60, "episodes": 4,
+                     "servers": {"a:1": 1, "b:1": 1}}  # fmt: skip
 
 
 def test_inspect_and_validate_read_converted_directories(data, capsys, tmp_path):

@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import pytest
 from policies import PENDULUM, LinearPolicy, save_policy
@@ -71,10 +73,12 @@ def reference_returns(capsys, *arguments):
     return json.loads(out)["policies"][0]["reference_returns"]
 
 
-def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys, tmp_path):
+def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys, tmp_path, monkeypatch):
     references = tmp_path / "references.json"
     references.write_text('{"measured": {"Pendulum-v1": {"ref_min": -1000, "ref_max": -100}}}')
     assert reference_returns(capsys, trained, "--reference-returns", -5, 5) == [-5, 5]
+    monkeypatch.setitem(gymnasium.registry, "Other-v0", replace(gymnasium.spec("Pendulum-v1"), id="Other-v0"))
+    assert reference_returns(capsys, trained, "--env", "Other-v0") is None
     assert reference_returns(capsys, trained, "--reference-file", references) == [-1000, -100]
     code, _, err = call(capsys, trained, "--reference-file", references, "--d4rl-score")
     assert code == 1 and "pass only one of --reference-returns, --reference-file and --d4rl-score" in err

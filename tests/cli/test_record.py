@@ -85,6 +85,8 @@ def test_datasets_are_converted_between_formats(capsys, data, tmp_path):
     assert code == 1 and "--n-step requires --format reverb" in err
     code, _, err = call(capsys, "convert", source, "--format", "d4rl", "--out", tmp_path / "y", "--shard-mb", 3)
     assert code == 1 and "--shard-mb requires --format rlds" in err
+    code, _, _ = call(capsys, "convert", source, "--format", "rlds", "--out", tmp_path / "y/1.0.0", "--shard-mb", 1)
+    assert code == 0 and len(list((tmp_path / "y/1.0.0").glob("*.tfrecord*"))) == 1
 
 
 @pytest.mark.slow

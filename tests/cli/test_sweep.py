@@ -60,6 +60,10 @@ def test_sweep_trains_the_runs_of_a_file_and_other_commands_read_them(call, opti
     code, out, _ = call("sweep", "sweep.json", "--run-dir", "runs", "--json")
     assert code == 0 and json.loads(out)["complete"]
 
+    (tmp_path / "failing.json").write_text(json.dumps({**options, "algo": "dqn"}))
+    code, out, _ = call("sweep", "failing.json", "--run-dir", "failing")
+    assert code == 2 and "dqn requires discrete actions" in out
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),

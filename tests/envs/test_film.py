@@ -40,7 +40,15 @@ def read_images(path):
 
 
 def test_film_shows_every_step_in_real_time(tmp_path):
-    result = record_film(Rendered, "random", tmp_path / "a.gif", num_episodes=2)
+    seeds = []
+
+    class Seeded(Rendered):
+        def reset(self, *, seed=None, options=None):
+            seeds.append(seed)
+            return super().reset(seed=seed)
+
+    result = record_film(Seeded, "random", tmp_path / "a.gif", num_episodes=2, seed=3)
+    assert seeds == [3, 4]
     size, frames = read_images(tmp_path / "a.gif")
     assert size == (30, 20)  # Even numbers, for players.
     assert frames == [(brightness, 100) for brightness in (0, 10, 20, 30, 40, 50)] * 2

@@ -8,7 +8,7 @@ import pytest
 from policies import LinearPolicy
 
 from rlds2reverb import load, write_dataset
-from rlds2reverb.envs import Environment, record_episodes, suite_gym, to_py_environment
+from rlds2reverb.envs import BatchedEnvironment, Environment, record_episodes, suite_gym, to_py_environment
 from rlds2reverb.envs.specs import BoundedArraySpec
 from rlds2reverb.envs.time_steps import restart, termination, to_rlds_step, transition, truncation
 from rlds2reverb.episodes import find_problems
@@ -83,6 +83,8 @@ def test_a_batch_records_every_episode_that_starts():
     assert len(lengths) == 5 and max(lengths) <= 12
     assert json.loads(source.env_spec)["max_episode_steps"] == 12
     assert [episode.index for episode in source] == list(range(5))
+    batch = BatchedEnvironment([Counting(2), Counting(7)])
+    assert [episode.num_transitions for episode in record_episodes(batch, num_episodes=2)] == [2, 7]
 
 
 def test_seed_of_an_episode_repeats_it_in_gymnasium():

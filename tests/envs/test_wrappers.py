@@ -71,6 +71,11 @@ def test_random_first_episode_length_truncates_only_the_first_episodes(length, m
         assert step.step_type != 2 or bool(step.discount == 0) == (step.observation[0] == length)
 
 
+def test_lengths_of_first_episodes_reach_both_ends():
+    episodes = [play(RandomFirstEpisodeLength(make_counting(5), 3, seed=seed), 5) for seed in range(20)]
+    assert {next(n for n, step in enumerate(steps) if step.step_type == 2) for steps in episodes} == {1, 2, 3}
+
+
 def test_scalar_reward_is_the_weighted_sum():
     steps = play(ScalarReward(TwoRewards(), [2.0, 0.5]), 3)
     assert [float(step.reward) for step in steps] == [0, 2.5, 3]
@@ -207,10 +212,11 @@ def test_profiler_separates_the_time_in_the_environment_from_that_outside():
     assert profiles[0].steps_per_sec == 0.25 and str(profiles[0]) == "0 steps/s, 75% of the time in the environment"
     assert (env.profile.num_steps, env.profile.env_secs, profiles[0].calls) == (1, 3, None)
     assert PerformanceProfile(0, 0, 0).steps_per_sec == float("inf") and PerformanceProfile(0, 0, 0).env_share == 0
-    batch = PerformanceProfiler(BatchDimension(make_counting()), profiles.append, 1, with_calls=True)
+    envs = BatchedEnvironment([make_counting(), make_counting()])
+    batch = PerformanceProfiler(envs, profiles.append, 1, with_calls=True)
     batch.reset()
-    batch.step(np.ones(1, int))
-    assert profiles[-1].num_steps == 1 and any("step" in str(entry.code) for entry in profiles[-1].calls.getstats())
+    batch.step(np.ones(2, int))
+    assert profiles[-1].num_steps == 2 and any("step" in str(entry.code) for entry in profiles[-1].calls.getstats())
 
 
 def test_batch_is_an_environment_with_a_leading_axis():

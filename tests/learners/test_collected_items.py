@@ -44,7 +44,8 @@ def test_new_items_replace_the_oldest_and_all_are_sampled():
     feed.append(make_items(range(7, 19)))
     assert set(sample(feed)) == {14, 15, 16, 17, 18}
     feed.append(make_items([]))
-    assert feed.num_added == 19
+    feed.append(make_items([19]))
+    assert set(sample(feed)) == {15, 16, 17, 18, 19} and feed.num_added == 20
 
 
 def test_items_with_a_time_axis_keep_their_rows():

@@ -211,11 +211,16 @@ def test_agent_without_td_errors_is_refused_before_the_first_iteration(tmp_path)
 
 def test_error_of_the_priority_sink_is_raised(tmp_path):
     class Broken:
+        def __init__(self):
+            self.num_calls = 0
+
         def update(self, info, td_errors):
-            raise ConnectionError("server gone")
+            self.num_calls += 1
+            if self.num_calls == 1:
+                raise ConnectionError("server gone")
 
     pairs = batches(size=2).map(lambda batch: (batch, make_info([1, 2])))
-    with Learner(tmp_path, MeanAgent(), pairs, priorities=Broken()) as learner:
+    with Learner(tmp_path, MeanAgent(), pairs, priorities=Broken(), steps_per_call=1) as learner:
         with pytest.raises(ConnectionError, match="server gone"):
             learner.start(2)
 

@@ -64,6 +64,7 @@ MISTAKES = [
     ("convert HOPPER --out note.txt/out", 1, "cannot use '.*note.txt/out.partial': Not a directory"),
     ("push HOPPER localhost", 1, "HOST:PORT: the address must be HOST:PORT"),
     ("push HOPPER localhost:1 --timeout 1", 75, "no Reverb server answered at localhost:1"),
+    ("push HOPPER localhost:1 --timeout 0", 1, "--timeout must be a number > 0, got '0'"),
     ("convert localhost:8000 --out out", 1, "SRC must be a dataset, got the server 'localhost:8000'"),
     ("convert HOPPER --format rlds", 1, "missing option '--out'"),
     ("convert HOPPER --format d4rl --out folder", 1, "exists already; pass a new path"),

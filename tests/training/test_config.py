@@ -85,6 +85,12 @@ def test_the_run_determines_discount_schedule_and_seed():
     assert TrainingConfig("iql", hyperparameters={"num_updates": None}).resolved_hyperparameters["num_updates"] is None
 
 
+def test_updates_are_due_for_each_step_after_the_warm_up():
+    options = {"env": "Pendulum-v1", "steps": 5, "online_steps": 108, "warmup_steps": 10, "updates_per_step": 1 / 49}
+    config = TrainingConfig("sac", **options)
+    assert [config.count_updates(num) for num in (0, 10, 58, 59, 108, 500)] == [5, 5, 5, 6, 7, 7]
+
+
 def test_as_dict_and_from_dict_are_inverse():
     config = TrainingConfig("cql", drop_fields=("observation/a",), reference_returns=(0, 1), top_percent=10)
     assert TrainingConfig.from_dict(config.as_dict()) == config.replace(reference_returns=[0, 1])

@@ -181,7 +181,8 @@ def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
     monkeypatch.setattr("rlds2reverb.episode_batches._MAX_BATCH_BYTES", batch_bytes)
     logs = [make_continuous(action, rewards=[reward]) for action, reward in enumerate([5, 7, 7, 1, 7])]
     got = open_data(logs, IQL.replace(top_percent=40))
-    assert got.items.columns["action"][:, 0].tolist() == [1, 2] and got.num_episodes == 2
+    assert got.items.columns["action"][:, 0].tolist() == [1, 2]
+    assert got.num_episodes == got.num_transitions == 2
     assert "training on the best 40 % of episodes: 2 of 5, with returns from 7.0 to 7.0" in got.notes
     assert open_data(logs, IQL.replace(top_percent=0.1)).num_episodes == 1
 

@@ -8,6 +8,8 @@ from reverb.cc.checkpointing import checkpoint_pb2
 from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2
 
 from rlds2reverb.client import batch_address, messages
+from rlds2reverb.client.connection import encode_sample_request
+from rlds2reverb.client.samples import join_parts
 
 #: Fields that are declared as bytes, or as the number of an enum, instead of a type of TensorFlow.
 SIMPLIFIED = {"signature", "tensor_shape", "dtype"}
@@ -58,6 +60,19 @@ def test_undeclared_fields_are_kept():
     original = schema_pb2.PrioritizedItem(key=7, deprecated_chunk_keys=[1, 2])
     copy = messages.PrioritizedItem.FromString(original.SerializeToString())
     assert schema_pb2.PrioritizedItem.FromString(copy.SerializeToString()) == original
+
+
+def test_sample_in_several_parts_has_the_chunks_of_all():
+    parts = [({"item": {"key": 7}}, 1, False), (None, 2, False), (None, 3, True), ({"item": {"key": 8}}, 4, True)]
+    make = messages._CLASSES["SampleEntry"]
+    entries = [make(info=info, data=[{"chunk_key": key}], end_of_sequence=is_end) for info, key, is_end in parts]
+    joined = [(info.item.key, [chunk.chunk_key for chunk in chunks]) for info, chunks in join_parts(entries)]
+    assert joined == [(7, [1, 2, 3]), (8, [4])]
+
+
+def test_request_for_samples_has_the_timeout_in_milliseconds():
+    request = messages.SampleStreamRequest.FromString(encode_sample_request("items", 3, timeout_secs=2.5))
+    assert (request.table, request.num_samples, request.rate_limiter_timeout.milliseconds) == ("items", 3, 2500)
 
 
 @pytest.mark.parametrize(("port", "expected"), [(8000, 9000), (64535, 65535), (64536, 63536), (65535, 64535)])

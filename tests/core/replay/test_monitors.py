@@ -110,13 +110,13 @@ def test_items_are_counted_by_event():
 def test_sampled_statistics_match_hand_computed_values():
     monitor = make_monitor()
     add_sample(monitor, [1, 3], [4, -1], [0.5, 2.0])
-    add_sample(monitor, [2, 4], [10, 1], [1.0, 4.5])
+    add_sample(monitor, [2, 4], [11, 0], [1.0, 4.5])
     values = {key: value for key, value in monitor.values().items() if key.startswith("sampled/")}
     assert values == {
         "sampled/use_mean": 2.5,
         "sampled/use_max": 4,
         "sampled/staleness_mean": 5,
-        "sampled/staleness_max": 10,
+        "sampled/staleness_max": 11,
         "sampled/priority_mean": 2.0,
         "sampled/priority_max": 4.5,
         "sampled/priority_min": 0.5,

@@ -21,8 +21,10 @@ def test_half_cheetah_item_needs_two_kilobytes():
     assert num_bytes / 8000 == pytest.approx(2127, rel=0.1)
 
 
-def test_free_memory_is_plausible():
+def test_free_memory_is_plausible_and_limited_by_the_container(monkeypatch):
     assert 1 << 20 < free_memory_bytes() < 1 << 50
+    monkeypatch.setattr(memory, "_free_cgroup_bytes", lambda: 12_345)
+    assert free_memory_bytes() == 12_345
 
 
 def test_too_little_memory_raises_unless_forced(tmp_path, monkeypatch):

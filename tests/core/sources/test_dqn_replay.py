@@ -49,12 +49,22 @@ def test_missing_file_between_others_ends_an_episode(tmp_path):
     assert ends.count(True) == 1 and not ends[-1]
 
 
+def test_several_missing_rows_end_an_episode(tmp_path):
+    save(tmp_path, 0, 2, action=[1, 2, 9, 9], reward=np.zeros(4), terminal=np.zeros(4))
+    save(tmp_path, 1, 3, action=[5, 6, 7, 9], reward=np.zeros(4), terminal=[0, 0, 1, 0])
+    one, two = load(tmp_path)
+    assert one.unterminated and one.steps["action"].tolist() == [1, 2]
+    assert two.is_terminal and two.steps["action"].tolist() == [5, 6, 7, 0]
+
+
 def save(folder, number, add_count, **columns):
     capacity = len(columns["action"])
     rows = np.arange(capacity)
     default = np.broadcast_to((number * capacity + rows + 1).astype(np.uint8)[:, None, None], (capacity, 2, 2))
     frames = columns.pop("observation", default)
     arrays = {"$store$_observation": frames, "add_count": np.array(add_count)}
+    if number:
+        arrays["invalid_range"] = np.zeros(5)
     arrays |= {f"$store$_{name}": np.asarray(column) for name, column in columns.items()}
     for name, array in arrays.items():
         with gzip.open(folder / f"{name}_ckpt.{number}.gz", "wb") as stream:

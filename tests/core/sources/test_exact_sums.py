@@ -33,6 +33,11 @@ def test_sum_of_squares_is_exact(rows):
     assert as_fractions(sum_squares_exactly(rows)) == sum_fractions(rows, 2)
 
 
+def test_sum_of_many_rows_is_exact():
+    rows = 1 + np.random.default_rng(0).random((1 << 15, 1))
+    assert as_fractions(sum_exactly(rows)) == sum_fractions(rows)
+
+
 def test_smallest_and_largest_numbers_are_added_exactly():
     rows = np.array([[5e-324], [1.5e308], [-1.5e308], [1e-300]])
     assert as_fractions(sum_exactly(rows)) == sum_fractions(rows)

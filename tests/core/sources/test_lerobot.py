@@ -168,11 +168,23 @@ def test_missing_rewards_are_zeros_with_a_warning(samples):
 def test_split_selects_a_range_of_episodes(copy):
     path = copy("v3.0/c3")
     edit_json(path / "meta/info.json", splits={"train": "0:5", "val": "5:7"})
-    assert [read.steps["action"][0, 0] for read in load(path, split="val")] == [
-        read.steps["action"][0, 0] for read in list(load(path))[5:]
-    ]
+    for split, rows in (("train", slice(5)), ("val", slice(5, 7))):
+        assert [read.steps["action"][0, 0] for read in load(path, split=split)] == [
+            read.steps["action"][0, 0] for read in list(load(path))[rows]
+        ]
     with pytest.raises(SourceError, match="has no split 'test'; use one of: train, val"):
         load(path, split="test")
+
+
+def test_rows_of_a_removed_episode_are_skipped(copy):
+    path = copy("v3.0/c3")
+    expected = list(load(path))
+    (file,) = path.glob("meta/episodes/*/*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(pa.concat_tables([table.slice(0, 3), table.slice(4)]), file)
+    edit_json(path / "meta/info.json", total_episodes=6)
+    for read, other in zip(load(path), [*expected[:3], *expected[4:]], strict=True):
+        assert_equal_nests(read.steps, other.steps)
 
 
 # --- Damaged and hostile datasets
@@ -374,8 +386,9 @@ def test_nests_images_strings_and_dtypes_are_read_back_equal(tmp_path):
         },
         "scalar": np.arange(4.0),
     }
+    failure = {"next.success": np.zeros(4, bool)}
     text = np.array([b"lift", b"lift", b"push", b""], object)
-    source = load([make_steps(observation=observation, language_instruction=text, action=np.arange(4))] * 2)
+    source = load([make_steps(observation=observation, language_instruction=text, action=np.arange(4), **failure)] * 2)
     for version in lerobot_writer.VERSIONS:
         write_dataset(source, tmp_path / version, format="lerobot", lerobot_version=version)
         assert_same_rows(load(tmp_path / version), source)
@@ -406,6 +419,8 @@ def test_large_datasets_are_written_to_several_files(tmp_path, monkeypatch):
     for version in lerobot_writer.VERSIONS:
         write_dataset(source, tmp_path / version, format="lerobot", lerobot_version=version)
         assert_same_rows(load(tmp_path / version), source)
+        numbered = load(tmp_path / version, extra_fields=["index"])
+        assert [number for read in numbered for number in read.steps["index"][:-1]] == list(range(20))
         files = sorted(str(path.relative_to(tmp_path / version)) for path in tmp_path.glob(f"{version}/data/*/*"))
         assert len(files) == 5 and len({file.split("/")[1] for file in files}) == 3
 

@@ -246,6 +246,7 @@ def test_missing_discounts_are_one_except_at_terminal_ends(actions, terminal, mi
     source = load(rlds_dataset([make_rows(actions, terminal=terminal, discount=None)]), missing=missing)
     assert next(iter(source)).steps["discount"].tolist() == discounts
     assert any("has no 'discount'" in warning for warning in source.warnings) == (not missing)
+    assert summarize(source).unbootstrapped == (len(discounts) > len(actions) and not terminal)
     assert source.assumed_fields == ()
 
 

@@ -103,6 +103,8 @@ DENSE = {"rewards": [0.2, 0.3, 0.7]}
         # Mode 2: every last row, and others.
         ([{}, {"dones": [0, 1, 1]}], [(2, False), (3, True)], "1 of 2, in which the row before is set"),
         ([{"dones": None}, {"dones": None}], [(2, False), (2, False)], "nothing tells success from the end"),
+        # Rewards of 0 and 1 are no successes if others are dense.
+        ([{"rewards": [0, 0, 1]}, DENSE], [(2, False), (2, False)], "nothing tells success from the end"),
     ],
 )
 @pytest.mark.parametrize("rewards", [DENSE, {"rewards": None}])
@@ -118,6 +120,11 @@ def test_missing_rewards_are_zeros_with_a_warning(tmp_path):
     assert any("has no rewards, so that all are 0" in sentence for sentence in source.warnings)
     assert source.assumed_fields == ("reward",)
     assert source.first_episode.steps["reward"].tolist() == [0, 0, 0]
+
+
+def test_demonstrations_are_in_the_order_of_their_numbers(tmp_path):
+    source = load(write_demos(tmp_path / "x.hdf5", [{"obs/x": np.full(3, number)} for number in range(11)]))
+    assert [episode.steps["observation"]["x"][0] for episode in source] == list(range(11))
 
 
 def test_success_in_the_last_row_keeps_the_only_reward(tmp_path):

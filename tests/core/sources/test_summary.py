@@ -61,7 +61,9 @@ def test_fingerprint_depends_on_the_content():
     changed_bit = {**one, "reward": np.nextafter(one["reward"], 0)}
     changed_dtype = {**one, "reward": one["reward"].astype(np.float64)}
     changed_name = {("extra" if name == "reward" else name): column for name, column in one.items()}
-    digests = [digest(one, two), digest(two, one), digest(one), digest(changed_bit), digest(changed_dtype)]
+    texts = ([b"ab", b"c", b""], [b"a", b"bc", b""])
+    of_texts = [digest({**one, "text": np.array(words, object)}) for words in texts]
+    digests = [*of_texts, digest(one, two), digest(two, one), digest(one), digest(changed_bit), digest(changed_dtype)]
     assert len(set(digests)) == len(digests)
     one_digest, other_digest = (episode_digests(EpisodeBatch([Episode(steps, 0)])) for steps in (one, changed_name))
     assert one_digest != other_digest

@@ -12,9 +12,9 @@ FOLDERS = ["cartpole_swingup/64px", "drqv2_cartpole_swingup/buffer"]
 
 
 def make_rows(length, *, discount=1.0):
-    """Returns the rows of an episode: the action and reward that led to row t are t and 10 t."""
+    """Returns the rows of an episode: the action, reward and discount that led to row t are t, 10 t and 1 - t / 64."""
     rows = np.arange(length, dtype=np.float32)
-    discounts = np.ones(length, np.float32)
+    discounts = 1 - rows / 64
     discounts[-1] = discount
     images = np.broadcast_to(np.arange(length, dtype=np.uint8)[:, None, None, None], (length, 3, 2, 2))
     step_type = np.full(length, 1.0)
@@ -59,7 +59,7 @@ def test_file_of_all_episodes_is_shifted_and_split(tmp_path, discount):
     assert [episode.num_transitions for episode in source] == [2, 0, 1]
     steps = source.first_episode.steps
     assert steps["action"].tolist() == [[1], [2], [0]] and steps["reward"].tolist() == [10, 20, 0]
-    assert steps["discount"].tolist() == [1, discount, discount]
+    assert steps["discount"].tolist() == [1 - 1 / 64, discount, discount]
     assert source.first_episode.is_terminal == (discount == 0)
     assert [episode.index for episode in source.read(1, 3)] == [1, 2]
 

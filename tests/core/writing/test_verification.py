@@ -68,6 +68,7 @@ class Changed(TrajectoryWindows):
             r"out: item 1 of episode 0 differs from the dataset in item\['reward'\] \(table 'replay'\); convert",
         ),
         ("fewer", r"out: item 0 of episode 1 differs from the dataset in item\['step_type'\]"),
+        ("priority", "out: item 0 of episode 0 differs from the dataset in its priority"),
     ],
 )
 def test_different_items_raise(tmp_path, monkeypatch, change, message):
@@ -84,6 +85,7 @@ def test_different_items_raise(tmp_path, monkeypatch, change, message):
             [episode(3, terminal=True), episode(4, terminal=True)],
             tmp_path / "out",
             adder=Changed(change=change),
+            priority=lambda episode, items: 2.0 if Changed.is_written and change == "priority" else 1.0,
             options=VERIFY,
         )
 

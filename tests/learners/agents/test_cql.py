@@ -138,6 +138,30 @@ def test_updates_match_the_reference(overrides):
     np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
 
 
+@pytest.mark.parametrize(("overrides", "num_actions"), [({}, 1), ({"max_q_backup": True}, SAMPLES)])
+def test_max_q_backup_uses_several_actions(monkeypatch, overrides, num_actions):
+    agent = make(**overrides)
+    calls = []
+    compute = agent.critic_targets
+    monkeypatch.setattr(agent, "critic_targets", lambda *args: calls.append(args) or compute(*args))
+    agent.train(to_transition(make_columns(SIZE)))
+    ((_, next_actions, next_log_probs),) = calls
+    assert next_actions.shape == (num_actions, SIZE, ACTION)
+    assert next_log_probs.shape == (num_actions, SIZE)
+
+
+def test_actor_is_cloned_in_the_first_updates_only():
+    agent, plain = make(num_bc_updates=2), make()
+    batch = agent.batch(to_transition(make_columns(SIZE)))
+    action, log_prob = tf.zeros([SIZE, ACTION]), tf.zeros([SIZE])
+    is_cloned = []
+    for step in range(4):
+        agent.train_step_counter.assign(step)
+        loss, usual_loss = (one.actor_loss(batch, action, log_prob) for one in (agent, plain))
+        is_cloned.append(abs(loss - usual_loss) > 0.01)
+    assert is_cloned == [True, True, False, False]
+
+
 def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold():
     """The gap is 3 * 1.5 - 4 = 0.5, although the penalty itself is below the threshold."""
     agent = make(lagrange_threshold=4.0, min_q_weight=3.0)

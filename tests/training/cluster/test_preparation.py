@@ -32,3 +32,9 @@ def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hop
     parts = prepare(path, TrainingConfig("bc", **{**SMALL, "env": "auto"}), tmp_path / "run", 1)
     assert parts.evaluator is None and parts.environment is None and parts.document["environment"] is None
     assert parts.warnings[0].startswith("no evaluation: ") and parts.warnings[0].endswith("was recorded in (env)")
+
+
+def test_replay_servers_share_the_capacity(tmp_path):
+    config = TrainingConfig("sac", env="Pendulum-v1", steps=0, online_steps=20_000, replay_size=10)
+    (table,) = prepare(None, config, tmp_path / "run", 4).tables
+    assert table.max_size == 3
