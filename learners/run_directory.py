@@ -36,7 +36,7 @@ PRIORITIES_FILE, WEIGHTS_FILE = "priorities.csv", "weights.csv"
 DISCOUNTED_RETURN = "discounted_return"
 #: Start of the TensorBoard tags of evaluations.
 _EVALUATION = "evaluation/"
-_SUMMARY = ("mean", "std", "score", DISCOUNTED_RETURN)
+_SUMMARY = ("mean", "std", "score", "success_rate", DISCOUNTED_RETURN)
 _PACKAGES = ("rlds2reverb", "tensorflow", "tensorflow-cpu", "tf-agents", "dm-reverb", "numpy", "gymnasium", "mujoco")
 
 
@@ -52,7 +52,7 @@ class RunDirectory:
         config.json       all options, the data's fingerprint, the environment, package versions
         repeat.txt        a command that repeats the run
         progress.csv      logged values, one row per logged step
-        evaluations.csv   mean, std, score and each return, one row per evaluation
+        evaluations.csv   mean, std, score, success_rate and each return, one row per evaluation
         priorities.csv    histograms of priorities
         weights.csv       histograms of importance weights
         train/            the same values for TensorBoard
@@ -156,7 +156,7 @@ class RunDirectory:
         self._summarize(step, values)
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Appends a row to `evaluations.csv`, and mean, std and score to the TensorBoard log."""
+        """Appends a row to `evaluations.csv`, and its summary to the TensorBoard log."""
         require_count(STEP, step, 0)
         row = evaluation_row(evaluation)
         self._evaluations.append(step, row)
@@ -218,6 +218,8 @@ def evaluation_row(evaluation: Evaluation) -> dict[str, float | None]:
     summary = {"mean": evaluation.mean, "std": evaluation.std, "score": evaluation.score}
     returns = {f"return_{number}": value for number, value in enumerate(evaluation.returns)}
     counts = {"num_episodes": len(evaluation.returns), "num_clipped": evaluation.num_clipped}
+    if evaluation.success_rate is not None:
+        summary["success_rate"] = evaluation.success_rate
     if evaluation.discounted_return is not None:
         summary[DISCOUNTED_RETURN] = evaluation.discounted_return
     return {**summary, **counts, **returns}

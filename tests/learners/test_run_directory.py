@@ -290,6 +290,13 @@ def test_discounted_returns_are_logged_if_they_are_known(tmp_path):
     np.testing.assert_array_equal(load_run(tmp_path).evaluations["discounted_return"], [np.nan, 0.5])
 
 
+def test_rates_of_success_are_logged_if_they_are_known(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        run.log_evaluation(1, evaluation(1))
+        run.log_evaluation(2, replace(evaluation(1, 2), successes=np.array([True, False])))
+    np.testing.assert_array_equal(load_run(tmp_path).evaluations["success_rate"], [np.nan, 0.5])
+
+
 def test_steps_must_be_non_negative_integers(tmp_path):
     with RunDirectory(tmp_path) as run:
         for call in (run.log, run.log_evaluation, run.log_priorities, run.log_weights):
