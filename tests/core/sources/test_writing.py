@@ -174,6 +174,15 @@ def test_minari_dataset_is_read_by_minari_under_its_name(data, tmp_path, monkeyp
         assert {"id", "total_steps"} <= set(next(iter(dataset.storage.get_episode_metadata([got.id]))))
 
 
+def test_selected_episodes_of_a_minari_dataset_are_read(tmp_path):
+    logs = [{**LOG, "rewards": LOG["rewards"] + number} for number in range(8)]
+    dataset = minari.MinariDataset(write(logs, tmp_path, "minari") / "data", [1, 3, 6])
+    source = load(dataset)
+    assert source.num_episodes == 3
+    for first, expected in ((0, [1, 3, 6]), (1, [3, 6])):
+        assert [got.steps["reward"][0] - 0.5 for got in source.read(first)] == expected
+
+
 def test_minari_dataset_describes_images_and_strings(tmp_path):
     path = write([make_rich_steps()], tmp_path, "minari")
     dataset = minari.MinariDataset(path / "data")
