@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run as run_command
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import RunDirectory
@@ -20,6 +21,7 @@ from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds, plan_sweep
+from rlds2reverb.training.sources import find_fingerprint
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
 
@@ -264,6 +266,19 @@ def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, mon
     shutil.rmtree(tmp_path / "a/bc/seed_1")
     assert list_started(plan_sweep(options), tmp_path) == ["a/bc/seed_1"]
     assert list_started(plan_sweep({**options, "steps": 71}), tmp_path) == ["a/bc/seed_0", "a/bc/seed_1"]
+
+
+def test_runs_that_have_begun_are_compared_with_their_own_data(pendulum, tmp_path):
+    plan = plan_sweep({"data": {"a": pendulum, "b": pendulum.parent / "hopper_medium-v2.hdf5"}, "algo": "bc"})
+    names = [run.name for run in plan]
+    fingerprints = [find_fingerprint(run.source, run.config) for run in plan]
+    for name, fingerprint in zip(names, fingerprints, strict=True):
+        (tmp_path / name / "checkpoints/5").mkdir(parents=True)
+        save_json(tmp_path / name / "config.json", {"identity": {"data": fingerprint}})
+    assert list_started(plan, tmp_path) == names
+    save_json(tmp_path / names[1] / "config.json", {"identity": {"data": fingerprints[0]}})
+    with pytest.raises(CheckpointError, match=f"{names[1]} contains a different run"):
+        list_started(plan, tmp_path)
 
 
 def test_invalid_runs_raise_before_anything_is_written(pendulum, tmp_path):
