@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("formats", nargs="*", metavar="FORMAT", default=list(FORMATS), help=", ".join(FORMATS))
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--busy", type=int, default=0, metavar="N", help="number of busy processes beside it")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="number of busy processes that run meanwhile")
     parser.add_argument("--read", nargs=2, metavar=("READER", "PATH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read is not None:

@@ -203,7 +203,7 @@ def _print(source: str, result: _Result, *, is_failed: bool) -> None:
 def _print_findings(findings: list[Finding]) -> None:
     rows = [(part.severity, part.check, f"{part.count:,}", f"{part.num_episodes:,}", part.place) for part in findings]
     print("\n" + format_columns(("severity", "finding", "count", "episodes", "first in"), rows) + "\n")
-    details = [(part.check, f"{part.field}: {part.message}; {part.advice}") for part in findings]
+    details = [(part.check, f"{part.field}: {part.message}; {output.name_options(part.advice)}") for part in findings]
     print(output.escape_controls(format_facts("what to do", details)))
 
 

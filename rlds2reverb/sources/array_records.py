@@ -48,7 +48,7 @@ def _read_records(path: str, first: int, stop: int) -> Iterator[bytes]:
     reader = _import_array_record().ArrayRecordReader(path)
     try:
         if reader.num_records() < stop:
-            raise ValueError(f"a file has {reader.num_records()} records, expected {stop}")
+            raise ValueError(f"a file must have at least {stop} records, got {reader.num_records()}")
         for begin in range(first, stop, _RECORDS_PER_READ):
             yield from reader.read(begin, min(begin + _RECORDS_PER_READ, stop))
     finally:

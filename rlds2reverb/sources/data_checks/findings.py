@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlds2reverb.errors import Message
+
 from .blocks import Block
 
 #: In order of severity. An error makes a dataset unusable, a warning is probably a mistake in the data,
@@ -36,7 +38,7 @@ CHECKS = {
     "reward-in-last-step": (
         "warning",
         "the only reward of an episode is in a step without a transition",
-        "read last rows as transitions (--last-step transition), or shift the rewards by one step",
+        Message("shift the rewards by one step, or read last rows as transitions", last_step="transition"),
     ),
     "end-disagrees-with-reward": (
         "warning",
