@@ -96,8 +96,8 @@ class ElementTable:
         self.starts[slots], self.lengths[slots] = starts, lengths
         self._refresh(slots, with_iters=True)
 
-    def _refresh(self, slots: np.ndarray | slice, *, with_iters: bool = False) -> None:
-        """Recomputes trees and limits for these distinct slots, without or with the collection iterations."""
+    def _refresh(self, slots: np.ndarray | slice, *, with_iters: bool = False, with_limits: bool = True) -> None:
+        """Recomputes the trees for these slots, and if asked the collection iterations and limits of distinct ones."""
         num_slots = min(self.next_number, self.max_size)
         if num_slots > len(self.sum_tree.leaves):
             for tree in (self.sum_tree, self.min_tree, self._iter_tree):
@@ -108,7 +108,7 @@ class ElementTable:
         windows = 1 if window is None else np.maximum(self.lengths[slots] - window, 0) + 1
         self.sum_tree.set(slots, powers * windows)
         self.min_tree.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))
-        if self.limits is not None:
+        if self.limits is not None and with_limits:
             limits = np.where(powers > 0, self._compute_limits(slots), 0)
             self.limit_sum += int(limits.sum() - self.limits[slots].sum())
             self.limits[slots] = limits
@@ -151,7 +151,10 @@ class ElementTable:
         """
         slots = numbers % self.max_size
         self.priorities[slots] = priorities
-        self._refresh(np.unique(slots))
+        if self.limits is None or (priorities.all() and self.limits[slots].all()):  # The limits do not change.
+            self._refresh(slots, with_limits=False)
+        else:
+            self._refresh(np.unique(slots))
 
     def compute_staleness(self, slots: np.ndarray, learner_iter: int) -> np.ndarray:
         """Returns the iterations since elements were collected, at least 0, or -1 if unknown: int64 `[M]`."""

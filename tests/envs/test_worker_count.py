@@ -27,7 +27,7 @@ class Waiting(Counting):
 @pytest.mark.parametrize(
     ("secs", "num_envs", "free_cores", "expected"),
     [
-        (1e-5, 4, 4.0, 0),  # The exchange would take longer than the steps.
+        (5e-6, 4, 4.0, 0),  # The exchange would take longer than the steps.
         (0.001, 4, 3.8, 3),
         (0.001, 4, 2.5, 1),
         (0.001, 4, 1.4, 0),  # Another process uses a core.
