@@ -84,6 +84,7 @@ setup(
         "rlds2reverb._system",
         "rlds2reverb.sources",
         "rlds2reverb.sources.data_checks",
+        "rlds2reverb.store",
         "rlds2reverb.encoding",
         "rlds2reverb.client",
         "rlds2reverb._server_process",

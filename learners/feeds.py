@@ -34,6 +34,7 @@ from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transitio
 from rlds2reverb.items import Items
 from rlds2reverb.sampling.importance import Beta, require_beta
 from rlds2reverb.specs import Nest, concatenate, describe, path_name
+from rlds2reverb.store.item_index import sample_uniformly
 
 
 class Feed(abc.ABC):
@@ -64,6 +65,18 @@ class Feed(abc.ABC):
     def to_experience(self, data: Nest) -> Nest:
         """Returns the experience of one batch from tensors of its data; TensorFlow traces this method."""
         return convert_data(data)
+
+    def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray | None:
+        """Returns the numbers of the items in the batches of consecutive iterations; None if they have none.
+
+        Args:
+          first_step: number of iterations completed before the first of them.
+          count: number of iterations.
+
+        Returns:
+          int64 `[count, B]`, or None.
+        """
+        return None
 
     def close(self) -> None:
         """Releases what `read` has opened, by default nothing. A later `read` opens it again."""
@@ -210,7 +223,7 @@ def _require_transition_fields(data: Nest) -> None:
 
 
 #: Separates the random numbers used here from those of agents with the same seed.
-_SALT = 0x52_45_53_49
+SEED_SALT = 0x52_45_53_49
 
 
 class InMemoryDataset(Feed):
@@ -286,28 +299,8 @@ class InMemoryDataset(Feed):
         return self._convert(unpack(data, self._packing))
 
     def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray:
-        """Returns the indices of the items in the batches of consecutive iterations.
-
-        Args:
-          first_step: number of iterations completed before the first of them.
-          count: number of iterations.
-
-        Returns:
-          int64 `[count, batch_size]`, in [0, `num_items`).
-        """
-        return sample_uniformly(self._seed ^ _SALT, first_step, count, self._batch_size, self.num_items)
-
-
-def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:
-    """Returns random integers in [0, `num_items`), int64 `[count, batch_size]`; row k depends on `first_step + k` only.
-
-    They are Philox's 64-bit numbers (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") modulo
-    `num_items`. Each step has its own part of the counter, and each increment of the counter makes four numbers.
-    """
-    increments = -(-batch_size // 4)
-    numbers = np.random.Philox(key=seed, counter=first_step * increments).random_raw(count * increments * 4)
-    rows = numbers.reshape(count, increments * 4)[:, :batch_size]
-    return (rows % np.uint64(num_items)).astype(np.int64)
+        """Implements `Feed.sample_indices`; the indices are in [0, `num_items`)."""
+        return sample_uniformly(self._seed ^ SEED_SALT, first_step, count, self._batch_size, self.num_items)
 
 
 class JoinedFeed(Feed):

@@ -16,7 +16,7 @@ from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 
 from .divergence import describe_divergence, is_check_numerics_error
-from .feeds import Feed, InMemoryDataset
+from .feeds import Feed
 from .graph_errors import find_error
 from .read_ahead import ReadAhead
 
@@ -295,9 +295,8 @@ class TrainLoop:
 
     def _describe_divergence(self, iteration: int, loss: float, keys: Any, first: int) -> TrainingDivergedError:
         """Returns an error that names the items in the batch of an iteration; `keys` are those from `first` on."""
-        if isinstance(self._feed, InMemoryDataset):
-            items = self._feed.sample_indices(iteration)[0]
-            return TrainingDivergedError(describe_divergence(iteration, loss, "items", items))
+        if (items := self._feed.sample_indices(iteration)) is not None:
+            return TrainingDivergedError(describe_divergence(iteration, loss, "items", items[0]))
         batch_keys = np.ravel(() if keys is None else keys[iteration - first])
         return TrainingDivergedError(describe_divergence(iteration, loss, "keys", batch_keys))
 

@@ -122,6 +122,8 @@ class TrainingConfig:
       batch_size: Items per batch.
       sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
         priorities are updated with TD errors.
+      cache_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
+        memory; runs on the same data share it.
       top_percent: Train only on the P percent of episodes with the highest return.
       online_steps: Number of environment steps that the agent collects, and learns from, after the updates on the
         dataset.
@@ -181,6 +183,9 @@ class TrainingConfig:
         "Batches", default=None, default_text="as published for the algorithm, mostly 256", identifies=True
     )
     sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
+    cache_dir: str | None = make_option(
+        "Batches", default=None, metavar="DIR", default_text="the data are kept in memory", values_text="path"
+    )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
         "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
     )

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import re
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
+from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
-from rlds2reverb.items import Items
+from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.feeds import InMemoryDataset, collect_items
+from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
-from rlds2reverb.sources.summary import Fingerprint, episode_digests
+from rlds2reverb.sources.store import build_store, find_identity, open_columns, open_store
 from rlds2reverb.sources.transforms import (
     CastFloats,
     Clipping,
@@ -49,6 +53,10 @@ from rlds2reverb.specs import (
     path_name,
     to_tensor_spec,
 )
+from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.layout import Layout, find_image
+from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
+from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.report import IngestWarning
 
 from .actions import (
@@ -69,18 +77,18 @@ _TABLE = "replay"
 
 @dataclass(frozen=True, kw_only=True)
 class ItemData(TrainingData):
-    """A dataset whose items are in memory, where they are sampled uniformly.
+    """A dataset whose items are sampled uniformly, and cut from its steps when they are read.
 
     Attributes:
-      items: the items.
+      items: the items of a batch of any size, from which those of a run's size are made.
     """
 
-    items: Items
+    items: StoredItems
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
         """See `TrainingData.open_batches`."""
-        feed = InMemoryDataset(self.items, config.batch_size or 1, seed=config.seed)
+        feed = self.items.resize(config.batch_size or 1)
         yield Batches(feed, feed.resize)
 
 
@@ -123,7 +131,7 @@ def open_dataset(
     as_episodes: bool = False,
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> ItemData | EpisodeData:
-    """Reads a dataset, and converts it unless its episodes are requested; see `sources.open_data`."""
+    """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`."""
     dataset = read_dataset(source, config, action_space=action_space, progress=progress)
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
     notes, warnings = [*dataset.notes], list(source.warnings)
@@ -141,8 +149,10 @@ def open_dataset(
         notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
-    time_step_spec = time_step.time_step_spec(to_tensor_spec(dataset.step_spec[fields.OBSERVATION]))
-    num_steps = np.concatenate([batch.num_steps for batch in dataset.batches])
+    step_spec = dataset.steps.layout.step_spec
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(step_spec[fields.OBSERVATION]))
+    is_used = dataset.steps.num_steps > 1
+    is_used[is_used] = is_kept
     transform = fit_reward(config, dataset.returns, dataset.name)
     common: dict[str, Any] = {
         "name": dataset.name,
@@ -150,7 +160,7 @@ def open_dataset(
         "action_spec": action_spec,
         "fingerprint": dataset.fingerprint,
         "adder": make_adder(config, time_step_spec, action_spec),
-        "num_transitions": int((num_steps[is_kept] - 1).sum()),
+        "num_transitions": int((dataset.steps.num_steps[is_used] - 1).sum()),
         "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
         "moments": Moments(*dataset.moments.agent_statistics()),
@@ -158,10 +168,31 @@ def open_dataset(
         "notes": tuple(notes),
         "warnings": tuple(warnings),
     }
-    batches = prepare_batches(dataset, config, action_spec, is_kept, transform)
+    convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(dataset.name, list(batches)))
-    return ItemData(**common, items=convert_batches(batches, common["adder"]))
+        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
+    items = StoredItems(dataset.steps, make_cut(common["adder"]), 1, seed=config.seed, is_used=is_used, convert=convert)
+    return ItemData(**common, items=items)
+
+
+def make_cut(adder: NStep | TrajectoryWindows) -> Cut:
+    """Returns the cut that makes the items of an adder from `data.make_adder`."""
+    return TrajectoryCut(adder.length) if isinstance(adder, TrajectoryWindows) else Transitions(adder.n, adder.gamma)
+
+
+def _prepare(
+    config: TrainingConfig,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    transform: ScaleRewards | None,
+    steps: dict[str, Nest],
+) -> dict[str, Nest]:
+    """Returns columns of some fields as the algorithm learns from them."""
+    steps = _convert_columns(steps)
+    if transform is not None and fields.REWARD in steps:
+        steps[fields.REWARD] = transform.transform(steps)
+    if config.clip_actions and fields.ACTION in steps:
+        steps[fields.ACTION] = clip_actions(steps[fields.ACTION], action_spec.minimum, action_spec.maximum)
+    return steps
 
 
 def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
@@ -172,12 +203,21 @@ def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> 
     )
 
 
-def _make_source(name: str, batches: list[EpisodeBatch]) -> Source:
-    def read() -> Iterator[Episode]:
-        return (episode for batch in batches for episode in batch.episodes)
+def _make_source(
+    dataset: LoadedDataset, is_used: np.ndarray, convert: Callable[[dict[str, Nest]], dict[str, Nest]]
+) -> Source:
+    """Returns the episodes to train on."""
 
-    num_rows = sum(int(batch.num_steps.sum()) for batch in batches)
-    return Source(name, "memory", read, sum(len(batch.num_steps) for batch in batches), num_rows)
+    def read() -> Iterator[Episode]:
+        first = 0
+        for steps, num_steps in dataset.steps.read_batches(fields.STEP_FIELDS):
+            used = is_used[first : first + len(num_steps)]
+            first += len(num_steps)
+            kept = select_episodes(EpisodeBatch.from_columns(convert(steps), num_steps), used)
+            yield from () if kept is None else kept.episodes
+
+    num_rows = int(dataset.steps.num_steps[is_used].sum())
+    return Source(dataset.name, "memory", read, int(is_used.sum()), num_rows)
 
 
 @dataclass
@@ -186,8 +226,8 @@ class LoadedDataset:
 
     Attributes:
       name: name of the dataset.
-      batches: the episodes, without fields that training does not use; floats are float32.
-      step_spec: nest of specs of one step of them.
+      steps: the steps of the episodes, and of shorter ones if they are in a store. Those in memory are without fields
+        that training does not use, and their floats are float32.
       returns: float64 `[E]`, the undiscounted return of each episode.
       fingerprint: fingerprint of the content.
       moments: moments of the observations.
@@ -196,8 +236,7 @@ class LoadedDataset:
     """
 
     name: str
-    batches: deque[EpisodeBatch]
-    step_spec: Nest
+    steps: StepColumns
     returns: np.ndarray
     fingerprint: str
     moments: ObservationMoments
@@ -207,8 +246,8 @@ class LoadedDataset:
     def find_clipping(self, action_spec: tensor_spec.BoundedTensorSpec) -> Clipping:
         """Returns the clipping of the actions to the bounds of a spec, with its counts."""
         clipping = Clipping(action_spec)
-        for batch in self.batches:
-            clipping.add_actions(batch.steps[fields.ACTION][mark_transitions(batch.num_steps)])
+        for steps, num_steps in self.steps.read_batches([fields.ACTION]):
+            clipping.add_actions(_convert_columns(steps)[fields.ACTION][mark_transitions(num_steps)])
         return clipping
 
 
@@ -217,7 +256,8 @@ def read_dataset(
 ) -> LoadedDataset:
     """Reads a dataset once, and validates it as `ingest` does.
 
-    Fields are dropped, episodes cut and floats cast first; `source` yields everything else unchanged.
+    Fields are dropped, episodes cut and floats cast first; `source` yields everything else unchanged. With `cache_dir`,
+    the steps are in a store there, from which all but the images are read again.
 
     Args:
       source: the dataset.
@@ -235,16 +275,22 @@ def read_dataset(
     _require_known(source.assumed_fields, config)
     builder: _DatasetBuilder | None = None
     texts: list[str] = []
-    num_empty = 0
-    for batch in _read_batches(source, config, progress, texts):
+    num_empty, stored = 0, None
+    if config.cache_dir is None:
+        episodes = _drop_texts(_preprocess(source, config), texts)
+    else:
+        path = store_dataset(source, config, texts)
+        stored, episodes = open_columns(path, random_access=True), open_store(path, with_images=False).read()
+    for batch in batch_episodes(_report(episodes, progress)):
         if not batch.num_steps.any():
             num_empty += len(batch.num_steps)
             continue
         if builder is None:
-            step_spec = make_step_spec(batch.steps)
+            observations = Layout.of_steps({fields.OBSERVATION: batch.steps[fields.OBSERVATION]})
+            step_spec = {**make_step_spec(batch.steps), **observations.step_spec}
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
             require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
-            builder = _DatasetBuilder(step_spec, cast_spec(action_spec))
+            builder = _DatasetBuilder(step_spec, cast_spec(action_spec), observations, stored)
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
@@ -258,39 +304,61 @@ def read_dataset(
 
 def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
+    if config.cache_dir is not None:
+        return read_dataset(source, config, action_space=None, progress=lambda stage, episode: None).fingerprint
     fingerprint = Fingerprint()
-    for batch in _read_batches(source, config, lambda stage, episode: None, []):
+    for batch in batch_episodes(_drop_texts(_preprocess(source, config), [])):
         if batch.num_steps.any():
-            fingerprint.update(b"".join(episode_digests(_convert_columns(batch))))
+            fingerprint.update(b"".join(episode_digests(_convert_batch(batch))))
     return fingerprint.hexdigest()
 
 
-def _read_batches(
-    source: Source, config: TrainingConfig, progress: ProgressCallback, texts: list[str]
-) -> Iterator[EpisodeBatch]:
-    """Yields the episodes without the text in their observations, whose paths are added to `texts`."""
+def store_dataset(source: Source, config: TrainingConfig, texts: list[str]) -> Path:
+    """Builds the store of a dataset in `cache_dir`, unless it is there, and returns its directory.
+
+    The name of the directory contains a digest of the dataset and of what is dropped or cut.
+
+    Args:
+      source: the dataset.
+      config: the options of the run.
+      texts: list to which the paths of text in observations are added, which the store does not contain.
+
+    Raises:
+      Exception: See `sources.store.build_store`.
+    """
+    texts += _find_texts(source.first_episode.steps[fields.OBSERVATION], fields.OBSERVATION)
+    source = _preprocess(source, config.replace(drop_fields=(*config.drop_fields, *texts)))
+    changes = json.dumps([find_identity(source), config.drop_fields, config.cut_at_terminal])
+    digest = xxhash.xxh3_64_hexdigest(changes.encode())
+    path = Path(config.cache_dir or "").expanduser() / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{digest}"
+    build_store(source, path)
+    return path
+
+
+def _preprocess(source: Source, config: TrainingConfig) -> Source:
     transforms: list[Transform] = [DropFields(config.drop_fields)] if config.drop_fields else []
     transforms += [CutAtTerminal()] if config.cut_at_terminal else []
-    return batch_episodes(_report(_drop_texts(apply_transforms(source, transforms)[0], texts), progress))
+    return apply_transforms(source, transforms)[0]
 
 
 def _drop_texts(source: Source, texts: list[str]) -> Iterator[Episode]:
     """Yields episodes without the text that observations contain besides numbers; adds the paths to `texts`."""
     drop: EpisodeFn | None = None
-    for episode in source:
+    for episode in source.read():
         if drop is None:
-            found = _find_texts(make_step_spec(episode.steps)[fields.OBSERVATION], fields.OBSERVATION)
+            found = _find_texts(episode.steps[fields.OBSERVATION], fields.OBSERVATION)
             texts += [] if found == [fields.OBSERVATION] else found
             drop, _ = DropFields(tuple(texts)).fit(source)
         yield drop(episode) if texts else episode
 
 
-def _find_texts(spec: Nest, path: str) -> list[str]:
-    """Returns the paths of the parts of a spec that contain nothing but text, as far as they are in dicts."""
-    if not isinstance(spec, dict):
-        return [path] if isinstance(spec, ArraySpec) and spec.dtype == object else []
-    texts = [text for name, part in spec.items() for text in _find_texts(part, f"{path}/{name}")]
-    return [path] if {*texts} == {f"{path}/{name}" for name in spec} else texts
+def _find_texts(columns: Nest, path: str) -> list[str]:
+    """Returns the paths of the parts of columns that contain nothing but text, as far as they are in dicts."""
+    if not isinstance(columns, dict):
+        is_text = isinstance(columns, np.ndarray) and columns.dtype == object and find_image(columns) is None
+        return [path] if is_text else []
+    texts = [text for name, part in columns.items() for text in _find_texts(part, f"{path}/{name}")]
+    return [path] if {*texts} == {f"{path}/{name}" for name in columns} else texts
 
 
 def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> None:
@@ -305,11 +373,18 @@ def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> Non
         )
 
 
-def _convert_columns(batch: EpisodeBatch) -> EpisodeBatch:
-    """Returns a batch with float32 in place of other floats, and with nested actions joined to vectors."""
-    steps = CastFloats().cast(batch.steps)
-    steps[fields.ACTION] = join_actions(steps[fields.ACTION])
-    return EpisodeBatch.from_columns(steps, batch.num_steps)
+def _convert_batch(batch: EpisodeBatch) -> EpisodeBatch:
+    return EpisodeBatch.from_columns(_convert_columns(batch.steps), batch.num_steps)
+
+
+def _convert_columns(steps: dict[str, Nest]) -> dict[str, Nest]:
+    """Returns columns of some fields with float32 in place of other floats, and nested actions joined to vectors."""
+    steps = CastFloats().cast(steps)
+    if fields.ACTION in steps:
+        steps[fields.ACTION] = join_actions(steps[fields.ACTION])
+    if fields.REWARD in steps and steps[fields.REWARD].dtype.kind != "f":
+        steps[fields.REWARD] = steps[fields.REWARD].astype(np.float32)
+    return steps
 
 
 def _report(episodes: Iterable[Episode], progress: ProgressCallback) -> Iterator[Episode]:
@@ -345,9 +420,9 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
 class _DatasetBuilder:
     """A builder of a `LoadedDataset`, from a single pass over a dataset."""
 
-    def __init__(self, step_spec: Nest, action_spec: ArraySpec):
-        self.step_spec = step_spec
-        self.batches: deque[EpisodeBatch] = deque()
+    def __init__(self, step_spec: Nest, action_spec: ArraySpec, observations: Layout, stored: StepColumns | None):
+        self.step_spec, self._observations, self._stored = step_spec, observations, stored
+        self._steps: MemoryColumns | None = None
         self.returns: list[float] = []
         self.fingerprint = Fingerprint()
         self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
@@ -356,29 +431,43 @@ class _DatasetBuilder:
 
     def add(self, raw: EpisodeBatch) -> None:
         """Validates some episodes and keeps those with transitions."""
-        raw.require_valid(self.step_spec)
+        self._require_valid(raw)
         self.left_out.count_left_out(raw)
-        self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
-        batch = _convert_columns(raw)
-        self.fingerprint.update(b"".join(episode_digests(batch)))
+        batch = _convert_batch(raw)
+        if self._stored is None or not self._stored.has_images:
+            self.fingerprint.update(b"".join(episode_digests(batch)))
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
         kept = select_episodes(batch, batch.num_steps > 1)
         if kept is None:
             return
         self.returns += sum_rewards(kept)
+        if self._stored is not None:
+            return
         steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
-        steps[fields.REWARD] = _as_float(steps[fields.REWARD])
-        self.batches.append(EpisodeBatch.from_columns(steps, kept.num_steps))
+        self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
+        self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
+
+    def _require_valid(self, raw: EpisodeBatch) -> None:
+        """Validates episodes, whose images need not be decoded for that, and adds their observations to the moments."""
+        hidden = self._observations.hide_images({fields.OBSERVATION: raw.steps[fields.OBSERVATION]})
+        if hidden[fields.OBSERVATION] is not raw.steps[fields.OBSERVATION]:
+            raw = EpisodeBatch.from_columns({**raw.steps, **hidden}, raw.num_steps)
+        raw.require_valid(self.step_spec)
+        self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
 
     def finish(self, name: str) -> LoadedDataset:
         """Returns the result."""
+        stored = self._stored
+        if stored is None:
+            assert self._steps is not None
+            stored = self._steps.finish()
+        is_hashed = self._stored is None or not stored.has_images
         return LoadedDataset(
             name,
-            self.batches,
-            make_step_spec(self.batches[0].steps),
+            stored,
             np.array(self.returns),
-            self.fingerprint.hexdigest(),
+            self.fingerprint.hexdigest() if is_hashed else stored.fingerprint,
             self.moments,
             self.actions,
             [
@@ -435,54 +524,6 @@ def fit_reward(config: TrainingConfig, returns: np.ndarray, name: str) -> ScaleR
     return None if config.reward is None else parse_reward(config.reward).fit_returns(returns.tolist(), name)
 
 
-def prepare_batches(
-    dataset: LoadedDataset,
-    config: TrainingConfig,
-    action_spec: tensor_spec.BoundedTensorSpec,
-    is_kept: np.ndarray,
-    transform: ScaleRewards | None,
-) -> Iterator[EpisodeBatch]:
-    """Yields the episodes to train on, with transformed rewards and clipped actions.
-
-    The batches are removed from `dataset`, so that dataset and items need not be in memory at the same time.
-
-    Args:
-      dataset: the dataset.
-      config: the options of the run.
-      action_spec: spec of the actions, with the bounds to clip to.
-      is_kept: bool `[E]`, the episodes to train on.
-      transform: transform of the rewards, from `fit_reward`.
-    """
-    first = 0
-    while dataset.batches:
-        batch = dataset.batches.popleft()
-        end = first + len(batch.num_steps)
-        kept = select_episodes(batch, is_kept[first:end])
-        first = end
-        if kept is None:
-            continue
-        steps = dict(kept.steps)
-        if transform is not None:
-            steps[fields.REWARD] = transform.transform(steps)
-        if config.clip_actions:
-            steps[fields.ACTION] = clip_actions(steps[fields.ACTION], action_spec.minimum, action_spec.maximum)
-        yield EpisodeBatch.from_columns(steps, kept.num_steps)
-
-
-def convert_batches(batches: Iterator[EpisodeBatch], adder: Any) -> Items:
-    """Returns the items of all episodes."""
-    return collect_items(items for batch in batches for items in _convert_batch(batch, adder))
-
-
-def _convert_batch(batch: EpisodeBatch, adder: Any) -> list[Items]:
-    converted = adder.convert_batch(batch)
-    return [adder(episode) for episode in batch.episodes] if converted is None else [converted.items]
-
-
 def cast_spec(spec: ArraySpec) -> ArraySpec:
     """Returns the spec of an array after its floats are cast to float32."""
     return ArraySpec(spec.shape, np.dtype(np.float32)) if spec.dtype.kind == "f" else spec
-
-
-def _as_float(column: np.ndarray) -> np.ndarray:
-    return column if column.dtype.kind == "f" else column.astype(np.float32)

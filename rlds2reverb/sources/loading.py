@@ -12,7 +12,21 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
-from . import d4rl, d4rl_names, dqn_replay, lerobot, memory, minari, neorl, ogbench, remote, rlds, robomimic, vd4rl
+from . import (
+    d4rl,
+    d4rl_names,
+    dqn_replay,
+    lerobot,
+    memory,
+    minari,
+    neorl,
+    ogbench,
+    remote,
+    rlds,
+    robomimic,
+    store,
+    vd4rl,
+)
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
@@ -31,6 +45,7 @@ FORMATS = [
         lerobot.DIRECTORY,
         vd4rl.FOLDER,
         dqn_replay.FOLDER,
+        store.DIRECTORY,
     ),
     *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
     *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),

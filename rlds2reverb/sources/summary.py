@@ -8,22 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from rlds2reverb._system.text import format_bytes, format_columns, format_facts, format_number
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 
 from .source import Source
-
-#: An incremental 128-bit hash (XXH3) of the `episode_digests` of all episodes, in order. It is equal for datasets with
-#: the same content in the same order, and the digests can be computed in several processes.
-Fingerprint = xxhash.xxh3_128
 
 _COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
 _QUANTILES = (0.25, 0.5, 0.75)
@@ -144,28 +140,6 @@ class Summary:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
         facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
-
-
-def episode_digests(batch: EpisodeBatch) -> list[bytes]:
-    """Returns a 128-bit hash (XXH3) of the field names, dtypes, shapes and bytes of each episode."""
-    columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
-    digests = []
-    first_row = 0
-    for num_steps in batch.num_steps.tolist():
-        rows = slice(first_row, first_row + num_steps)
-        first_row = rows.stop
-        digest = xxhash.xxh3_128()
-        for header, column in columns:
-            part = column[rows] if len(batch.episodes) > 1 else column
-            digest.update(f"{header}{part.shape}".encode())
-            if part.dtype.kind == "O":
-                for row in part.reshape(-1):
-                    text = row if isinstance(row, bytes) else str(row).encode()
-                    digest.update(f"{len(text)}:".encode() + text)
-            else:
-                digest.update(part.data)
-        digests.append(digest.digest())
-    return digests
 
 
 @dataclass

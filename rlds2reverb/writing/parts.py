@@ -20,7 +20,7 @@ from rlds2reverb.encoding.item_blocks import group_by_size
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode, locate_discontinuity
 from rlds2reverb.errors import Problem
-from rlds2reverb.sources.summary import Fingerprint, episode_digests
+from rlds2reverb.fingerprints import Fingerprint, episode_digests
 
 from .conversion import ItemConversion
 from .directory_destination import FILES, iterate_contents

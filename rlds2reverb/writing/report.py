@@ -64,7 +64,7 @@ class IngestReport(LeftOut):
       warnings: sentences that the user should see.
       statistics: values and changes of the transforms; see `sources.transforms.apply_transforms`.
       left_out_fields: additional step fields that the items do not contain, with the reason.
-      fingerprint: XXH3-128 of the written content; see `sources.summary.Fingerprint`. For several shards, that of
+      fingerprint: XXH3-128 of the written content; see `fingerprints.Fingerprint`. For several shards, that of
         their fingerprints.
       table_sizes: number of items in each table at the end, including items from other writers.
     """

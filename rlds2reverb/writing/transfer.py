@@ -12,9 +12,9 @@ from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import ArgumentError, ResumeError
+from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.summary import Fingerprint, episode_digests
 from rlds2reverb.tables import MAX_ITEMS
 
 from .conversion import ItemConversion
@@ -32,7 +32,7 @@ class TransferState:
 
     Attributes:
       seen: number of episodes of the source that were read, written or not.
-      fingerprint: fingerprint of the written episodes; see `sources.summary.Fingerprint`.
+      fingerprint: fingerprint of the written episodes; see `fingerprints.Fingerprint`.
       items: number of written items.
       episodes_too_short: number of episodes that are too short for an item.
     """

@@ -10,8 +10,8 @@ from reference_impls import assert_equal_nests, episode, episodes
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError
+from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.sources.summary import episode_digests
 from rlds2reverb.specs import make_step_spec
 from rlds2reverb.trajectories import DISCOUNT_SOURCES
 from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, TrajectoryWindows

@@ -46,6 +46,19 @@ def make_continuous(*values, **columns):
     return make_log(np.array(values, np.float32)[:, None], **columns)
 
 
+def read_items(data):
+    """Returns all items of the data."""
+    return data.items.read_items(np.arange(data.items.num_items))
+
+
+def cut(items, adder):
+    """Returns the same items of an adder as separate arrays `[N, ...]`, without fields that agents do not use."""
+    if isinstance(adder, NStep):
+        return {name: column for name, column in items.columns.items() if name != "value_gamma"}
+    rows = items.starts[:, None] + np.arange(adder.length)
+    return tree.map_structure(lambda column: column[rows], items.columns)
+
+
 @pytest.fixture(scope="module")
 def hopper(data):
     return data / "d4rl" / "hopper_medium-v2.hdf5"
@@ -60,8 +73,7 @@ def test_items_are_those_of_the_adder_for_each_episode(hopper):
         (TrainingConfig("rebrac"), TrajectoryWindows(2)),
     ):
         got, expected = open_data(hopper, config), collect_items(map(adder, load(hopper)))
-        assert_equal_nests(got.items.columns, expected.columns)
-        np.testing.assert_array_equal(got.items.starts, expected.starts)
+        assert_equal_nests(read_items(got), cut(expected, adder))
         assert got.num_transitions == 10_202 and got.num_episodes == 32 and got.adder == adder
 
 
@@ -73,7 +85,7 @@ def test_float64_logs_are_cast_to_float32():
         got, expected = open_data([wide], config), open_data([{**wide, **narrow}], config)
         assert got.action_spec == expected.action_spec and got.time_step_spec == expected.time_step_spec
         assert got.identity() == expected.identity()
-        assert_equal_nests(got.items.columns, expected.items.columns)
+        assert_equal_nests(read_items(got), read_items(expected))
 
 
 def test_dataset_is_read_once_and_reports_each_episode(hopper):
@@ -166,13 +178,13 @@ def test_preprocessing_matches_the_transforms_of_convert(hopper):
     source, statistics = apply_transforms(load(hopper), transforms)
     assert statistics["notes"][0] in open_data(hopper, config).notes and statistics["clipped_actions"] > 100
     expected = collect_items(map(NStep(1, 0.99), source))
-    assert_equal_nests(open_data(hopper, config).items.columns, expected.columns)
+    assert_equal_nests(read_items(open_data(hopper, config)), cut(expected, NStep(1, 0.99)))
 
 
 def test_reward_recipe_uses_the_returns_of_all_episodes():
     logs = [make_continuous(0, 0, rewards=[1, 1]), make_continuous(0, 0, rewards=[3, 3])]
     got = open_data(logs, IQL.replace(reward="iql_locomotion", top_percent=50))
-    assert got.items.columns["reward"].tolist() == [750, 750]  # 3 * 1000 / (6 - 2)
+    assert read_items(got)["reward"].tolist() == [750, 750]  # 3 * 1000 / (6 - 2)
     assert got.returns.tolist() == [2, 6] and got.behaviour_return == 4
 
 
@@ -181,7 +193,7 @@ def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
     monkeypatch.setattr("rlds2reverb.episode_batches._MAX_BATCH_BYTES", batch_bytes)
     logs = [make_continuous(action, rewards=[reward]) for action, reward in enumerate([5, 7, 7, 1, 7])]
     got = open_data(logs, IQL.replace(top_percent=40))
-    assert got.items.columns["action"][:, 0].tolist() == [1, 2]
+    assert read_items(got)["action"][:, 0].tolist() == [1, 2]
     assert got.num_episodes == got.num_transitions == 2
     assert "training on the best 40 % of episodes: 2 of 5, with returns from 7.0 to 7.0" in got.notes
     assert open_data(logs, IQL.replace(top_percent=0.1)).num_episodes == 1
@@ -190,11 +202,11 @@ def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
 def test_actions_are_clipped_to_the_bounds_less_a_margin():
     log = make_continuous(-7, 0.5, 2)
     got = open_data([log], IQL.replace(clip_actions=True), action_space=Box(-2, 2, (1,)))
-    np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-2 + 2e-5, 0.5, 2 - 2e-5]))
+    np.testing.assert_array_equal(read_items(got)["action"][:, 0], np.float32([-2 + 2e-5, 0.5, 2 - 2e-5]))
     note = "1 of 3 actions (33.3 %) are outside their bounds, by up to 5, and are clipped"
     assert got.notes == (note,) and got.warnings == ()
     got = open_data([log], IQL.replace(clip_actions=True, action_bounds=(-1, 1)), action_space=Box(-2, 2, (1,)))
-    np.testing.assert_array_equal(got.items.columns["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
+    np.testing.assert_array_equal(read_items(got)["action"][:, 0], np.float32([-1 + 1e-5, 0.5, 1 - 1e-5]))
     note = "2 of 3 actions (66.7 %) are outside their bounds, by up to 6, and are clipped"
     assert got.notes == (note,)
     with pytest.raises(SpecMismatchError, match=r"clipping requires the bounds of the actions, .* \(env or action"):
@@ -213,15 +225,15 @@ def test_fields_are_dropped_and_others_ignored():
     log = {**make_continuous(0, 0), "mission": np.array(["a", "b"]), "qpos": np.zeros(2)}
     log["observations"] = {"x": np.zeros((3, 2)), "text": np.array([b"a", b"b", b"c"])}
     got = open_data([log], IQL.replace(drop_fields=("observation/text",)))
-    names = {"observation", "action", "reward", "discount", "next_observation", "value_gamma"}
-    assert set(got.items.columns) == names and set(got.items.columns["observation"]) == {"x"}
+    names = {"observation", "action", "reward", "discount", "next_observation"}
+    assert set(read_items(got)) == names and set(read_items(got)["observation"]) == {"x"}
     with pytest.raises(ValueError, match="there is no field 'observation/txt' to drop"):
         open_data([log], IQL.replace(drop_fields=("observation/txt",)))
 
 
 def test_integer_rewards_become_float32():
     got = open_data([make_continuous(0, 0, rewards=[1, 2])], TrainingConfig("rebrac"))
-    assert got.items.columns.reward.dtype == np.float32
+    assert read_items(got).reward.dtype == np.float32
 
 
 def test_constant_observations_are_named_if_they_are_normalised():
@@ -370,7 +382,7 @@ def test_text_in_observations_is_left_out_with_a_warning():
 def test_nested_actions_become_one_vector():
     log = {**make_continuous(0, 0), "actions": {"turn": np.array([[1.0, 2], [3, 4]]), "grip": np.array([True, False])}}
     data = open_data([log], IQL)
-    np.testing.assert_array_equal(data.items.columns["action"], np.float32([[1, 1, 2], [0, 3, 4]]))
+    np.testing.assert_array_equal(read_items(data)["action"], np.float32([[1, 1, 2], [0, 3, 4]]))
     assert "the parts of the actions are joined to one vector: grip [0:1], turn [1:3]" in data.notes
     assert data.action_spec.shape == (3,)
 
@@ -389,7 +401,7 @@ def test_episodes_without_steps_are_left_out_with_a_note():
 )
 def test_actions_of_one_number_get_the_shape_that_agents_require(actions, config, expected):
     data = open_data([{**make_continuous(0, 0), "actions": actions}], config)
-    np.testing.assert_array_equal(data.items.columns["action"], expected)
+    np.testing.assert_array_equal(read_items(data)["action"], expected)
     assert data.action_spec.shape == expected.shape[1:]
 
 
@@ -422,7 +434,7 @@ def test_datasets_without_rewards_or_transitions_raise():
 def test_episodes_without_transitions_are_left_out():
     steps = episode(1, terminal=True, start=50)
     got = open_data([steps, episode(3, terminal=True), steps], IQL)
-    assert got.num_episodes == 1 and got.returns.tolist() == [201] and len(got.items) == 2
+    assert got.num_episodes == 1 and got.returns.tolist() == [201] and got.items.num_items == 2
 
 
 def test_warnings_of_the_source_and_left_out_data_are_reported():
@@ -449,7 +461,7 @@ def test_warnings_of_the_source_and_left_out_data_are_reported():
 def test_datasets_of_every_format_are_opened(data, place, config, num_transitions, bounds):
     source = open_source(str(data / place))
     got = open_data(source, config)
-    assert len(got.items) == got.num_transitions == sum(recorded.num_transitions for recorded in source)
+    assert got.items.num_items == got.num_transitions == sum(recorded.num_transitions for recorded in source)
     assert num_transitions in (None, got.num_transitions) and any(bounds in note for note in got.notes)
     assert all(np.isfinite(leaf).all() for leaf in tree.flatten(got.moments))
 
@@ -462,4 +474,4 @@ def test_functions_and_lists_of_episodes_are_opened():
 
     one, other = open_data(logs, IQL), open_data(make_logs, IQL)
     assert one.fingerprint == other.fingerprint and other.name == "episodes of make_logs"
-    assert_equal_nests(one.items.columns, other.items.columns)
+    assert_equal_nests(read_items(one), read_items(other))

@@ -193,7 +193,7 @@ def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
 
 def test_parts_of_a_training_are_exposed(source, few, tmp_path):
     with Training(source, TrainingConfig("bc", **get_options(steps=6)), tmp_path) as training:
-        assert len(training.data.items) == sum(episode.num_transitions for episode in few)
+        assert training.data.items.num_items == sum(episode.num_transitions for episode in few)
         assert training.evaluator is None and training.learner.agent is training.agent
         training.run()
         assert training.learner.step == 6

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from rlds2reverb import fields
+from rlds2reverb.fingerprints import episode_digests
 
 from ..source import Source
-from ..summary import episode_digests
 from .blocks import Block
 from .findings import CHECKS, Finding, Tally
 

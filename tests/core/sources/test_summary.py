@@ -8,9 +8,10 @@ from reference_impls import episode
 
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
+from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 from rlds2reverb.sources import load
-from rlds2reverb.sources.summary import episode_digests, summarize
+from rlds2reverb.sources.summary import summarize
 
 
 @pytest.mark.parametrize("name", ["hopper_medium-v2", "invertedpendulum_random-v2", "pendulum_mixed-v2"])

@@ -1,0 +1,153 @@
+"""Batches of items that are cut from stored steps when they are read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_count
+from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.errors import SourceError
+from rlds2reverb.experience import convert_data
+from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.store.cuts import Cut, Take, Windows
+from rlds2reverb.store.item_index import ItemIndex, sample_uniformly
+from rlds2reverb.store.step_columns import StepColumns
+from rlds2reverb.trajectories import FIRST, make_trajectory, step_types, transition_discounts
+
+from .feeds import SEED_SALT, Feed
+
+
+@dataclass(frozen=True)
+class TrajectoryCut(Windows):
+    """TF-Agents trajectories `[N, length, ...]`, as `TrajectoryWindows` makes them."""
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
+        """Implements `Cut.read`."""
+        steps = super().read(take, rows, last_rows)
+        following = take(np.minimum(rows + self.length, last_rows), fields.FLAG_FIELDS)
+        flags = {name: np.append(steps[name][:, 1:], following[name][:, None], axis=1) for name in fields.FLAG_FIELDS}
+        types = step_types(steps[fields.IS_FIRST], steps[fields.IS_LAST], np.where)
+        next_types = step_types(flags[fields.IS_FIRST], flags[fields.IS_LAST], np.where)
+        discounts = steps[fields.DISCOUNT].astype(np.float32)
+        flat_steps, flat_flags = ({name: part[name].ravel() for name in fields.FLAG_FIELDS} for part in (steps, flags))
+        discounts = transition_discounts(flat_steps, flat_flags, discounts.ravel(), "product", np.where)
+        # The last step of an episode is followed by the first one of another.
+        next_types = np.where(steps[fields.IS_LAST], FIRST, next_types)
+        return make_trajectory(steps, types, next_types, discounts.reshape(types.shape), np.where)
+
+
+class StoredItems(Feed):
+    """Items of stored steps, sampled uniformly with replacement.
+
+    The sample of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
+    items as an uninterrupted one.
+
+    Attributes:
+      num_items: the number of items.
+    """
+
+    def __init__(
+        self,
+        steps: StepColumns,
+        cut: Cut,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        is_used: np.ndarray | None = None,
+        convert: Callable[[dict[str, Nest]], dict[str, Nest]] = lambda steps: steps,
+    ):
+        """Reads one item, for the spec of the batches.
+
+        Args:
+          steps: the steps, in memory or in files.
+          cut: the kind of the items.
+          batch_size: number of items in a batch, at least 1.
+          seed: random seed for sampling, in [0, 2^31).
+          is_used: bool `[E]`, the episodes to sample from; None for all.
+          convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
+
+        Raises:
+          SourceError: If there are no items.
+          ValueError: If a number is out of range.
+        """
+        require_count("batch_size", batch_size)
+        require_count("seed", seed, 0, 2**31 - 1)
+        self._steps, self._cut, self._convert = steps, cut, convert
+        self._index = ItemIndex(steps, cut, is_used)
+        self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
+        if not self.num_items:
+            raise SourceError("there are no items to train on; check whether all episodes are shorter than an item")
+        first = self.read_items(np.zeros(1, np.int64))
+        item_spec = map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), first)
+        # One matrix is faster to pass to the graph than many columns. Bytes, of which images consist, are not.
+        packing = Packing(item_spec, squeeze=True)
+        self._packing = packing if packed_signature(packing).dtype == tf.int32 else None
+        self._item_spec = item_spec if self._packing is None else packed_signature(packing)
+
+    @cached_property
+    def data_spec(self) -> Nest:
+        """The specs of a batch."""
+        return tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec([self._batch_size, *leaf.shape], leaf.dtype), self._item_spec
+        )
+
+    def resize(self, batch_size: int) -> StoredItems:
+        """Returns a feed with batches of a different size of the same items, which are not copied."""
+        require_count("batch_size", batch_size)
+        resized = copy.copy(self)
+        resized._batch_size = batch_size
+        for name in ("experience_spec", "data_spec"):
+            resized.__dict__.pop(name, None)
+        return resized
+
+    def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
+        """Implements `Feed.read`."""
+        items = self.sample_indices(first_step, count)
+        batch = self.read_items(items.ravel())
+        if self._packing is not None:
+            batch = pack_columns(tf.nest.flatten(batch))
+        return map_structure(lambda column: column.reshape(*items.shape, *column.shape[1:]), batch), ()
+
+    def to_experience(self, data: Nest) -> Nest:
+        """Implements `Feed.to_experience`."""
+        return convert_data(data if self._packing is None else unpack(data, self._packing))
+
+    def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray:
+        """Implements `Feed.sample_indices`."""
+        return sample_uniformly(self._seed ^ SEED_SALT, first_step, count, self._batch_size, self.num_items)
+
+    def read_items(self, items: np.ndarray) -> Nest:
+        """Returns items by number, int64 `[N]`, as a nest of arrays `[N, ...]`."""
+        rows, last_rows = self._index.find_rows(items)
+        return self._cut.read(self._take, rows, last_rows)
+
+    def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
+        return self._convert(self._steps.take(rows, names, decode=decode_images))
+
+
+def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
+    """Decodes images on all cores, with the pixels that TFDS decodes; see `store.step_columns.Decoder`."""
+    has_content = np.array([bool(file) for file in files])
+    shape: Any = pixels.shape
+    images = np.zeros((len(files), *shape), pixels.dtype)
+    if has_content.any():
+        decoded = _decode(tf.constant([file for file in files if file]), shape, pixels.dtype.name).numpy()
+        images[has_content] = decoded
+    return images
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _decode(files: tf.Tensor, shape: tuple[int, ...], dtype: str) -> tf.Tensor:
+    def decode(file: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(file, channels=shape[-1], dtype=tf.as_dtype(dtype), expand_animations=False)
+        return tf.ensure_shape(image, shape)
+
+    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, dtype), parallel_iterations=32)

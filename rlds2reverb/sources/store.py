@@ -1,0 +1,461 @@
+"""Stores: directories with the steps of a dataset, built in parallel and continued after a kill.
+
+A store consists of parts, one for each range of episodes. Whoever writes a part appends the columns of some episodes
+to its files, and then their records to the file `episodes`. A process that was killed has therefore written all
+columns of the episodes that have a record, and the next one continues after them. The ranges depend on the number of
+episodes alone, and so do the bytes of the files: not on the number of processes, nor on interruptions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb._arguments import require_count
+from rlds2reverb._system.file_lock import FileLock
+from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.platform import available_cores
+from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import CorruptFileError, SourceError
+from rlds2reverb.fingerprints import episode_digests
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.store.layout import ATTRIBUTES, EPISODES, Layout, bytes_name, ends_name, frames_name
+from rlds2reverb.store.step_columns import StepColumns
+
+from .formats import Format
+from .source import Source, split_metadata
+
+#: A complete store has the first file, an incomplete one the second.
+MANIFEST, PLAN = "store.json", "plan.json"
+_PART_MANIFEST = "part.json"
+_VERSION = 1
+_MAX_PARTS = 64
+_POLL_SECS = 0.2
+_CODE = "from rlds2reverb.sources.store import run_worker; run_worker()"
+
+#: Called with the number of stored episodes and of all episodes, or None.
+OnProgress = Callable[[int, int | None], None]
+
+
+def build_store(
+    source: Source,
+    path: Path,
+    *,
+    num_workers: int | None = None,
+    on_progress: OnProgress = lambda stored, total: None,
+) -> None:
+    """Writes the steps of a dataset to a directory, or continues to do so; does nothing if they are there already.
+
+    Args:
+      source: the dataset. Images that it yields as JPEG or PNG files are stored as they are.
+      path: the directory, created if missing.
+      num_workers: number of processes that read the dataset; 0 for the calling process. None for one per core if the
+        dataset can be read in parts, and 0 otherwise.
+      on_progress: callback.
+
+    Raises:
+      SourceError: If the directory is a store of a different dataset, or the dataset has no steps or cannot be read.
+      SpecMismatchError: If episodes differ in their fields, shapes or dtypes.
+      ResourceInUseError: If another process is building the store.
+      StorageFullError: If the disk is full; the same call continues.
+      ValueError: If `num_workers` is out of range.
+    """
+    if num_workers is not None:
+        require_count("num_workers", num_workers, 0)
+    with full_disk_as_error(path):
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / ".lock", f"the store {path}", "wait until it is built"):
+            plan = _Plan.make(source)
+            saved = load_json(path / MANIFEST) or load_json(path / PLAN)
+            if saved is None:
+                if any(entry.name != ".lock" for entry in path.iterdir()):
+                    raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
+                save_json(path / PLAN, plan.to_json())
+            elif (saved["version"], saved["identity"]) != (_VERSION, plan.identity):
+                raise SourceError(
+                    f"{path} is a store of {saved['identity']['name']} that does not match {source.name} as it is now; "
+                    "delete it, or pass a different directory"
+                )
+            if not (path / MANIFEST).exists():
+                _write_parts(source, plan, path, num_workers, on_progress)
+                _seal(source, plan, path)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a store contains.
+
+    Attributes:
+      identity: what distinguishes the dataset from others, as far as it can be found without reading all of it.
+      layout: the layout.
+      ranges: the first episode of each part, and the one after its last one, or None for all.
+    """
+
+    identity: Mapping[str, Any]
+    layout: Layout
+    ranges: tuple[tuple[int, int | None], ...]
+
+    @classmethod
+    def make(cls, source: Source) -> _Plan:
+        """Plans the store of a dataset."""
+        identity, layout = find_identity(source), Layout.of_steps(source.first_episode.steps)
+        count = identity["episodes"]
+        if count is None:
+            return cls(identity, layout, ((0, None),))
+        bounds = np.linspace(0, count, min(_MAX_PARTS, count) + 1).astype(int).tolist()
+        return cls(identity, layout, tuple(itertools.pairwise(bounds)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": _VERSION,
+            "identity": self.identity,
+            "layout": self.layout.to_json(),
+            "ranges": self.ranges,
+        }
+
+
+def find_identity(source: Source) -> dict[str, Any]:
+    """Returns what distinguishes a dataset from others, as JSON values.
+
+    Only the first episode is read, and the last one if it can be read alone.
+    """
+    count = source.count() if source.count is not None else None
+    ends = [source.first_episode, *(source.read(count - 1, count) if count else ())]
+    digests = [episode_digests(EpisodeBatch([episode]))[0].hex() for episode in ends]
+    return {"name": source.name, "kind": source.kind, "episodes": count, "rows": source.num_rows, "ends": digests}
+
+
+class _PartWriter:
+    """A part, to which whole episodes are appended; continues after the last one that is complete."""
+
+    def __init__(self, folder: Path, layout: Layout):
+        folder.mkdir(exist_ok=True)
+        self._folder, self._layout = folder, layout
+        self._specs = layout.array_specs()
+        self._paths = {name: folder / name for name in self._specs}
+        records = _read_array(self._paths[EPISODES], self._specs[EPISODES], None)
+        self.num_episodes = len(records)
+        self._lengths = _find_lengths(layout, records, folder)
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> _PartWriter:
+        for name, path in self._paths.items():
+            file = open(path, "ab", buffering=0)
+            file.truncate(self._lengths[name] * self._specs[name].num_bytes)
+            self._files[name] = file
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def append(self, batch: EpisodeBatch) -> None:
+        """Adds episodes."""
+        for name, added in self._layout.encode(batch, self._lengths, episode_digests(batch)).items():
+            _write_all(self._files[name], np.ascontiguousarray(added))
+            self._lengths[name] += len(added)
+        self.num_episodes += len(batch.num_steps)
+
+    def seal(self) -> None:
+        """Records that the part is complete."""
+        for path in self._paths.values():
+            sync(path)
+        digests = {name: file_digest(path) for name, path in self._paths.items()}
+        save_json(self._folder / _PART_MANIFEST, {"lengths": self._lengths, "files": digests})
+
+
+def _write_all(file: Any, array: np.ndarray) -> None:
+    content: Any = memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""  # type: ignore[arg-type]
+    while len(content):
+        content = content[file.write(content) :]
+
+
+def _find_lengths(layout: Layout, records: np.ndarray, folder: Path) -> dict[str, int]:
+    """Returns how many elements of each array belong to episodes with a record."""
+    num_steps = records["num_steps"] if len(records) else np.zeros(0, np.int64)
+    total, num_full = int(num_steps.sum()), int(np.count_nonzero(num_steps))
+    lengths = dict.fromkeys(layout.array_specs(), total)
+    lengths[EPISODES] = len(records)
+    lengths[ATTRIBUTES] = int(records["attributes_end"][-1]) if len(records) else 0
+    for number, column in enumerate(layout.columns):
+        if column.kind == "frames":
+            lengths[frames_name(number)] = total + num_full * column.num_more_frames
+        elif column.kind == "bytes":
+            ends = _read_array(folder / ends_name(number), ArraySpec((), np.dtype(np.int64)), total)
+            lengths[bytes_name(number)] = int(ends[-1]) if total else 0
+    return lengths
+
+
+def _part_folder(path: Path, number: int) -> Path:
+    return path / f"part-{number:04d}"
+
+
+def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_progress: OnProgress) -> None:
+    missing = [
+        number for number in range(len(plan.ranges)) if not (_part_folder(path, number) / _PART_MANIFEST).exists()
+    ]
+    can_split = len(plan.ranges) > 1 and source.kind != "memory"
+    if num_workers is None:
+        num_workers = available_cores() if can_split else 0
+    num_workers = min(num_workers, len(missing)) if can_split else 0
+    total = plan.identity["episodes"]
+    with ExitStack() as stack:
+        if num_workers:
+            workers = [
+                stack.enter_context(_Worker(source, plan, path, missing[index::num_workers]))
+                for index in range(num_workers)
+            ]
+            while workers := [worker for worker in workers if not worker.is_done()]:
+                on_progress(_count_stored(path, plan), total)
+                time.sleep(_POLL_SECS)
+        for number in missing if not num_workers else ():
+            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, plan), total))
+    on_progress(_count_stored(path, plan), total)
+
+
+def _count_stored(path: Path, plan: _Plan) -> int:
+    files = [_part_folder(path, number) / EPISODES for number in range(len(plan.ranges))]
+    record_bytes = plan.layout.array_specs()[EPISODES].num_bytes
+    return sum(file.stat().st_size // record_bytes for file in files if file.exists())
+
+
+def _write_part(
+    source: Source, plan: _Plan, path: Path, number: int, on_batch: Callable[[], None] = lambda: None
+) -> None:
+    """Writes a part, or the rest of it."""
+    first, stop = plan.ranges[number]
+    with _PartWriter(_part_folder(path, number), plan.layout) as writer:
+        for batch in batch_episodes(_read_from(source, first + writer.num_episodes, stop)):
+            writer.append(batch)
+            on_batch()
+        writer.seal()
+
+
+def _read_from(source: Source, first: int, stop: int | None) -> Iterator[Episode]:
+    if source.count is not None:
+        return source.read(first, stop)
+    return itertools.islice(source.read(), first, stop)
+
+
+class _Worker:
+    """A process that writes some parts."""
+
+    def __init__(self, source: Source, plan: _Plan, path: Path, numbers: Sequence[int]):
+        import cloudpickle
+
+        task = cloudpickle.dumps((source, plan, path, numbers))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_CODE}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in a terminal is handled by the caller.
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(task).to_bytes(8, "little") + task)
+        self._process.stdin.flush()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def is_done(self) -> bool:
+        """Returns whether the parts are written; raises the error of the process."""
+        if self._process.poll() is None:
+            return False
+        assert self._process.stdout is not None
+        result = self._process.stdout.read()
+        if self._process.returncode:
+            if result:
+                raise pickle.loads(result)
+            raise SourceError(
+                f"a process that reads the dataset ended with exit code {self._process.returncode}; repeat the call to "
+                "continue, with fewer workers if the memory was full"
+            )
+        return True
+
+
+def run_worker() -> None:
+    """Writes the parts that the calling process has sent, and ends with it."""
+    stream = sys.stdin.buffer
+    task = stream.read(int.from_bytes(stream.read(8), "little"))
+    threading.Thread(target=_exit_at_end, args=(stream,), daemon=True).start()
+    output, sys.stdout = sys.stdout.buffer, sys.stderr
+    try:
+        source, plan, path, numbers = pickle.loads(task)
+        with full_disk_as_error(path):
+            for number in numbers:
+                _write_part(source, plan, path, number)
+    except BaseException as error:
+        output.write(pickle.dumps(error))
+        output.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def _exit_at_end(stream: Any) -> None:
+    stream.read()
+    os._exit(1)
+
+
+def _seal(source: Source, plan: _Plan, path: Path) -> None:
+    """Replaces the plan by the manifest of a complete store."""
+    parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan.ranges))]
+    described = {
+        "warnings": source.warnings,
+        "metadata": {name: value for name, value in source.full_metadata.items() if _is_plain(value)},
+        "assumed_fields": source.assumed_fields,
+    }
+    save_json(path / MANIFEST, {**plan.to_json(), "parts": parts, "source": described})
+    (path / PLAN).unlink(missing_ok=True)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool, type(None)))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns the manifest of a complete store.
+
+    Raises:
+      SourceError: If the store is incomplete, or of a different version.
+      CorruptFileError: If the manifest is damaged, or a file is missing or has a different size.
+    """
+    manifest = load_json(path / MANIFEST)
+    if manifest is None:
+        raise SourceError(f"{path} is no complete store; repeat the call that builds it")
+    if manifest["version"] != _VERSION:
+        raise SourceError(f"{path} is a store of version {manifest['version']}; delete it, and build it again")
+    specs = Layout.from_json(manifest["layout"]).array_specs()
+    for number, part in enumerate(manifest["parts"]):
+        for name, length in part["lengths"].items():
+            file = _part_folder(path, number) / name
+            if not file.is_file() or file.stat().st_size != length * specs[name].num_bytes:
+                raise CorruptFileError(f"{file} is missing or truncated; delete {path}, and build it again")
+    return manifest
+
+
+def verify_store(path: Path) -> None:
+    """Compares all files of a store with their checksums.
+
+    Raises:
+      SourceError, CorruptFileError: See `read_manifest`; also if a checksum differs.
+    """
+    for number, part in enumerate(read_manifest(path)["parts"]):
+        verify_files(_part_folder(path, number), part["files"])
+
+
+def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
+    """Opens the steps of a complete store, whose files are mapped into memory.
+
+    Args:
+      path: the directory.
+      random_access: whether rows will be read in random order, for which the system should read no pages ahead.
+
+    Raises:
+      SourceError, CorruptFileError: See `read_manifest`.
+    """
+    manifest = read_manifest(path)
+    layout = Layout.from_json(manifest["layout"])
+    specs = layout.array_specs()
+    parts = []
+    for number, part in enumerate(manifest["parts"]):
+        folder = _part_folder(path, number)
+        lengths = part["lengths"]
+        parts.append({name: _read_array(folder / name, specs[name], lengths[name], random_access) for name in specs})
+    return StepColumns(layout, parts)
+
+
+def _read_array(path: Path, spec: ArraySpec, length: int | None, random_access: bool = False) -> np.ndarray:
+    """Maps the first elements of a file into memory; all complete ones if `length` is None."""
+    if length is None:
+        length = path.stat().st_size // spec.num_bytes if path.exists() else 0
+    shape: Any = (length, *spec.shape)
+    if not length or not spec.num_bytes:
+        return np.zeros(shape, spec.dtype)
+    array = np.memmap(path, spec.dtype, "r", shape=shape)
+    if random_access and hasattr(mmap, "MADV_RANDOM"):
+        array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return array.view(np.ndarray)
+
+
+class _StoredEpisodes:
+    """The episodes of a store; pickling it keeps the directory, which the other process opens again."""
+
+    def __init__(self, path: Path, image_decoding: bool, with_images: bool):
+        self._path, self._image_decoding, self._with_images = path, image_decoding, with_images
+        self._columns: StepColumns | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_columns": None}
+
+    @property
+    def columns(self) -> StepColumns:
+        """The steps."""
+        if self._columns is None:
+            self._columns = open_columns(self._path)
+        return self._columns
+
+    def count(self) -> int:
+        """Returns the number of episodes."""
+        return len(self.columns.num_steps)
+
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields episodes."""
+        return self.columns.read_episodes(
+            first, stop, image_decoding=self._image_decoding, with_images=self._with_images
+        )
+
+
+def open_store(path: Path, *, image_decoding: bool = True, with_images: bool = True) -> Source:
+    """Opens a complete store as a dataset.
+
+    Args:
+      path: the directory.
+      image_decoding: see `sources.load`.
+      with_images: see `StepColumns.take`.
+
+    Raises:
+      SourceError, CorruptFileError: See `read_manifest`.
+    """
+    manifest = read_manifest(path)
+    episodes = _StoredEpisodes(path, image_decoding, with_images)
+    described = manifest["source"]
+    source = Source(
+        manifest["identity"]["name"],
+        "store",
+        episodes.read,
+        num_episodes=episodes.count(),
+        num_rows=len(episodes.columns),
+        warnings=tuple(described["warnings"]),
+        count=episodes.count,
+        assumed_fields=tuple(described["assumed_fields"]),
+    )
+    return replace(source, **split_metadata(described["metadata"]))
+
+
+def _is_store(location: Any) -> bool:
+    return isinstance(location, Path) and ((location / MANIFEST).is_file() or (location / PLAN).is_file())
+
+
+DIRECTORY = Format("a store", _is_store, open_store, ("image_decoding",), "store of `rlds2reverb cache`")

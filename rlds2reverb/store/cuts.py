@@ -1,0 +1,156 @@
+"""Items that are cut from stored steps when they are read: n-step transitions, and windows of steps."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.specs import Nest, map_structure
+
+#: Returns the steps at rows int64 `[N]`, as far as some fields are concerned; see `StepColumns.take`.
+Take = Callable[[np.ndarray, Sequence[str]], dict[str, Any]]
+_ENDS = (fields.IS_LAST, fields.IS_TERMINAL)
+
+
+class Cut(abc.ABC):
+    """A kind of item, of which one starts at each step of an episode except for the last few."""
+
+    @property
+    @abc.abstractmethod
+    def num_unused(self) -> int:
+        """The number of steps at the end of each episode at which no item starts."""
+
+    @abc.abstractmethod
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Returns items.
+
+        Args:
+          take: function that reads steps.
+          rows: int64 `[N]`, the rows at which the items start.
+          last_rows: int64 `[N]`, the last row of the episode of each item.
+
+        Returns:
+          dict of nests of arrays `[N, ...]`.
+        """
+
+    def count(self, num_steps: np.ndarray) -> np.ndarray:
+        """Returns the number of items of episodes with these numbers of steps, int64 `[E]`."""
+        return np.maximum(num_steps - self.num_unused, 0)
+
+
+@dataclass(frozen=True)
+class Transitions(Cut):
+    """n-step transitions, as `adders.NStep` makes them: observation, action, reward, discount, next_observation.
+
+    Attributes:
+      n: number of steps, at least 1; fewer at the end of an episode.
+      gamma: discount factor of the sums, in [0, 1].
+      other_fields: further fields of the first step.
+    """
+
+    n: int = 1
+    gamma: float = 0.99
+    other_fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_count("n", self.n)
+        require_number("gamma", self.gamma, 0, 1)
+
+    @property
+    def num_unused(self) -> int:
+        """1: the last step, after which there is none."""
+        return 1
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Implements `Cut.read`."""
+        lengths = np.minimum(self.n, last_rows - rows)
+        names = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT, *_ENDS, *self.other_fields)
+        first = take(rows, names)
+        last = take(rows + lengths, (fields.OBSERVATION, fields.IS_TERMINAL))
+        if self.n == 1:
+            reward = first[fields.REWARD]
+            discount = np.where(last[fields.IS_TERMINAL], np.float32(0), first[fields.DISCOUNT])
+        else:
+            reward, discount = self._sum(take, first, rows, last_rows, lengths)
+        return {
+            fields.OBSERVATION: first[fields.OBSERVATION],
+            fields.ACTION: first[fields.ACTION],
+            fields.REWARD: reward,
+            fields.DISCOUNT: discount.astype(np.float32),
+            f"next_{fields.OBSERVATION}": last[fields.OBSERVATION],
+            **{name: first[name] for name in self.other_fields},
+        }
+
+    def _sum(
+        self, take: Take, first: Any, rows: np.ndarray, last_rows: np.ndarray, lengths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rewards and discounts over the steps of each item, rounded as `adders.n_step_returns` does."""
+        steps = [first]
+        for number in range(1, self.n + 1):
+            later = np.minimum(rows + number, last_rows)
+            steps.append(take(later, (fields.REWARD, fields.DISCOUNT, *_ENDS)))
+        rewards = np.stack([step[fields.REWARD] for step in steps[:-1]], axis=1)
+        dtype = rewards.dtype if rewards.dtype.kind == "f" else np.dtype(np.float32)
+        is_used = np.arange(self.n) < lengths[:, None]
+        is_terminal = np.stack([step[fields.IS_TERMINAL] for step in steps[1:]], axis=1)
+        factors = np.stack([step[fields.DISCOUNT] for step in steps[:-1]], axis=1).astype(dtype) * ~is_terminal
+        rewards = np.where(is_used, rewards, 0).astype(dtype)
+        sums, _ = _compose_windows(np.where(is_used, dtype.type(self.gamma) * factors, 0).astype(dtype), rewards)
+        _, products = _compose_windows(np.where(is_used, factors, 1).astype(dtype), np.zeros_like(rewards))
+        powers = np.float64(self.gamma) ** (lengths - 1)
+        return sums, (powers * products).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Windows(Cut):
+    """Consecutive steps of one episode, `[N, length, ...]`: all of their fields, the boundary row included.
+
+    Attributes:
+      length: number of steps, at least 1.
+      field_names: fields of the items; None for those of RLDS.
+    """
+
+    length: int
+    field_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length)
+
+    @property
+    def num_unused(self) -> int:
+        """One less than the length."""
+        return self.length - 1
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Implements `Cut.read`."""
+        places = rows[:, None] + np.arange(self.length)
+        steps = take(places.ravel(), self.field_names or fields.STEP_FIELDS)
+        return map_structure(lambda column: column.reshape(*places.shape, *column.shape[1:]), steps)
+
+
+def _compose_windows(factors: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sums and products over windows `[N, n]`, in the order of `adders.recurrence.compose_windows`."""
+    n = factors.shape[1]
+    sums, products, width = terms, factors, 1
+    for digit in f"{n:b}"[1:]:
+        sums, products = _compose(sums, products, sums, products, width)
+        width *= 2
+        if digit == "1":
+            sums, products = _compose(terms, factors, sums, products, 1)
+            width += 1
+    return sums[:, 0], products[:, 0]
+
+
+def _compose(
+    sums: np.ndarray, products: np.ndarray, later_sums: np.ndarray, later_products: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    added, factors = np.zeros_like(sums), np.ones_like(products)
+    added[:, :-width], factors[:, :-width] = later_sums[:, width:], later_products[:, width:]
+    is_used = products != 0  # A factor of 0 cuts off everything after it, including NaN and Inf.
+    return sums + np.where(is_used, added, 0) * products, np.where(is_used, factors, 0) * products

@@ -1,0 +1,266 @@
+"""The steps of a dataset at any rows, from arrays in memory or in memory-mapped files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.episodes import Episode
+from rlds2reverb.fingerprints import Fingerprint
+from rlds2reverb.specs import ArraySpec, Nest
+
+from .layout import (
+    ATTRIBUTES,
+    EPISODES,
+    ROWS,
+    Layout,
+    blank_images,
+    bytes_name,
+    decode_image,
+    ends_name,
+    frames_name,
+    read_attributes,
+)
+
+#: Returns the pixels `[N, H, W, C]` of image files, given the spec of one image; empty files become zeros.
+Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
+#: Size from which on a part in memory is followed by another one.
+_PART_BYTES = 32 << 20
+_GROWTH = 1.25
+#: Maximum number of steps of several episodes that are read at a time.
+_BATCH_ROWS = 8192
+
+
+class StepColumns:
+    """The steps of consecutive episodes, which can be read at any rows.
+
+    Attributes:
+      layout: the layout.
+      num_steps: int64 `[E]`, the number of steps of each episode.
+      ends: int64 `[E]`, the row after the last one of each episode.
+    """
+
+    def __init__(self, layout: Layout, parts: Sequence[Mapping[str, np.ndarray]]):
+        """
+        Args:
+          layout: the layout of all parts.
+          parts: the arrays of each part, whose episodes follow those of the part before.
+        """
+        self.layout, self._parts = layout, list(parts)
+        records = [part[EPISODES] for part in self._parts]
+        self._records = np.concatenate(records) if records else np.zeros(0, layout.array_specs()[EPISODES].dtype)
+        self.num_steps: np.ndarray = self._records["num_steps"].astype(np.int64)
+        self.ends = np.cumsum(self.num_steps)
+        self._first_rows = _find_firsts([len(part[ROWS]) for part in self._parts])
+        self._first_episodes = _find_firsts([len(part[EPISODES]) for part in self._parts])
+
+    def __len__(self) -> int:
+        """Returns the number of steps."""
+        return int(self.num_steps.sum())
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first row of each episode, int64 `[E]`."""
+        return self.ends - self.num_steps
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there are images, which `take` can leave out."""
+        return any(column.is_image for column in self.layout.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(array.nbytes for part in self._parts for array in part.values())
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the content; see `fingerprints.Fingerprint`. Encoded images count as their bytes."""
+        return Fingerprint(self._records["digest"].tobytes()).hexdigest()
+
+    def take(
+        self,
+        rows: np.ndarray,
+        names: Iterable[str] | None = None,
+        *,
+        decode: Decoder | None = None,
+        with_images: bool = True,
+    ) -> dict[str, Nest]:
+        """Returns the steps at some rows.
+
+        Args:
+          rows: int64 `[N]`, each at least 0 and below `len(self)`.
+          names: fields to read, such as 'observation'; None for all.
+          decode: function that decodes images; None for Pillow.
+          with_images: whether images are read; read-only zeros stand for them otherwise.
+
+        Returns:
+          dict of nests of arrays `[N, ...]`; text is bytes. The other arrays belong to the caller.
+        """
+        values: dict[int, np.ndarray] = {}
+        packed = None
+        for number in self.layout.select(names):
+            column = self.layout.columns[number]
+            if column.is_image and not with_images:
+                values[number] = blank_images(len(rows), column.pixels or column.spec)
+            elif column.kind == "packed":
+                packed = self._gather(ROWS, rows, self._first_rows) if packed is None else packed
+                values[number] = self.layout.unpack(packed, number)
+            elif column.kind == "frames":
+                frames = self._take_frames(number, rows)
+                values[number] = np.moveaxis(frames, 1, -1) if column.stack else frames[:, 0]
+            else:
+                texts = self._take_bytes(number, rows)
+                if column.pixels is not None:
+                    values[number] = (decode or decode_images)(texts, column.pixels)
+                else:
+                    values[number] = _to_objects(texts)
+        return self.layout.restore(values)
+
+    def read_episodes(
+        self,
+        first: int = 0,
+        stop: int | None = None,
+        *,
+        image_decoding: bool = True,
+        with_images: bool = True,
+    ) -> Iterator[Episode]:
+        """Yields the episodes from `first` to before `stop`.
+
+        Args:
+          first: index of the first episode.
+          stop: index after the last one; None for all.
+          image_decoding: whether images are decoded; their files otherwise.
+          with_images: see `take`.
+        """
+        for index in range(*slice(first, stop).indices(len(self.num_steps))):
+            rows = np.arange(self.starts[index], self.ends[index])
+            decode = None if image_decoding else _keep_files
+            steps = self.take(rows, decode=decode, with_images=with_images)
+            yield Episode(steps, index, **self._read_attributes(index))
+
+    def read_batches(self, names: Iterable[str] | None = None) -> Iterator[tuple[dict[str, Nest], np.ndarray]]:
+        """Yields the steps of some episodes after the other, and how many each of them has, int64 `[E]`.
+
+        Args:
+          names: fields to read; None for all.
+        """
+        first = 0
+        while first < len(self.num_steps):
+            start = int(self.starts[first])
+            stop = max(int(np.searchsorted(self.ends, start + _BATCH_ROWS, side="right")), first + 1)
+            yield self.take(np.arange(start, self.ends[stop - 1]), names), self.num_steps[first:stop]
+            first = stop
+
+    def _gather(self, name: str, places: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+        """Returns the elements of an array at places that count over all parts, `firsts` being those of the parts."""
+        arrays = [part[name] for part in self._parts]
+        if len(arrays) == 1:
+            return arrays[0].take(places, axis=0)
+        result = np.empty((len(places), *arrays[0].shape[1:]), arrays[0].dtype)
+        numbers = np.searchsorted(firsts, places, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], np.arange(len(arrays) + 1))
+        for number, array in enumerate(arrays):
+            chosen = order[bounds[number] : bounds[number + 1]]
+            if len(chosen):
+                result[chosen] = array.take(places[chosen] - firsts[number], axis=0)
+        return result
+
+    def _take_frames(self, number: int, rows: np.ndarray) -> np.ndarray:
+        """Returns the frames of some steps, `[N, K, ...]`, where K is 1 without stacks."""
+        column, name = self.layout.columns[number], frames_name(number)
+        if not column.stack:
+            return self._gather(name, rows, self._first_rows)[:, None]
+        episodes = np.searchsorted(self.ends, rows, side="right")
+        first_frames = rows + column.num_more_frames * self._num_earlier[episodes]
+        places = (first_frames[:, None] + np.arange(column.stack)).ravel()
+        firsts = _find_firsts([len(part[name]) for part in self._parts])
+        return self._gather(name, places, firsts).reshape(len(rows), column.stack, *column.frame_shape)
+
+    @cached_property
+    def _num_earlier(self) -> np.ndarray:
+        """How many episodes with steps precede each episode, int64 `[E]`."""
+        has_steps = self.num_steps > 0
+        return np.cumsum(has_steps) - has_steps
+
+    def _take_bytes(self, number: int, rows: np.ndarray) -> list[bytes]:
+        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
+        texts = []
+        for row, part in zip((rows - self._first_rows[numbers]).tolist(), numbers.tolist(), strict=True):
+            ends, content = self._parts[part][ends_name(number)], self._parts[part][bytes_name(number)]
+            texts.append(content[ends[row - 1] if row else 0 : ends[row]].tobytes())
+        return texts
+
+    def _read_attributes(self, index: int) -> dict[str, Any]:
+        number = int(np.searchsorted(self._first_episodes, index, side="right")) - 1
+        part, place = self._parts[number], index - int(self._first_episodes[number])
+        ends = part[EPISODES]["attributes_end"]
+        return read_attributes(part[ATTRIBUTES][ends[place - 1] if place else 0 : ends[place]].tobytes())
+
+
+class MemoryColumns:
+    """A builder of `StepColumns` in memory, which adds episodes without copying those before."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self._parts: list[dict[str, np.ndarray]] = []
+        self._sizes: dict[str, int] = {}
+        self._start_part()
+
+    def append(self, batch: EpisodeBatch) -> None:
+        """Adds episodes; raises as `Layout.encode`."""
+        for name, added in self.layout.encode(batch, self._sizes).items():
+            array, size = self._parts[-1][name], self._sizes[name]
+            if size + len(added) > len(array):
+                capacity = max(size + len(added), int(len(array) * _GROWTH))
+                array.resize((capacity, *array.shape[1:]), refcheck=False)
+            array[size : size + len(added)] = added
+            self._sizes[name] = size + len(added)
+        if sum(array.nbytes for array in self._parts[-1].values()) > _PART_BYTES:
+            self._start_part()
+
+    def finish(self) -> StepColumns:
+        """Returns the steps."""
+        self._trim()
+        return StepColumns(self.layout, self._parts)
+
+    def _start_part(self) -> None:
+        self._trim()
+        specs: Any = self.layout.array_specs()
+        self._parts.append({name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()})
+        self._sizes = dict.fromkeys(specs, 0)
+
+    def _trim(self) -> None:
+        for name, size in self._sizes.items():
+            array = self._parts[-1][name]
+            array.resize((size, *array.shape[1:]), refcheck=False)
+
+
+def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
+    """Decodes images with Pillow; see `Decoder`."""
+    shape: Any = pixels.shape
+    images = np.zeros((len(files), *shape), pixels.dtype)
+    for place, file in enumerate(files):
+        if file:
+            images[place] = decode_image(file)
+    return images
+
+
+def _keep_files(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
+    return _to_objects(files)
+
+
+def _to_objects(values: Sequence[Any]) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _find_firsts(lengths: Sequence[int]) -> np.ndarray:
+    """Returns the number of elements before each part, int64."""
+    return np.cumsum([0, *lengths[:-1]], dtype=np.int64) if lengths else np.zeros(0, np.int64)
