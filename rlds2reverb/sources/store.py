@@ -12,6 +12,7 @@ import itertools
 import mmap
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,10 +32,10 @@ from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CorruptFileError, SourceError
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
 from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.store.layout import ATTRIBUTES, EPISODES, Layout, bytes_name, ends_name, frames_name
+from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, bytes_name, ends_name, frames_name
 from rlds2reverb.store.step_columns import StepColumns
 
 from .formats import Format
@@ -43,6 +44,7 @@ from .source import Source, split_metadata
 #: A complete store has the first file, an incomplete one the second.
 MANIFEST, PLAN = "store.json", "plan.json"
 _PART_MANIFEST = "part.json"
+_LOCK = ".lock"
 _VERSION = 1
 _MAX_PARTS = 64
 _POLL_SECS = 0.2
@@ -79,11 +81,11 @@ def build_store(
         require_count("num_workers", num_workers, 0)
     with full_disk_as_error(path):
         path.mkdir(parents=True, exist_ok=True)
-        with FileLock(path / ".lock", f"the store {path}", "wait until it is built"):
+        with FileLock(path / _LOCK, f"the store {path}", "wait until it is built"):
             plan = _Plan.make(source)
             saved = load_json(path / MANIFEST) or load_json(path / PLAN)
             if saved is None:
-                if any(entry.name != ".lock" for entry in path.iterdir()):
+                if any(entry.name != _LOCK for entry in path.iterdir()):
                     raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
                 save_json(path / PLAN, plan.to_json())
             elif (saved["version"], saved["identity"]) != (_VERSION, plan.identity):
@@ -221,17 +223,16 @@ def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | Non
                 for index in range(num_workers)
             ]
             while workers := [worker for worker in workers if not worker.is_done()]:
-                on_progress(_count_stored(path, plan), total)
+                on_progress(_count_stored(path, len(plan.ranges)), total)
                 time.sleep(_POLL_SECS)
         for number in missing if not num_workers else ():
-            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, plan), total))
-    on_progress(_count_stored(path, plan), total)
+            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, len(plan.ranges)), total))
+    on_progress(_count_stored(path, len(plan.ranges)), total)
 
 
-def _count_stored(path: Path, plan: _Plan) -> int:
-    files = [_part_folder(path, number) / EPISODES for number in range(len(plan.ranges))]
-    record_bytes = plan.layout.array_specs()[EPISODES].num_bytes
-    return sum(file.stat().st_size // record_bytes for file in files if file.exists())
+def _count_stored(path: Path, num_parts: int) -> int:
+    files = [_part_folder(path, number) / EPISODES for number in range(num_parts)]
+    return sum(file.stat().st_size // EPISODE_RECORD.itemsize for file in files if file.exists())
 
 
 def _write_part(
@@ -353,6 +354,60 @@ def read_manifest(path: Path) -> dict[str, Any]:
             if not file.is_file() or file.stat().st_size != length * specs[name].num_bytes:
                 raise CorruptFileError(f"{file} is missing or truncated; delete {path}, and build it again")
     return manifest
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """A store in a directory of stores.
+
+    Attributes:
+      path: its directory.
+      dataset: name of the dataset.
+      episodes: number of stored episodes.
+      bytes: size on disk.
+      state: 'complete', 'incomplete' or 'damaged'.
+    """
+
+    path: Path
+    dataset: str
+    episodes: int
+    bytes: int
+    state: str
+
+
+def list_stores(directory: Path, *, verify: bool = False) -> list[StoreInfo]:
+    """Returns the stores in a directory, by name.
+
+    Args:
+      directory: the directory.
+      verify: whether to compare all files with their checksums.
+    """
+    return [_describe_store(path, verify) for path in sorted(directory.iterdir()) if _is_store(path)]
+
+
+def _describe_store(path: Path, verify: bool) -> StoreInfo:
+    state = "complete" if (path / MANIFEST).exists() else "incomplete"
+    dataset, episodes = "unknown", 0
+    try:
+        saved = load_json(path / MANIFEST) or load_json(path / PLAN) or {}
+        dataset, num_parts = saved["identity"]["name"], len(saved["ranges"])
+        episodes = _count_stored(path, num_parts)
+        if state == "complete":
+            (verify_store if verify else read_manifest)(path)
+    except (SourceError, CorruptFileError):
+        state = "damaged"
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return StoreInfo(path, dataset, episodes, size, state)
+
+
+def delete_store(path: Path) -> bool:
+    """Deletes a store; returns False, and keeps it, if a process is building it."""
+    try:
+        with FileLock(path / _LOCK, f"the store {path}"):
+            shutil.rmtree(path)
+    except ResourceInUseError:
+        return False
+    return True
 
 
 def verify_store(path: Path) -> None:
