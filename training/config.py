@@ -184,7 +184,7 @@ class TrainingConfig:
     )
     sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
     cache_dir: str | None = make_option(
-        "Batches", default=None, metavar="DIR", default_text="the data are kept in memory", values_text="path"
+        "Batches", default=None, metavar="DIR", default_text="data that fit are kept in memory", values_text="path"
     )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
         "Batches", default=None, metavar="P", default_text="all episodes", identifies=True

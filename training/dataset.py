@@ -19,6 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
+from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
@@ -30,7 +31,6 @@ from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
-from rlds2reverb.server.memory import free_memory_bytes
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
 from rlds2reverb.sources.store import build_store, find_identity, open_columns, open_store

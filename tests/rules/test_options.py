@@ -28,6 +28,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.sources import Format, Source, register_format
 from rlds2reverb.sources.loading import FORMATS
+from rlds2reverb.sources.store import build_store
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
@@ -87,6 +88,8 @@ def sources(tmp_path_factory, data):
             if name == "dones":
                 file[f"data/demo_{number}/{name}"][...] = [0, 0, 1]
         file["mask/valid"] = np.array([b"demo_1"])
+    encoded = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
+    build_store(encoded, folder / "store", num_workers=0)
     (folder / ".ogbench").mkdir()
     (folder / ".ogbench/data").symlink_to(data / "formats/ogbench")
     tfds = data / "formats/rlds/a4/nested_cameras/1.0.0"
@@ -105,6 +108,7 @@ def sources(tmp_path_factory, data):
         "a robomimic file": folder / "robomimic.hdf5",
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
+        "a store": folder / "store",
         "a LeRobot directory": data / "formats/lerobot/v2.1/c1",
         "a D4RL name": "hopper-medium-v2",
         "a Minari name": "classic/pendulum-dict/dev-v0",
