@@ -76,7 +76,7 @@ def train(path: str, cache: str, updates: str) -> float:
     with open_data(path, config) as data, data.open_batches(config) as batches, tempfile.TemporaryDirectory() as folder:
         assert batches is not None
         agent = make_agent("td3", data.time_step_spec, data.action_spec)
-        learner = Learner(agent, batches.feed, run_dir=Path(folder) / "run")
+        learner = Learner(Path(folder) / "run", agent, batches.feed)
         with learner.running():
             learner.advance(100)
             start = time.perf_counter()
@@ -266,9 +266,8 @@ def compare_images(folder: Path, options: Any) -> None:
     rates = {name: show(name, values[name]) for name in values}
     decoder, shuffled, stored, limited = rates.values()
     for label, rate in (("store", stored), ("with 1 GB", limited)):
-        print(
-            f"  {label}: {rate / decoder:.2f}x the decoder (target: 0.8x), {rate / shuffled:.2f}x tf.data (target: 1.5x)"
-        )
+        ratios = rate / decoder, rate / shuffled
+        print(f"  {label}: {ratios[0]:.2f}x the decoder (target: 0.8x), {ratios[1]:.2f}x tf.data (target: 1.5x)")
 
 
 if __name__ == "__main__":

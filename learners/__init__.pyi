@@ -13,4 +13,5 @@ from .feeds import (
 from .learner import Learner as Learner, TrainingDivergedError as TrainingDivergedError
 from .run_directory import RunDirectory as RunDirectory
 from .runs import Run as Run, load_run as load_run
+from .stored_items import StoredItems as StoredItems
 from .tasks import make_task as make_task
