@@ -6,17 +6,21 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb import fields
 from rlds2reverb.encoding import tfrecords
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.spaces import make_array_space
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
-from .rlds_features import Features, require_features
+from .minari_spaces import choose_space
+from .rlds_features import NAME, Features, rename_fields, require_features
 from .source import Source
 from .tf_examples import encode_episode, make_features
 from .written_episodes import has_tuple, require_plain_names
@@ -99,9 +103,27 @@ def finish_rlds(
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
     make_features(step_spec, features).save_config(directory)
-    if metadata := source.full_metadata:
+    if metadata := replace(source, **_rename_spaces(source, step_spec, features)).full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
+
+
+def _rename_spaces(source: Source, step_spec: Mapping[str, Nest], features: Features) -> dict[str, Any]:
+    """Returns the spaces of a source whose parts have the names of the written fields, if any field is renamed."""
+    if not any(NAME in entry for entry in features.values()):
+        return {}
+
+    def make_own_space(spec: ArraySpec) -> Any:
+        return None if spec.minimum is None else make_array_space(spec, spec.minimum, spec.maximum)
+
+    spec = rename_fields(step_spec, features)
+    own = map_structure(make_own_space, spec)
+    spaces = {"action_space": fields.ACTION, "observation_space": fields.OBSERVATION}
+    return {
+        name: choose_space(spec[field], own[field])
+        for name, field in spaces.items()
+        if getattr(source, name) is not None
+    }
 
 
 def _choose_name(location: Path) -> tuple[str, str]:

@@ -12,7 +12,7 @@ HOPPER = "d4rl/hopper_medium-v2.hdf5"
 
 
 def test_files_are_those_of_write_dataset(data, tmp_path):
-    options = {"shard_bytes": 120_000}
+    options = {"shard_bytes": 120_000, "features": {"observation": {"name": "observation/state"}}}
     expected = write_dataset(data / HOPPER, tmp_path / "plain/hopper/1.0.0", format="rlds", **options)
     got = prepare_with_beam(
         data / HOPPER, tmp_path / "beam/hopper/1.0.0", beam_options=make_options(slice_bytes=150_000), **options
@@ -20,6 +20,7 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert got.as_dict() == {**expected.as_dict(), "path": got.path}
     assert len(list((tmp_path / "beam/hopper/1.0.0").glob("*.tfrecord*"))) > 3
+    assert list(load(tmp_path / "beam/hopper/1.0.0").step_spec["observation"]) == ["state"]
     assert [path.name for path in (tmp_path / "beam/hopper").iterdir()] == ["1.0.0"]
 
 
