@@ -194,8 +194,10 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
     from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
 
     limits = FORMAT_LIMITS[format]
-    if limits.loss and source.kind != format:
-        output.warn(limits.loss)
+    losses = limits.describe_lost_metadata(source)
+    for loss in (limits.loss, *losses):
+        if loss and source.kind != format:
+            output.warn(loss)
     values = {
         "recompute_discounts": options["recompute_discounts"],
         "shard_bytes": options["shard_mb"] * 1_000_000,
@@ -213,7 +215,7 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             progress=progress,
             **{name: value for name, value in values.items() if name in limits.options},
         )
-    _print_written(report, source.warnings, options)
+    _print_written(report, (*source.warnings, *losses), options)
 
 
 def _read_features(options: dict[str, Any]) -> dict[str, Any] | None:

@@ -73,9 +73,10 @@ def prepare_with_beam(
         dataset, opened = open_dataset(source, load_options, workers)
         dataset, opened = fit_transforms(dataset, opened, transforms, workers)
         step_spec = opened.step_spec
-        require_rlds_spec(step_spec)
+        metadata_spec = opened.episode_metadata_spec
+        require_rlds_spec(step_spec, metadata_spec)
         described = require_features(features or {}, step_spec)
-        job = _Job(dataset, work, step_spec, on_invalid, described)
+        job = _Job(dataset, work, step_spec, metadata_spec, on_invalid, described)
         scans = workers.map("scan", job.scan, dataset.slices)
         counts, left_out = Counter[str](), LeftOut()
         for scan in scans:
@@ -115,13 +116,14 @@ class _Job:
     dataset: Dataset
     work: WorkFolder
     step_spec: dict[str, Nest]
+    metadata_spec: dict[str, Nest]
     on_invalid: OnInvalid
     features: Features
 
     def scan(self, part: Slice) -> dict[str, Any]:
         """Returns the counts of a slice's episodes, and the size of each valid episode's record."""
         episodes = self._valid_episodes(part)
-        sizes = [len(record) for record in encode_records(episodes, self.step_spec, self.features)]
+        sizes = [len(record) for record in self._encode(episodes)]
         return {"counts": episodes.counts, "left_out": asdict(episodes.left_out), "sizes": sizes}
 
     def write_shard(self, shard: _Shard) -> None:
@@ -131,7 +133,10 @@ class _Job:
 
     def _records(self, first_slice: int) -> Iterator[bytes]:
         for part in self.dataset.slices[first_slice:]:
-            yield from encode_records(self._valid_episodes(part), self.step_spec, self.features)
+            yield from self._encode(self._valid_episodes(part))
+
+    def _encode(self, episodes: WrittenEpisodes) -> Iterator[bytes]:
+        return encode_records(episodes, self.step_spec, self.metadata_spec, self.features)
 
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
         source = Source("", "", lambda: self.dataset.read(part))

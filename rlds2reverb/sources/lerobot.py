@@ -109,6 +109,9 @@ def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tu
             f"next.truncated, and are assumed to be {assumed}; confirm it with the same value, or change it"
         )
         sentences.append(Message(sentence, done=other))
+    if metadata.unread:
+        names = ", ".join(metadata.unread)
+        sentences.append(f"{name}: fields of episodes that are not alike in all of them are not read: {names}")
     if REWARD not in metadata.features:
         sentences.append(f"{name} has no {REWARD}; its rewards are zeros, which only cloning can use")
     return tuple(sentences)
@@ -214,7 +217,9 @@ class _EpisodeReader:
             extras=nest,
         )
         timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
-        return replace(episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps)
+        return replace(
+            episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps, metadata=stored.metadata
+        )
 
     def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
         """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""

@@ -20,10 +20,12 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import Nest
 
 from . import hdf5, npz
 from .columns import as_columns, as_flags, make_log_episode
 from .continuity import ContinuityCheck
+from .episode_metadata import read_attributes
 from .formats import Format
 from .source import Source
 
@@ -31,6 +33,8 @@ OBSERVATIONS, NEXT_OBSERVATIONS = "obs", "next_obs"
 ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 #: Attributes of a demonstration in files that `robomimic_writer` has written.
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
+#: Attributes of a demonstration that are not metadata of the episode; `model_file` is the XML of the simulation.
+RESERVED = frozenset(["num_samples", "model_file", IS_TERMINAL, UNTERMINATED])
 _OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 #: The kinds of `type` in `env_args`.
 ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
@@ -269,6 +273,11 @@ class _Demo:
             )
         return {key: self.read(f"{name}/{key}") for key in sorted(hdf5.list_names(group))}
 
+    @property
+    def metadata(self) -> dict[str, Nest]:
+        """The metadata of the episode: the attributes that are not reserved."""
+        return read_attributes(self._group, RESERVED)
+
     def _describe(self, name: str) -> str:
         return f"{self._file_name}: '{self._path}/{name}'"
 
@@ -297,7 +306,8 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
         terminated=contents.is_terminal[index],
         next_observations=next_observations,
     )
-    return replace(episode, unterminated=bool(contents.unterminated and contents.unterminated[index]))
+    is_unterminated = bool(contents.unterminated and contents.unterminated[index])
+    return replace(episode, unterminated=is_unterminated, metadata=demo.metadata)
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

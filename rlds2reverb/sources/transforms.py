@@ -486,7 +486,8 @@ class DropFields:
     """Drops fields, such as strings, which cannot be stored in a table.
 
     Attributes:
-      paths: paths such as `observation/mission`, or the name of an extra field. Required fields cannot be dropped.
+      paths: paths such as `observation/mission`, the name of an extra field, or the path of a field of the episode's
+        metadata, such as `episode_metadata/file_path`. Required fields cannot be dropped.
     """
 
     paths: tuple[str, ...]
@@ -500,21 +501,26 @@ class DropFields:
         """Implements `Transform.fit`."""
 
         def apply(episode: Episode) -> Episode:
-            steps = episode.steps
+            steps, metadata = episode.steps, episode.metadata
             for path in self.paths:
-                steps = _drop_field(steps, path.split("/"), path)
-            return replace(episode, steps=steps)
+                keys = path.split("/")
+                if keys[0] in metadata and keys[0] not in steps:
+                    metadata = _drop_field(metadata, keys, path, may_be_empty=True)
+                else:
+                    steps = _drop_field(steps, keys, path)
+            return replace(episode, steps=steps, metadata=metadata)
 
         return apply, {"dropped_fields": list(self.paths)}
 
 
-def _drop_field(nest: Nest, keys: list[str], path: str) -> Nest:
+def _drop_field(nest: Nest, keys: list[str], path: str, *, may_be_empty: bool = False) -> Nest:
     if not isinstance(nest, dict) or keys[0] not in nest:
         raise ValueError(f"there is no field {path!r} to drop; use the path of an existing field")
     rest = {name: inner for name, inner in nest.items() if name != keys[0]}
     if len(keys) > 1:
-        rest[keys[0]] = _drop_field(nest[keys[0]], keys[1:], path)
-    elif not rest:
+        if inner := _drop_field(nest[keys[0]], keys[1:], path, may_be_empty=may_be_empty):
+            rest[keys[0]] = inner
+    elif not rest and not may_be_empty:
         raise ValueError(f"{path!r} cannot be dropped because it is the only field there")
     return rest
 

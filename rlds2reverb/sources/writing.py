@@ -119,6 +119,8 @@ def write_dataset(
     no meaning; they are read back as zeros from the others. A LeRobot dataset has rows for real actions only; the
     report says how many episodes lose a final observation that could be bootstrapped.
 
+    `Episode.metadata` are written in all formats except for D4RL, and must have the same spec in all episodes.
+
     Args:
       source: a `Source`, or anything that `load` opens.
       path: the dataset to create: for D4RL and robomimic a file; for RLDS a directory, preferably NAME/VERSION as in
@@ -195,7 +197,7 @@ def write_dataset(
         )
         sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-    warnings = (*episodes.make_warnings(), *sentences)
+        warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 

@@ -49,3 +49,12 @@ def test_invalid_episodes_are_errors_or_skipped(data, tmp_path):
 def test_path_that_exists_raises(data, tmp_path):
     with pytest.raises(FileExistsError, match="exists already"):
         prepare_with_beam(data / HOPPER, tmp_path)
+
+
+@pytest.mark.slow
+def test_metadata_and_images_are_those_of_write_dataset(data, tmp_path):
+    path, options = data / "formats/rlds/a2/openx_boundary/1.0.0", {"features": {"observation/image": "png"}}
+    write_dataset(path, tmp_path / "plain/arm/1.0.0", format="rlds", **options)
+    prepare_with_beam(path, tmp_path / "beam/arm/1.0.0", beam_options=make_options(slice_bytes=150_000), **options)
+    assert_same_files(tmp_path / "beam", tmp_path / "plain")
+    assert "file_path" in load(tmp_path / "beam/arm/1.0.0").first_episode.metadata["episode_metadata"]
