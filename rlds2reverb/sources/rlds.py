@@ -31,6 +31,7 @@ from .rlds_conventions import (
     LastStep,
     describe_missing,
     find_assumed,
+    has_rewards,
     infer_last_step,
     require_last_step,
     require_missing,
@@ -112,7 +113,9 @@ def _find_conventions(
     has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
     if last_step != AUTO:
         return Conventions(name, last_step, missing, has_ends)
-    return Conventions(name, infer_last_step(name, episodes), missing, has_ends, is_inferred=True)
+    last_step = infer_last_step(name, episodes)
+    is_assumed = last_step == BOUNDARY and not has_rewards(episodes)
+    return Conventions(name, last_step, missing, has_ends, is_inferred=True, is_assumed=is_assumed)
 
 
 def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[str, Any]:
@@ -125,6 +128,15 @@ def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[s
                 f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward "
                 "is not zero; its next observation is unknown. Change this if the row is only a final observation",
                 last_step=BOUNDARY,
+            ),
+        )
+    if conventions.is_assumed:
+        warnings += (
+            Message(
+                f"{conventions.name}: the last row of an episode is assumed to be only a final observation, because "
+                "its action is zero or repeated, and there are no rewards that tell; set "
+                f"'{BOUNDARY}' to confirm it, or '{TRANSITION}' if the action is real",
+                last_step=...,
             ),
         )
     unread = [name for name, spec in episode_spec.items() if name != fields.STEPS and not _is_readable(spec)]

@@ -192,9 +192,20 @@ def test_boundary_with_values_is_reported_when_requested(tmp_path):
 # --- fields that are left out
 
 
+@pytest.mark.parametrize("rewards", [{"reward": None}, {}])
+@pytest.mark.parametrize("actions", [[1.0, 2.0, 0.0], [1.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_boundaries_without_rewards_are_reported_as_an_assumption(actions, rewards):
+    dataset = rlds_dataset([make_rows(actions, **rewards)])
+    (*_, warning) = load(dataset).warnings
+    assert "assumed to be only a final observation" in warning and warning.endswith("is real (last_step)")
+    for last_step in ("boundary", "transition"):
+        assert not any("final observation" in sentence for sentence in load(dataset, last_step=last_step).warnings)
+    assert not load(rlds_dataset([make_rows(actions, [0, 1, 0])])).warnings
+
+
 def test_missing_flags_follow_from_the_end_of_the_episode():
     rows = make_rows([1.0, 2.0, 0.0], terminal=True, is_first=None, is_last=None)
-    source = load(rlds_dataset([rows]))
+    source = load(rlds_dataset([rows]), last_step="boundary")
     (episode,) = source
     assert episode.steps["is_first"].tolist() == [True, False, False]
     assert episode.steps["is_last"].tolist() == [False, False, True]
