@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
+            data = file["data"]
             for index in range(len(demos))[first:stop]:
-                episode = _read_episode(_Demo(file, demos[index], path.name), index, contents)
+                episode = _read_episode(_Demo(data, demos[index], path.name), index, contents)
                 check.add(episode)
                 yield episode
 
@@ -151,23 +153,28 @@ class _Contents:
 
 
 def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
-    """Reads the rewards and `dones` of all demonstrations, but only the sizes of their actions."""
-    name = Path(file.filename).name
-    optional = frozenset(key for demo in demos for key in _OPTIONAL if key in file[demo])
+    """Reads the rewards and `dones` of all demonstrations, but of their actions only the size, if there are neither."""
+    name, data = Path(file.filename).name, file["data"]
+    optional: set[str] = set()
+    absent: dict[str, _Demo] = {}
     num_rows, rewards, dones, empty = 0, [], [], []
     for path in demos:
-        demo = _Demo(file, path, name)
-        actions = demo.open(ACTIONS)
-        if not len(actions):
+        demo = _Demo(data, path, name)
+        optional.update(demo.optional)
+        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
+        absent.update({key: demo for key in (REWARDS, DONES) if key not in columns})
+        lengths = [*columns.values()] or [demo.open(ACTIONS)]
+        if not any(map(len, lengths)):
             empty.append(path)
             continue
-        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in optional}
-        _require_equal_lengths(demo.where, [actions, *columns.values()])
-        num_rows += len(actions)
+        _require_equal_lengths(demo.where, lengths)
+        num_rows += len(lengths[0])
         if REWARDS in columns:
             rewards.append(columns[REWARDS])
         if DONES in columns:
             dones.append(as_flags(columns[DONES], f"{demo.where}: dones"))
+    for key in optional & set(absent):
+        absent[key].read(key)  # Raises an error, because other demonstrations contain it.
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
     kept = [path for path in demos if path not in empty]
@@ -179,13 +186,18 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    return _Contents(kept, num_rows, optional, is_terminal, unterminated, described, tuple(warnings))
+    return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, described, tuple(warnings))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
     """Returns an attribute of each demonstration; () unless it is a bool in all of them."""
-    marks = [file[demo].attrs.get(name) for demo in demos]
-    return tuple(map(bool, marks)) if all(isinstance(mark, np.bool_) for mark in marks) else ()
+    marks: list[bool] = []
+    for demo in demos:
+        mark = _Demo(file["data"], demo, "").attributes.get(name)
+        if not isinstance(mark, np.bool_):
+            return ()
+        marks.append(bool(mark))
+    return tuple(marks)
 
 
 def _find_terminal(
@@ -248,9 +260,22 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
 class _Demo:
     """One demonstration of an open file; `where` names both in messages."""
 
-    def __init__(self, file: h5py.File, path: str, file_name: str):
+    def __init__(self, data: h5py.Group, path: str, file_name: str):
         self.where = f"{file_name}: '{path}'"
-        self._group, self._file_name, self._path = file[path], file_name, path
+        group = hdf5.open_group(data, path.removeprefix("data/"))
+        if not isinstance(group, h5py.Group):
+            raise SourceError(f"{self.where} must be a group of columns")
+        self._group, self._file_name, self._path = group, file_name, path
+
+    @cached_property
+    def optional(self) -> list[str]:
+        """The names of the optional columns and groups that it contains."""
+        return [name for name in _OPTIONAL if self._group.id.links.exists(name.encode())]
+
+    @property
+    def attributes(self) -> h5py.AttributeManager:
+        """The attributes of its group."""
+        return self._group.attrs
 
     def open(self, name: str) -> h5py.Dataset:
         """Returns a column, which must exist."""
@@ -261,17 +286,24 @@ class _Demo:
 
     def read(self, name: str) -> np.ndarray:
         """Returns the values of a column, which must exist."""
-        return as_columns(self.open(name)[()], self._describe(name))
+        return self._read(self._group, name, self._describe(name))
+
+    @staticmethod
+    def _read(group: h5py.Group, name: str, where: str) -> np.ndarray:
+        values = hdf5.read_column(group, name)
+        if values is None:
+            raise SourceError(f"{where} is missing")
+        return as_columns(values, where)
 
     def read_nest(self, name: str) -> dict[str, np.ndarray]:
         """Returns the columns of a group of observations, which must exist."""
-        group = hdf5.open_member(self._group, name)
+        group = hdf5.open_group(self._group, name)
         if not isinstance(group, h5py.Group):
             raise SourceError(
                 f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
                 "states with robomimic's dataset_states_to_obs.py"
             )
-        return {key: self.read(f"{name}/{key}") for key in sorted(hdf5.list_names(group))}
+        return {key: self._read(group, key, self._describe(f"{name}/{key}")) for key in sorted(hdf5.list_names(group))}
 
     @property
     def metadata(self) -> dict[str, Nest]:

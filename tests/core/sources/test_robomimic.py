@@ -146,6 +146,18 @@ def test_column_that_only_some_demonstrations_have_raises(tmp_path, column):
         load(path)
 
 
+def test_linked_demonstrations_and_observations_raise(tmp_path):
+    for name, linked in (("demo_0", "demo_1"), ("demo_0/obs", "demo_1/obs")):
+        path, other = tmp_path / f"{name[-3:]}.hdf5", tmp_path / f"{name[-3:]}-other.hdf5"
+        for file_path in (path, other):
+            write_demos(file_path, [{}, {}])
+        with h5py.File(path, "r+") as file:
+            del file[f"data/{name}"]
+            file[f"data/{name}"] = h5py.ExternalLink(str(other), f"data/{linked}")
+        with pytest.raises(SourceError, match=f"'data/{name}' is a link to another file"):
+            list(load(path))
+
+
 def test_file_of_states_only_raises(tmp_path):
     path = write_demos(tmp_path / "x.hdf5", [{"obs/x": None}])
     with pytest.raises(SourceError, match="extract the observations .* dataset_states_to_obs"):
