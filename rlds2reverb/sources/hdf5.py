@@ -148,8 +148,8 @@ def _read_piece(dataset: h5py.h5d.DatasetID) -> np.ndarray | None:
         dtype = dataset.dtype
     except (TypeError, ValueError):
         return None
-    properties = dataset.get_create_plist()
-    if dtype.kind not in "biuf" or properties.get_layout() != h5py.h5d.CONTIGUOUS or properties.get_external_count():
+    # HDF5 knows no offset of data in chunks or in other files.
+    if dtype.kind not in "biuf" or dataset.get_offset() is None:
         return None
     num_bytes = dtype.itemsize * math.prod(dataset.shape or (0,))
     if not 0 < num_bytes <= _MAX_CHUNK_BYTES or dataset.get_storage_size() != num_bytes:

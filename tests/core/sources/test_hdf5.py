@@ -176,10 +176,13 @@ def test_read_column_returns_what_open_column_does(d4rl_file, tmp_path):
         file["single"] = 3.5
         file["link"], file["text"], file["null"] = h5py.SoftLink("/f8"), "x", h5py.Empty("f4")
         file.create_dataset("external", (10,), "f4", external=[(str(tmp_path / "secret"), 0, 40)])
+        file.create_virtual_dataset("virtual", layout)
 
     (tmp_path / "secret").write_bytes(b"s" * 40)
     compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     compact.set_layout(h5py.h5d.COMPACT)
+    layout = h5py.VirtualLayout((10,), "f4")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "other.hdf5"), "x", shape=(10,))
     with h5py.File(d4rl_file(write)) as file:
         for name in ("bool", "i1", "u8", "f4", "f2", "f8", "chunked", "compact", "empty", "single"):
             got, expected = hdf5.read_column(file, name), file[name][()]
@@ -190,6 +193,7 @@ def test_read_column_returns_what_open_column_does(d4rl_file, tmp_path):
             ("text", "numbers"),
             ("null", "null"),
             ("external", "another file"),
+            ("virtual", "virtual dataset"),
         ):
             with pytest.raises(SourceError, match=message):
                 hdf5.read_column(file, name)
