@@ -82,7 +82,8 @@ def _require_names(features: Features, names: Sequence[str]) -> None:
     written: dict[str, str] = {}
     for name in names:
         new = features.get(name, {}).get(NAME, name)
-        if new != name and (not all(new.split("/")) or {name, new.split("/")[0]} & set(fields.STEP_FIELDS[2:])):
+        roots = {path.split("/")[0] for path in (name, new)}
+        if new != name and (not all(new.split("/")) or roots & set(fields.STEP_FIELDS[2:])):
             raise SourceError(
                 f"{name!r} cannot be named {new!r}: names must be paths such as 'observation/image', and "
                 f"{', '.join(fields.STEP_FIELDS[2:])} keep theirs"

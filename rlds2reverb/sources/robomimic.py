@@ -155,7 +155,8 @@ class _Contents:
 def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     """Reads the rewards and `dones` of all demonstrations, but of their actions only the size, if there are neither.
 
-    Reading both before the episodes is the main cost over a plain read, in which opening a column takes most of the time.
+    Reading both before the episodes is the main cost over a plain read of a file, of which opening the columns takes
+    most of the time.
     """
     name, data = Path(file.filename).name, file["data"]
     optional: set[str] = set()
