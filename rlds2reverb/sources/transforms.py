@@ -14,7 +14,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, make_metadata_spec
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.ownership import isolate
 from rlds2reverb.spaces import make_array_space
@@ -486,8 +486,8 @@ class DropFields:
     """Drops fields, such as strings, which cannot be stored in a table.
 
     Attributes:
-      paths: paths such as `observation/mission`, the name of an extra field, or the path of a field of the episode's
-        metadata, such as `episode_metadata/file_path`. Required fields cannot be dropped.
+      paths: paths such as `observation/mission`, the name of an extra field, or the path of a field or a group in the
+        metadata of an episode, such as `episode_metadata/file_path`. Required fields cannot be dropped.
     """
 
     paths: tuple[str, ...]
@@ -498,19 +498,30 @@ class DropFields:
             raise ValueError(f"{required[0]!r} cannot be dropped because every step requires it")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """Implements `Transform.fit`."""
+        """Implements `Transform.fit`; metadata of the first episode that has steps may be missing in others."""
+        first = next((episode for episode in source.read() if episode.num_steps), None)
+        known = {} if first is None else make_metadata_spec(first)
 
         def apply(episode: Episode) -> Episode:
             steps, metadata = episode.steps, episode.metadata
             for path in self.paths:
                 keys = path.split("/")
-                if keys[0] in metadata and keys[0] not in steps:
-                    metadata = _drop_field(metadata, keys, path, may_be_empty=True)
-                else:
+                is_metadata = _has_field(metadata, keys)
+                if _has_field(steps, keys) or not (is_metadata or _has_field(known, keys)):
                     steps = _drop_field(steps, keys, path)
+                elif is_metadata:
+                    metadata = _drop_field(metadata, keys, path, may_be_empty=True)
             return replace(episode, steps=steps, metadata=metadata)
 
         return apply, {"dropped_fields": list(self.paths)}
+
+
+def _has_field(nest: Nest, keys: list[str]) -> bool:
+    for key in keys:
+        if not isinstance(nest, dict) or key not in nest:
+            return False
+        nest = nest[key]
+    return True
 
 
 def _drop_field(nest: Nest, keys: list[str], path: str, *, may_be_empty: bool = False) -> Nest:

@@ -117,6 +117,8 @@ def test_metadata_can_be_dropped():
         ("instruction", *(f"episode_metadata/{name}" for name in make_metadata(0)["episode_metadata"]))
     )
     assert apply_transforms(make_source(), [dropped])[0].first_episode.metadata == {}
+    some = make_source(lambda index: {} if index else make_metadata(index))
+    assert [episode.metadata for episode in apply_transforms(some, [dropped])[0]] == [{}, {}]
     with pytest.raises(ValueError, match="there is no field 'episode_metadata/path' to drop"):
         list(apply_transforms(make_source(), [DropFields(("episode_metadata/path",))])[0])
 
