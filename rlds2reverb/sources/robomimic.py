@@ -40,6 +40,8 @@ _OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 #: The kinds of `type` in `env_args`.
 ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
 _MAX_ENV_ARGS = 1 << 20
+#: Maximum size of the rewards of all demonstrations that are kept in memory, so that they are read once.
+_MAX_KEPT_BYTES = 8 << 20
 
 
 def is_robomimic(location: Any) -> bool:
@@ -139,6 +141,7 @@ class _Contents:
       optional: names of the optional columns and groups that the demonstrations contain.
       is_terminal: whether each demonstration ends in a terminal state.
       unterminated: whether each demonstration ends in the middle of an episode; () if none does.
+      rewards: the rewards of each demonstration, which need not be read again; () if they are too large.
       metadata: the mode of `dones`.
       warnings: assumptions about rewards and ends.
     """
@@ -148,6 +151,7 @@ class _Contents:
     optional: frozenset[str]
     is_terminal: tuple[bool, ...]
     unterminated: tuple[bool, ...]
+    rewards: tuple[np.ndarray, ...]
     metadata: dict[str, Any]
     warnings: tuple[str, ...]
 
@@ -189,8 +193,10 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
+    sizes = sum(column.nbytes for column in rewards)
+    small = tuple(rewards) if sizes <= _MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, described, tuple(warnings))
+    return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
@@ -327,7 +333,9 @@ def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
     next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
-    rewards = demo.read(REWARDS) if REWARDS in contents.optional else np.zeros(len(actions), np.float32)
+    rewards = np.zeros(len(actions), np.float32)
+    if REWARDS in contents.optional:
+        rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
     next_columns = [] if next_observations is None else next_observations.values()
     _require_equal_lengths(demo.where, [actions, rewards, *observations.values(), *next_columns])
     if next_observations is not None and observations.keys() != next_observations.keys():

@@ -11,7 +11,7 @@ from reference_impls import assert_equal_nests, episode as make_steps
 
 from rlds2reverb import write_dataset
 from rlds2reverb.errors import SourceError
-from rlds2reverb.sources import load
+from rlds2reverb.sources import load, robomimic
 
 NAMES = ["d1_low_dim", "d2_image_no_next_obs", "d3_done_mode_0", "d3_done_mode_1", "d3_done_mode_2"]
 
@@ -51,6 +51,14 @@ def test_published_file_is_read_as_expected(name):
             elif steps is not None:
                 assert describe_field(steps[: row["rows"]]) == field
     assert_final_observations_are_zeros(source, has_next)
+
+
+def test_large_rewards_are_read_with_each_episode(monkeypatch):
+    path = FORMATS / "robomimic/d1_low_dim.hdf5"
+    expected = list(load(path))
+    monkeypatch.setattr(robomimic, "_MAX_KEPT_BYTES", 0)
+    for read, other in zip(load(path), expected, strict=True):
+        assert (read.steps["reward"] == other.steps["reward"]).all()
 
 
 def assert_final_observations_are_zeros(source, has_next):
