@@ -113,8 +113,9 @@ _FORMATS_OF = {
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     callback=checks.features,
     metavar="FILE",
-    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "instruction": "text", '
-    '"action": {"description": "joint velocities"}}. Encodings: png, jpeg, text.',
+    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "task": {"encoding": "text", '
+    '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
+    "Encodings: png, jpeg, text.",
 )
 @click.option(
     "--lerobot-version",
@@ -173,7 +174,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
-        require_unused({"verify", "features"}, "cannot be combined with --runner")
+        require_unused({"verify"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
@@ -193,12 +194,14 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
     from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
 
     limits = FORMAT_LIMITS[format]
-    if limits.loss and source.kind != format:
-        output.warn(limits.loss)
+    losses = limits.describe_lost_metadata(source)
+    for loss in (limits.loss, *losses):
+        if loss and source.kind != format:
+            output.warn(loss)
     values = {
         "recompute_discounts": options["recompute_discounts"],
         "shard_bytes": options["shard_mb"] * 1_000_000,
-        "features": read_features(options["features"]) if options["features"] else None,
+        "features": _read_features(options),
         **{name: options[name] for name in ("lerobot_version", "fps", "video")},
     }
     if format == "rlds":
@@ -212,7 +215,11 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             progress=progress,
             **{name: value for name, value in values.items() if name in limits.options},
         )
-    _print_written(report, source.warnings, options)
+    _print_written(report, (*source.warnings, *losses), options)
+
+
+def _read_features(options: dict[str, Any]) -> dict[str, Any] | None:
+    return read_features(options["features"]) if options["features"] else None
 
 
 def _print_written(report: WriteReport, printed_warnings: Sequence[str], options: dict[str, Any]) -> None:
@@ -249,7 +256,13 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
     ):
         warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
         if format == "rlds":
-            written = prepare_with_beam(options["source"], out, shard_bytes=options["shard_mb"] * 1_000_000, **common)
+            written = prepare_with_beam(
+                options["source"],
+                out,
+                shard_bytes=options["shard_mb"] * 1_000_000,
+                features=_read_features(options),
+                **common,
+            )
             save_statistics(dict(written.statistics), options)
         else:
             report = convert_with_beam(

@@ -82,6 +82,16 @@ reading_options = _combine(
         "truncated.",
     ),
     click.option(
+        "--camera",
+        "cameras",
+        multiple=True,
+        metavar="NAME",
+        show_default="all",
+        callback=checks.cameras,
+        help=f"{_takers('cameras')}: read only the images of this camera, such as observation.images.front or front; "
+        "none reads no images. Repeatable.",
+    ),
+    click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",

@@ -82,6 +82,7 @@ def load(
     image_decoding: bool = True,
     frame_stack: int | None = None,
     done: str | None = None,
+    cameras: Sequence[str] | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -132,6 +133,8 @@ def load(
         before the first frame of an episode.
       done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
         'truncated'; the default depends on the dataset, and a warning says what was assumed.
+      cameras: LeRobot only: columns of images and videos to read, such as 'observation.images.front' or only 'front';
+        an empty list reads none. By default all are read. The videos of other cameras are not decoded.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -158,6 +161,7 @@ def load(
         "image_decoding": None if image_decoding else False,
         "frame_stack": frame_stack,
         "done": done,
+        "cameras": None if cameras is None else tuple(cameras),
         "data_dir": data_dir,
         "download": download or None,
     }

@@ -119,6 +119,8 @@ def write_dataset(
     no meaning; they are read back as zeros from the others. A LeRobot dataset has rows for real actions only; the
     report says how many episodes lose a final observation that could be bootstrapped.
 
+    `Episode.metadata` are written in all formats except for D4RL, and must have the same spec in all episodes.
+
     Args:
       source: a `Source`, or anything that `load` opens.
       path: the dataset to create: for D4RL and robomimic a file; for RLDS a directory, preferably NAME/VERSION as in
@@ -133,10 +135,17 @@ def write_dataset(
         those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
         everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
-      features: RLDS only: descriptions of fields by their path, such as `observation/image`: an encoding, or a dict of
-        'encoding' and 'description', the text in TFDS's documentation of the field. Encodings are 'png' and 'jpeg'
-        (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for strings, which become `Text`.
-        Images that `load(..., image_decoding=False)` left encoded are stored as they are, without loss.
+      features: RLDS only: descriptions of fields by their path in the source, such as `observation/image`: an encoding,
+        or a dict of any of these:
+
+        - 'encoding': 'png' and 'jpeg' (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for
+          strings, which become `Text`. Images that `load(..., image_decoding=False)` left encoded are stored as they
+          are, without loss;
+        - 'name': path under which the field is written, such as `observation/front`, or `observation/state` for
+          observations in a single array;
+        - 'classes': names of the classes that a field of integers counts from 0, which becomes TFDS's `ClassLabel`, an
+          int64; -1 stands for an unknown class;
+        - 'description': text in TFDS's documentation of the field.
       lerobot_version: LeRobot only: 'v3.0' (the default) or 'v2.1'.
       fps: LeRobot only: rows per second, from which timestamps are made; by default `fps` in the metadata of the
         source, or else 30.
@@ -188,7 +197,7 @@ def write_dataset(
         )
         sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-    warnings = (*episodes.make_warnings(), *sentences)
+        warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 

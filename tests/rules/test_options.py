@@ -63,6 +63,7 @@ VALUES = {
     "image_decoding": False,
     "frame_stack": 2,
     "done": "truncated",
+    "cameras": ["wrist"],
     "data_dir": "elsewhere",
     "download": True,
 }
@@ -176,6 +177,10 @@ def test_documentation_lists_the_options_of_each_format():
     assert listed == {file_format.name: file_format.options for file_format in BUILT_IN}
 
 
+#: Names of repeatable options of the command line.
+REPEATABLE = {"extra_fields": "extra_field", "cameras": "camera"}
+
+
 def test_help_lists_the_formats_of_each_option(capsys):
     run(["validate", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
@@ -183,7 +188,7 @@ def test_help_lists_the_formats_of_each_option(capsys):
         titles = ", ".join(
             file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options
         )
-        flag = "--extra-field" if option == "extra_fields" else "--" + option.replace("_", "-")
+        flag = "--" + REPEATABLE.get(option, option).replace("_", "-")
         assert titles and re.search(rf"{flag}( \S+| / --no-\S+)? {titles}[:,]", help_text), (flag, titles)
 
 

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from reference_impls import episode
+from reference_impls import assert_equal_nests, episode
 
 from rlds2reverb import CorruptFileError, SourceError, SpecMismatchError, load
 from rlds2reverb._system.sealed_files import save_json
@@ -54,6 +54,7 @@ def assert_same_episodes(got, expected):
         for name in ("unterminated", "dropped_last_transition", "discontinuities", "seed", "unknown_final_observation"):
             assert getattr(one, name) == getattr(other, name)
         np.testing.assert_array_equal(one.timestamps, other.timestamps)
+        assert_equal_nests(one.metadata, other.metadata)
 
 
 def hash_files(folder):
