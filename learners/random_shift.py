@@ -65,7 +65,7 @@ class RandomShift:
         """
         require_count("max_shift", max_shift)
         require_count("seed", seed, 0, 2**32 - 1)
-        require_images(observation_spec, "random_shift requires", "use 0 for no shifts")
+        require_images(observation_spec, "random_shift", max_shift)
         self._max_shift, self._seed = max_shift, seed
         #: Index of each image in the flat observation, and axis of its rows without a batch axis.
         self._images: list[tuple[int, int]] = []

@@ -47,7 +47,7 @@ def make_network(
     """
     inputs = NetworkInputs(observations.spec, action_size)
     if image_encoder != "nature":
-        require_images(observations.spec, f"image_encoder={image_encoder!r} requires", "use the default")
+        require_images(observations.spec, "image_encoder", image_encoder)
     if factory is not None:
         return CustomNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
     if inputs.image_shapes:

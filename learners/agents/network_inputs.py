@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.specs import describe, leaves, path_name
 
 #: Scale of images, whose pixels are from 0 to 255.
@@ -18,18 +19,13 @@ def is_image(spec: Any) -> bool:
     return bool(spec.dtype == tf.uint8 and spec.shape.rank == 3)
 
 
-def require_images(observation_spec: Any, claim: str, advice: str) -> None:
-    """Raises `ValueError` unless a field of an observation is an image.
-
-    Args:
-      observation_spec: spec of the observation, a TensorSpec or a nest of them.
-      claim: beginning of the message, such as the option that requires images.
-      advice: end of the message.
-    """
+def require_images(observation_spec: Any, argument: str, value: Any) -> None:
+    """Raises `ArgumentError` for an argument that requires images, unless a field of the observation is one."""
     fields = leaves(observation_spec)
     if not any(is_image(leaf) for _, leaf in fields):
         got = ", ".join(f"{path_name(path, 'observation')} {describe(leaf)}" for path, leaf in fields)
-        raise ValueError(f"{claim} an observation that is an image, uint8 [H, W, C], got {got}; {advice}")
+        sentence = f"requires an observation that is an image, uint8 [H, W, C], got {got}; use the default"
+        raise ArgumentError(sentence, about=argument, value=value)
 
 
 def is_channels_first(shape: Sequence[int]) -> bool:

@@ -118,7 +118,7 @@ class Kill(LearnerHook):
         raise Killed
 
 
-def test_killed_run_continues_bit_for_bit_and_images_stay_bytes_until_the_graph(tmp_path):
+def test_killed_run_resumes_bit_for_bit_from_uint8_images(tmp_path):
     config = TrainingConfig("bc", steps=5, checkpoint_every=2, deterministic=True, **SMALL)
     weights = {}
     for name, hooks, options in (("whole", [], {}), ("killed", [Kill(3)], {}), ("off", [], {"random_shift": 0})):
@@ -147,7 +147,7 @@ def test_killed_run_continues_bit_for_bit_and_images_stay_bytes_until_the_graph(
     [
         (
             {"drop_fields": ["observation/image"]},
-            r"random_shift requires an observation that is an image, .* \[2\]; use 0",
+            r"random_shift=2 requires an observation that is an image, .* \[2\]; use the default",
         ),
         ({"random_shift": 8}, r"random_shift must be less than the height and width of every image, got 8 for uint8"),
     ],
@@ -164,7 +164,5 @@ def test_command_names_its_option(data, tmp_path, capsys):
     source = str(data / "d4rl" / "pendulum_mixed-v2.hdf5")
     command = ["train", "--algo", "bc", "--data", source, "--run-dir", str(tmp_path / "run"), "--env", "none"]
     assert run([*command, "--random-shift", "4"]) == USER_ERROR
-    assert (
-        "requires an observation that is an image, uint8 [H, W, C], got observation float32 [3]"
-        in capsys.readouterr().err
-    )
+    message = "--random-shift 4 requires an observation that is an image, uint8 [H, W, C], got observation float32 [3]"
+    assert message in capsys.readouterr().err

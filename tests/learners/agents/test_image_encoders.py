@@ -79,7 +79,7 @@ def build_resnet(x):
 
 
 @pytest.mark.parametrize(("name", "build", "size"), [("impala", build_impala, 10), ("resnet", build_resnet, 40)])
-def test_encoders_compute_what_keras_does(name, build, size):
+def test_encoders_match_keras(name, build, size):
     shape = (size, size + 2, 3)
     encoder = ImageEncoder(shape, architecture=name, seed=0, name="a")
     encoder.flat.assign(encoder.flat + 0.1 * tf.random.stateless_normal(encoder.flat.shape, [1, 2]))
