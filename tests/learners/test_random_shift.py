@@ -75,8 +75,8 @@ def test_shift_is_a_crop_of_the_padded_image(height, width, limit, seed):
 
 @pytest.mark.parametrize("convert", [to_transition, to_trajectory])
 def test_each_image_of_each_item_and_observation_is_shifted_independently(convert):
-    columns = make_observations(64)
-    batch = convert({**make_columns(64), "observation": columns, "next_observation": columns})
+    columns = make_observations(40)
+    batch = convert({**make_columns(40), "observation": columns, "next_observation": columns})
     shift = tf.function(RandomShift(2, SPEC, seed=3))
     result, again, later = (shift(batch, tf.constant(step, tf.int64)) for step in (5, 5, 6))
     found = {}
@@ -90,7 +90,7 @@ def test_each_image_of_each_item_and_observation_is_shifted_independently(conver
         found[name, "first"] = find_shifts(old_first, tf.transpose(first, [0, 2, 3, 1]).numpy())
         found[name, "last"] = find_shifts(columns["cameras"]["last"], last.numpy())
     assert len({tuple(shifts) for shifts in found.values()}) == 4
-    assert all(len(set(shifts)) > 15 for shifts in found.values())  # Of 25 shifts.
+    assert all(len(set(shifts)) > 12 for shifts in found.values())  # Of 25 shifts.
     for one, two in zip(tf.nest.flatten(result), tf.nest.flatten(again), strict=True):
         np.testing.assert_array_equal(one, two)
     other = tf.function(RandomShift(2, SPEC, seed=4))(batch, tf.constant(5, tf.int64))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from properties import mark_slow_except
 from tf_agents.networks import value_network
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
@@ -145,7 +146,7 @@ def test_copies_of_an_image_network_are_independent_and_targets_track():
     np.testing.assert_allclose(target.trained_variables[0], network.trained_variables[0] - 0.75, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", mark_slow_except(["dqn", "bc", "rebrac"], ALGORITHMS))
 def test_agents_learn_from_several_cameras_and_vectors(name):
     agent = make(name, time_step.time_step_spec(CAMERA_SPEC))
     check_agent(agent, make_batch(name, make_camera_columns()))
