@@ -136,10 +136,11 @@ def test_killed_run_resumes_bit_for_bit_from_uint8_images(tmp_path):
     np.testing.assert_array_equal(weights["whole"], weights["killed"])
     assert not np.array_equal(weights["whole"], weights["off"])
     data, _ = loop._feed.read(0, 2)
-    assert data.dtype == np.uint8 and loop._feed.data_spec.dtype == tf.uint8
+    assert data["observation"]["image"].dtype == data["next_observation"]["image"].dtype == np.uint8
     assert loop._feed.experience_spec.time_step.observation["image"].dtype == tf.uint8
     arguments = loop._run.inputs[: len(tf.nest.flatten(loop._batch_specs))]
-    assert [argument.dtype for argument in arguments] == [tf.uint8]
+    assert [argument.dtype for argument in arguments] == [leaf.dtype for leaf in tf.nest.flatten(loop._feed.data_spec)]
+    assert sum(argument.dtype == tf.uint8 for argument in arguments) == 2
 
 
 @pytest.mark.parametrize(
