@@ -52,6 +52,7 @@ _HEADINGS = {
         "lerobot_version",
         "fps",
         "video",
+        "num_workers",
         "runner",
         "beam_pipeline_options",
     ],
@@ -65,6 +66,7 @@ _FORMATS_OF = {
     "shard_mb": ("rlds",),
     "features": ("rlds",),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
+    "num_workers": FORMATS,
     "runner": ("reverb", "rlds"),
 }
 
@@ -137,6 +139,15 @@ _FORMATS_OF = {
     help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
 )
 @click.option(
+    "--workers",
+    "num_workers",
+    type=click.IntRange(0),
+    metavar="N",
+    show_default="read and write in one pass",
+    help="All formats except reverb: read the dataset in N processes first (0 for this one), into a store beside "
+    "PATH, so that the same command continues an interrupted conversion with the next episode.",
+)
+@click.option(
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --format reverb or rlds: direct (this machine), flink, spark, dataflow, or the "
@@ -174,7 +185,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
-        require_unused({"verify"}, "cannot be combined with --runner")
+        require_unused({"verify", "num_workers"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
@@ -212,7 +223,9 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             out,
             format=format,
             on_invalid=options["on_invalid"],
+            num_workers=options["num_workers"],
             progress=progress,
+            on_read=progress.count_read,
             **{name: value for name, value in values.items() if name in limits.options},
         )
     _print_written(report, (*source.warnings, *losses), options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ from .minari_writer import choose_dataset_id, import_minari, write_minari
 from .rlds_writer import SHARD_BYTES, write_rlds
 from .robomimic_writer import write_robomimic
 from .source import Source
+from .store import OnProgress, build_store, delete_store, open_store
 from .written_episodes import FormatLimits, WrittenEpisodes
 
 Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
@@ -106,7 +107,9 @@ def write_dataset(
     lerobot_version: str | None = None,
     fps: float | None = None,
     video: bool = False,
+    num_workers: int | None = None,
     progress: ProgressCallback = lambda stage, episode: None,
+    on_read: OnProgress = lambda read, total: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
 
@@ -151,7 +154,11 @@ def write_dataset(
         source, or else 30.
       video: LeRobot only: whether images with three channels become H.264 videos rather than PNG images. Videos are
         lossy; the report states the maximum error of a pixel.
+      num_workers: number of processes that read the source first, into a store beside `path` (`.NAME.steps`); 0 for
+        the calling process. The same call then continues with the episode at which it was interrupted, and the written
+        dataset is the same for any number. None to read and write in one pass, of which nothing is kept.
       progress: function called with 'writing' and each episode.
+      on_read: function called with the number of episodes that were read into the store, and of all, or None.
 
     Returns:
       A report of what was written.
@@ -186,8 +193,12 @@ def write_dataset(
         raise ArgumentError(f"must be a number > 0, got {fps}", about="fps")
     given.pop("recompute_discounts", None)
     path = Path(path).expanduser().absolute()
+    source, steps = load(source), path.with_name(f".{path.name}.steps")
+    if num_workers is not None:
+        require_vacant(path)
+        build_store(source, steps, num_workers=num_workers, on_progress=on_read)
+        source = replace(source, read=open_store(steps, image_decoding=False).read)
     with atomic_output(path) as partial:
-        source = load(source)
         episodes = WrittenEpisodes(
             source,
             limits,
@@ -198,6 +209,8 @@ def write_dataset(
         sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
         warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
+    if num_workers is not None:
+        delete_store(steps)
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 
