@@ -385,8 +385,8 @@ def _drop_texts(source: Source, texts: list[str]) -> Iterator[Episode]:
         if drop is None:
             found = _find_texts(episode.steps[fields.OBSERVATION], fields.OBSERVATION)
             texts += [] if found == [fields.OBSERVATION] else found
-            drop, _ = DropFields(tuple(texts)).fit(source)
-        yield drop(episode) if texts else episode
+            drop = DropFields(tuple(texts)).fit(source)[0] if texts else lambda episode: episode
+        yield drop(episode)
 
 
 def _find_texts(columns: Nest, path: str) -> list[str]:

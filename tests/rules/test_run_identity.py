@@ -49,6 +49,7 @@ CHANGED = {
     "batch_size": 8,
     "sampler": "prioritized",
     "cache_dir": "cache",
+    "random_shift": 2,
     "top_percent": 50.0,
     "online_steps": 3000,
     "online_ratio": 0.25,
