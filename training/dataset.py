@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import Message, SourceError, SpecMismatchError
+from rlds2reverb.errors import Message, ResourceInUseError, SourceError, SpecMismatchError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut
@@ -78,6 +79,7 @@ PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
 #: Share of the free memory that a dataset may take.
 _MEMORY_SHARE = 0.7
+_POLL_SECS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,8 +370,12 @@ def store_dataset(source: Source, config: TrainingConfig, texts: list[str]) -> P
     changes = json.dumps([find_identity(source), config.drop_fields, config.cut_at_terminal])
     digest = xxhash.xxh3_64_hexdigest(changes.encode())
     path = Path(config.cache_dir or "").expanduser() / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{digest}"
-    build_store(source, path)
-    return path
+    while True:
+        try:
+            build_store(source, path)
+            return path
+        except ResourceInUseError:  # Another run on the same data builds it; the lock is released if that run dies.
+            time.sleep(_POLL_SECS)
 
 
 def _preprocess(source: Source, config: TrainingConfig) -> Source:

@@ -322,10 +322,20 @@ def run_worker() -> None:
             for number in numbers:
                 _write_part(source, plan, path, number)
     except BaseException as error:
-        output.write(pickle.dumps(error))
+        output.write(_dump_error(error))
         output.flush()
         os._exit(1)
     os._exit(0)
+
+
+def _dump_error(error: BaseException) -> bytes:
+    """Returns an error as bytes; one that cannot be created from its arguments becomes a `SourceError`."""
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    except Exception:
+        return pickle.dumps(SourceError(f"{type(error).__name__}: {error}"))
+    return content
 
 
 def _exit_at_end(stream: Any) -> None:

@@ -1,6 +1,8 @@
 """Training from a store: the same batches as from memory, whatever the data, and without being asked if needed."""
 
 import csv
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -67,6 +69,24 @@ def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
         f"the steps need about 683.5 kB of memory, of which 900.0 kB are free; they are stored in {folder} (cache_dir)"
     )
     assert [path.name.rsplit("-", 1)[0] for path in folder.iterdir()] == ["hopper_medium-v2.hdf5"]
+
+
+def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, data):
+    config = TrainingConfig("iql", cache_dir=str(tmp_path))
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    opened, build = [], dataset.build_store
+
+    def build_slowly(source, path):
+        build(source, path, on_progress=lambda *counts: time.sleep(0.2))
+
+    monkeypatch.setattr(dataset, "build_store", build_slowly)
+    threads = [threading.Thread(target=lambda: opened.append(open_data(source, config))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(opened) == 2 and len(list(tmp_path.iterdir())) == 1
+    assert_equal_nests(read_items(opened[0]), read_items(opened[1]))
 
 
 def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
