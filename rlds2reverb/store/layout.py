@@ -147,7 +147,7 @@ class Layout:
           SpecMismatchError: If the episodes have other fields, dtypes or shapes, or frames that are no stack.
         """
         arrays, num_steps = leaves(batch.steps), batch.num_steps
-        self._require_match(batch)
+        self.require_match(batch)
         total = int(num_steps.sum())
         rows = np.zeros((total, self.row_bytes), np.uint8)
         added: dict[str, np.ndarray] = {ROWS: rows}
@@ -191,7 +191,8 @@ class Layout:
         column = content.view(spec.dtype) if content.shape[1] else np.zeros((len(rows), 0), spec.dtype)
         return column.reshape(len(rows), *spec.shape)
 
-    def _require_match(self, batch: EpisodeBatch) -> None:
+    def require_match(self, batch: EpisodeBatch) -> None:
+        """Raises `SpecMismatchError` if the episodes have other fields, dtypes or shapes."""
         got = [(path, array.dtype, array.shape[1:]) for path, array in leaves(batch.steps)]
         expected = [(column.path, column.spec.dtype, column.spec.shape) for column in self.columns]
         if got == expected:
