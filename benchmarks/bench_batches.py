@@ -5,8 +5,8 @@
 'vectors' are transitions of HalfCheetah's shape, and 'images' are images of 64x64x3 (JPEG) with the next 8 actions;
 each batch has 256 items, as PyTorch's tensors. The baseline reads each episode once, makes its items, shuffles them in
 a buffer of 10,000 (images in their encoding), and decodes in parallel; it batches in `tf.data`, or item by item in the
-DataLoader. Each measurement runs in a separate process, and begins after 20 batches. The rows of PyTorch are left out
-if it is not installed.
+DataLoader. The store has the images as JPEG or as pixels. Each measurement runs in a separate process, and begins after
+20 batches. The rows of PyTorch are left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlds2reverb import ActionChunks, Transitions, batches, load, write_dataset
 
 BATCH_SIZE, CHUNK, BUFFER, WARM_UP = 256, 8, 10_000, 20
 ITEMS = {"vectors": Transitions(), "images": ActionChunks(CHUNK)}
+BASELINES = ("TFDS, batched by tf.data", "TFDS, collated by PyTorch")
 HAS_TORCH = find_spec("torch") is not None
 
 
@@ -87,13 +88,13 @@ def open_loader(kind: str, path: str, *, collate: bool) -> Iterable[Any]:
     return torch.utils.data.DataLoader(Reader(), batch_size=BATCH_SIZE if collate else None, num_workers=2)
 
 
-def measure(reader: str, kind: str, path: str, store: str, secs: float) -> float:
+def measure(reader: str, kind: str, path: str, secs: float) -> float:
     """Returns the number of batches per second."""
-    if reader == "batches":
-        found: Any = batches(Path(store), BATCH_SIZE, items=ITEMS[kind])
-        found = found.as_torch() if HAS_TORCH else found
+    if reader.startswith("TFDS"):
+        found: Any = open_loader(kind, path, collate="collated" in reader)
     else:
-        found = open_loader(kind, path, collate=reader == "collated")
+        found = batches(Path(path), BATCH_SIZE, items=ITEMS[kind])
+        found = found.as_torch() if HAS_TORCH else found
     iterator = iter(found)
     for _ in itertools.islice(iterator, WARM_UP):
         pass
@@ -104,26 +105,37 @@ def measure(reader: str, kind: str, path: str, store: str, secs: float) -> float
     return count / passed
 
 
+def build(source: Any, folder: Path) -> Path:
+    """Stores a dataset, and returns the path of the store."""
+    began = time.perf_counter()
+    num_items = batches(source, 1, cache_dir=folder).num_items
+    num_bytes = sum(file.stat().st_size for file in folder.rglob("*"))
+    print(f"  {num_items:,} items stored in {time.perf_counter() - began:.1f} s, {num_bytes / 1e6:,.1f} MB", flush=True)
+    (path,) = folder.iterdir()
+    return path
+
+
 def compare(kind: str, num_episodes: int, runs: int, secs: float) -> None:
     """Prints the medians of all runs, and of the ratios of each run."""
-    readers = ["batches", "batched", "collated"] if HAS_TORCH else ["batches"]
-    rates: dict[str, list[float]] = {reader: [] for reader in readers}
-    with tempfile.TemporaryDirectory() as folder:
-        path, store = write(kind, num_episodes, Path(folder)), Path(folder) / "stores"
-        began = time.perf_counter()
-        found = batches(load(path, image_decoding=False) if kind == "images" else path, 1, cache_dir=store)
-        print(f"{kind}: {found.num_items:,} items, stored in {time.perf_counter() - began:.1f} s", flush=True)
-        (store,) = store.iterdir()
-        for _, reader in itertools.product(range(runs), readers):
-            arguments = [reader, kind, str(path), str(store), str(secs)]
-            command = [sys.executable, __file__, "--measure", *arguments]
+    print(f"{kind}:")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        dataset = write(kind, num_episodes, folder)
+        readers = dict.fromkeys(BASELINES if HAS_TORCH else (), dataset)
+        if kind == "images":
+            readers["batches, JPEG"] = build(load(dataset, image_decoding=False), folder / "files")
+        readers["batches, pixels" if kind == "images" else "batches"] = build(dataset, folder / "stores")
+        rates: dict[str, list[float]] = {reader: [] for reader in readers}
+        for _, (reader, path) in itertools.product(range(runs), readers.items()):
+            command = [sys.executable, __file__, "--measure", reader, kind, str(path), str(secs)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             rates[reader].append(json.loads(output.splitlines()[-1]))
-    names = {"batches": "batches", "batched": "TFDS, batched by tf.data", "collated": "TFDS, collated by PyTorch"}
-    for reader in readers:
-        ratios = [one / other for one, other in zip(rates["batches"], rates[reader], strict=True)]
-        ratio = "" if reader == "batches" else f"   batches: {statistics.median(ratios):.1f}x (target: 2x)"
-        print(f"  {names[reader]:26} {statistics.median(rates[reader]):8,.1f} batches/s{ratio}", flush=True)
+    for reader, rate in rates.items():
+        print(f"  {reader:26} {statistics.median(rate):8,.1f} batches/s", end="")
+        for baseline in () if reader in BASELINES else (one for one in BASELINES if one in rates):
+            ratio = statistics.median(one / other for one, other in zip(rate, rates[baseline], strict=True))
+            print(f"   {ratio:.1f}x {baseline}", end="")
+        print("", flush=True)
 
 
 def main() -> None:
@@ -133,7 +145,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--secs", type=float, default=5.0)
-    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure is not None:
         *texts, secs = arguments.measure
@@ -142,6 +154,7 @@ def main() -> None:
     print_machine()
     if not HAS_TORCH:
         print("PyTorch is not installed: the rows of the DataLoader are left out")
+    print("target: 2x the rate of a DataLoader")
     for kind in arguments.kinds:
         compare(kind, arguments.episodes, arguments.runs, arguments.secs)
 

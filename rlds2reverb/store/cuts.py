@@ -154,6 +154,8 @@ class ActionChunks(Cut):
 
     def __post_init__(self) -> None:
         require_count("length", self.length)
+        if taken := {fields.ACTION, "mask"}.intersection(self.field_names):
+            raise ValueError(f"field_names must not contain {taken.pop()!r}, which is in each item; leave it out")
 
     @property
     def num_unused(self) -> int:

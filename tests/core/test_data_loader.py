@@ -175,6 +175,11 @@ def test_invalid_arguments_raise(options, error, message):
         batches(SOURCE, **{"batch_size": 2, **options})
 
 
+def test_fields_of_every_action_chunk_cannot_be_added():
+    with pytest.raises(ValueError, match="field_names must not contain 'mask', which is in each item"):
+        ActionChunks(2, ("mask",))
+
+
 def test_invalid_episodes_and_endless_lengths_raise():
     broken = episode(3, terminal=True)
     broken["reward"][1] = np.nan
