@@ -276,7 +276,9 @@ def _read_steps(source: Source) -> StepColumns:
     for batch in batch_episodes(source.read()):
         if batch.num_steps.any():
             layout.require_match(batch)
-            EpisodeBatch.from_columns(layout.hide_images(batch.steps), batch.num_steps).require_valid(spec)
+            hidden = layout.hide_images(batch.steps)
+            checked = batch if hidden is batch.steps else EpisodeBatch.from_columns(hidden, batch.num_steps)
+            checked.require_valid(spec)
             columns.append(batch)
     return columns.finish()
 

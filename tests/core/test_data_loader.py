@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -57,6 +57,13 @@ def adder_items(adder):
         rows = [slice(start, start + length) for start, length in zip(items.starts, items.lengths, strict=True)]
         found += [tree.map_structure(lambda column, row=row: column[row], items.columns) for row in rows]
     return tree.map_structure(lambda *columns: np.stack(columns), *found)
+
+
+def finish_reads():
+    """Waits for the threads that read batches."""
+    for thread in threading.enumerate():
+        if thread.name == "rlds2reverb-read":
+            thread.join(20)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -145,13 +152,13 @@ def test_errors_reach_the_caller_and_dropped_iterators_stop(prefetch):
     with pytest.raises(OSError, match="the disk is gone"):
         for _ in range(4):
             next(found)
+    finish_reads()
+    num_calls = len(calls)
     found = iter(batches([robot_episode()], 2, items=Windows(1), decode=decode, prefetch=prefetch))
     next(found)
     del found
-    time.sleep(0.05)
-    num_calls = len(calls)
-    time.sleep(0.05)
-    assert len(calls) == num_calls
+    finish_reads()
+    assert len(calls) == num_calls + 2 + prefetch  # One of them is the first item, for its errors.
 
 
 @pytest.mark.parametrize(
