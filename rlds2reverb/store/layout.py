@@ -25,6 +25,8 @@ EPISODE_RECORD = np.dtype([("num_steps", "<i8"), ("digest", "u1", 16), ("attribu
 _MIN_FRAME_BYTES = 2048
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _ALIGNMENT = 8
+#: Larger images are left to Pillow, which refuses those that would need too much memory.
+_MAX_JPEG_PIXELS = 1 << 24
 #: The markers in a JPEG file (ITU T.81, table B.1) of the frame headers of the usual encodings, and of the segments
 #: that may precede them: tables, restart intervals, application data and comments.
 _JPEG_FRAMES, _JPEG_SEGMENTS = {0xC0, 0xC1, 0xC2}, {0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}
@@ -249,7 +251,7 @@ def decode_image(content: bytes) -> np.ndarray:
     from PIL import Image
 
     shape = _find_jpeg_shape(content)
-    if shape is None:
+    if shape is None or shape[0] * shape[1] > _MAX_JPEG_PIXELS:
         pixels = np.asarray(Image.open(io.BytesIO(content)))
     else:  # Takes half as long, because Pillow's own reading of the header is slow.
         mode = "L" if shape[2] == 1 else "RGB"

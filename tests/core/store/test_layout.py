@@ -40,5 +40,5 @@ def test_decode_image_raises_for_damaged_files():
         content[:size] + b"\xff\xff\xff\xff" + content[size + 4 :],
         b"\xff\xd8",
     ):
-        with pytest.raises((OSError, ValueError)):
+        with pytest.raises((Image.DecompressionBombError, OSError, ValueError)):
             decode_image(damaged)
