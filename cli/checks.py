@@ -92,6 +92,13 @@ def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return numbers
 
 
+def cameras(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> list[str] | None:
+    """Returns the values of a repeatable option, [] for the single value 'none', and None for no value."""
+    if "none" in names and len(names) > 1:
+        raise click.BadParameter(f"'none' cannot be combined with other cameras, got {', '.join(names)}", ctx, param)
+    return [] if names == ("none",) else list(names) or None
+
+
 selector = _make_callback(Selector.parse)
 rate_limiter = _make_callback(RateLimiter.parse)
 address = _make_callback(_require_address)

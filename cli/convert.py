@@ -52,6 +52,7 @@ _HEADINGS = {
         "lerobot_version",
         "fps",
         "video",
+        "num_workers",
         "runner",
         "beam_pipeline_options",
     ],
@@ -65,6 +66,7 @@ _FORMATS_OF = {
     "shard_mb": ("rlds",),
     "features": ("rlds",),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
+    "num_workers": FORMATS,
     "runner": ("reverb", "rlds"),
 }
 
@@ -113,8 +115,9 @@ _FORMATS_OF = {
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     callback=checks.features,
     metavar="FILE",
-    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "instruction": "text", '
-    '"action": {"description": "joint velocities"}}. Encodings: png, jpeg, text.',
+    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "task": {"encoding": "text", '
+    '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
+    "Encodings: png, jpeg, text.",
 )
 @click.option(
     "--lerobot-version",
@@ -134,6 +137,15 @@ _FORMATS_OF = {
     "--video",
     is_flag=True,
     help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
+)
+@click.option(
+    "--workers",
+    "num_workers",
+    type=click.IntRange(0),
+    metavar="N",
+    show_default="read and write in one pass",
+    help="All formats except reverb: read the dataset in N processes first (0 for this one), into a store beside "
+    "PATH, so that the same command continues an interrupted conversion with the next episode.",
 )
 @click.option(
     "--runner",
@@ -173,7 +185,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
-        require_unused({"verify", "features"}, "cannot be combined with --runner")
+        require_unused({"verify", "num_workers"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
@@ -193,12 +205,14 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
     from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
 
     limits = FORMAT_LIMITS[format]
-    if limits.loss and source.kind != format:
-        output.warn(limits.loss)
+    losses = limits.describe_lost_metadata(source)
+    for loss in (limits.loss, *losses):
+        if loss and source.kind != format:
+            output.warn(loss)
     values = {
         "recompute_discounts": options["recompute_discounts"],
         "shard_bytes": options["shard_mb"] * 1_000_000,
-        "features": read_features(options["features"]) if options["features"] else None,
+        "features": _read_features(options),
         **{name: options[name] for name in ("lerobot_version", "fps", "video")},
     }
     if format == "rlds":
@@ -209,10 +223,16 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             out,
             format=format,
             on_invalid=options["on_invalid"],
+            num_workers=options["num_workers"],
             progress=progress,
+            on_read=progress.count_read,
             **{name: value for name, value in values.items() if name in limits.options},
         )
-    _print_written(report, source.warnings, options)
+    _print_written(report, (*source.warnings, *losses), options)
+
+
+def _read_features(options: dict[str, Any]) -> dict[str, Any] | None:
+    return read_features(options["features"]) if options["features"] else None
 
 
 def _print_written(report: WriteReport, printed_warnings: Sequence[str], options: dict[str, Any]) -> None:
@@ -249,7 +269,13 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
     ):
         warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
         if format == "rlds":
-            written = prepare_with_beam(options["source"], out, shard_bytes=options["shard_mb"] * 1_000_000, **common)
+            written = prepare_with_beam(
+                options["source"],
+                out,
+                shard_bytes=options["shard_mb"] * 1_000_000,
+                features=_read_features(options),
+                **common,
+            )
             save_statistics(dict(written.statistics), options)
         else:
             report = convert_with_beam(

@@ -47,6 +47,7 @@ _MODULES = {
     "push": "push",
     "record": "record",
     "serve": "serve",
+    "cache": "cache",
     "doctor": "doctor",
     "demo": "demo",
 }

@@ -135,7 +135,7 @@ class StepProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[rate]} steps/s"),
+            TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
@@ -158,12 +158,19 @@ class StepProgress:
 
     def __call__(self, stage: str, episode: Episode) -> None:
         """Counts an episode in a stage, and shows the progress."""
-        now = time.monotonic()
-        self._began.setdefault(stage, now)
         self._steps[stage] = self._steps.get(stage, 0) + episode.num_transitions
         completed = episode.index + 1 if self._rows is None else self._steps[stage]
-        total = self._episodes if self._rows is None else self._rows
-        rate = format_number(round(self._steps[stage] / max(now - self._began[stage], 1e-3)))
+        self._show(stage, completed, self._episodes if self._rows is None else self._rows, "steps")
+
+    def count_read(self, read: int, total: int | None) -> None:
+        """Shows how many episodes were read into a store."""
+        self._steps["reading"] = read
+        self._show("reading", read, total, "episodes")
+
+    def _show(self, stage: str, completed: int, total: int | None, unit: str) -> None:
+        now = time.monotonic()
+        self._began.setdefault(stage, now)
+        rate = format_number(round(self._steps[stage] / max(now - self._began[stage], 1e-3))) + f" {unit}/s"
         if self._console.is_terminal:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")
@@ -171,4 +178,4 @@ class StepProgress:
         elif now - self._last_line >= _SECS_BETWEEN_LINES:
             self._last_line = now
             share = f", {100 * completed / total:.0f} %" if total else ""
-            print(f"{stage}: {self._steps[stage]:,} steps{share}, {rate} steps/s", file=sys.stderr)
+            print(f"{stage}: {self._steps[stage]:,} {unit}{share}, {rate}", file=sys.stderr)

@@ -11,6 +11,8 @@ from .feeds import (
     require_experience as require_experience,
 )
 from .learner import Learner as Learner, TrainingDivergedError as TrainingDivergedError
+from .random_shift import RandomShift as RandomShift
 from .run_directory import RunDirectory as RunDirectory
 from .runs import Run as Run, load_run as load_run
+from .stored_items import StoredItems as StoredItems
 from .tasks import make_task as make_task

@@ -16,6 +16,7 @@ from .checkpoints import open_checkpoint
 from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from .hooks.hook import Position
 from .learner import Learner
+from .random_shift import RandomShift
 from .runs import POLICY_FOLDER
 from .tasks import read_policy, require_task
 from .train_loop import count_workers
@@ -144,6 +145,7 @@ class BaseCommLearner(abc.ABC):
             *make_hooks(config["hooks"]),
             *self.hooks4call,
         ]
+        shift, seed = config["random_shift"], config["seed"] + self.rank
         num_workers = count_workers(self._strategy)
         if config["batch_size"] % num_workers:
             raise ValueError(
@@ -157,6 +159,7 @@ class BaseCommLearner(abc.ABC):
             hooks=hooks,
             strategy=self._strategy,
             rank=self.rank,
+            augment=RandomShift(shift, agent.time_step_spec.observation, seed=seed) if shift else None,
             jit_compile=config["jit_compile"],
             keep_checkpoints=config["keep_checkpoints"],
             identity=config["identity"],

@@ -33,7 +33,7 @@ from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
 from .run_identity import as_plain_values, differences, require_same
 from .run_log import RunLog
-from .train_loop import CallResult, TrainLoop, require_strategy
+from .train_loop import Augmentation, CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
 
 _EXCEPTION = "exception.txt"
@@ -83,6 +83,7 @@ class Learner:
         steps_per_call: int = 100,
         jit_compile: bool = False,
         strategy: tf.distribute.Strategy | None = None,
+        augment: Augmentation | None = None,
         name: str = "learner",
         rank: int = 0,
         identity: Mapping[str, Any] | None = None,
@@ -111,6 +112,8 @@ class Learner:
             learner, its own dataset with its share of every batch, and its own run_dir; all of them must make
             the same calls, and have hooks with the same intervals. Statistics that an agent computes over a batch, such
             as the scale of TD3+BC's critic, are computed over each replica's share.
+          augment: function `(experience, step)` that changes each batch in the graph before the agent learns from it,
+            such as `RandomShift`; `step` is the number of completed iterations, int64 []. None for none.
           name: name of the learner, for hooks.
           rank: index of this process among those that train together, each with a different run_dir; hooks save and
             log on rank 0 only.
@@ -153,7 +156,7 @@ class Learner:
         with ExitStack() as resources:
             self.run = resources.enter_context(RunDirectory(self.run_dir))
             self._log = RunLog(self.run, on_log)
-            self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy)
+            self._loop = TrainLoop(agent, feed, jit_compile=jit_compile, strategy=strategy, augment=augment)
             self._checkpoints = Checkpoints(
                 self.run_dir / "checkpoints",
                 {"agent": agent, **(trackables or {})},

@@ -20,6 +20,8 @@ _LEARNER = {
     "checkpoint_every": 10_000,
     "keep_checkpoints": 3,
     "jit_compile": False,
+    "random_shift": 0,
+    "seed": 0,
     "hooks": (),
     "identity": {},
     "allow_config_mismatch": False,
@@ -58,8 +60,9 @@ def make_task(
       action_spec: bounded spec of the actions.
       hyperparameters: those of the agent; networks as references "my_module:make_network".
       **learner: `run_dir`, `num_iterations` and `batch_size`; optionally `log_every`, `checkpoint_every`,
-        `keep_checkpoints`, `jit_compile`, `hooks` (references such as "my_module:MyHook"), `identity` and
-        `allow_config_mismatch`, see `Learner` and its `load_checkpoint`.
+        `keep_checkpoints`, `jit_compile`, `random_shift` and its `seed` (see `RandomShift`), `hooks`
+        (references such as "my_module:MyHook"), `identity` and `allow_config_mismatch`, see `Learner` and its
+        `load_checkpoint`.
 
     Raises:
       ValueError: If an option is missing or unknown.

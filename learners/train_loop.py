@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -59,6 +59,10 @@ def extract_td_errors(loss: tf_agent.LossInfo) -> tf.Tensor | None:
         return None
     errors = tf.abs(tf.cast(td_error, tf.float32))
     return tf.reduce_mean(tf.reshape(errors, [tf.shape(errors)[0], -1]), 1)
+
+
+#: A function that changes a batch of experience in the graph; it also receives the number of completed iterations.
+Augmentation = Callable[[Any, tf.Tensor], Any]
 
 
 @cache
@@ -124,6 +128,7 @@ class TrainLoop:
         *,
         jit_compile: bool = False,
         strategy: tf.distribute.Strategy | None = None,
+        augment: Augmentation | None = None,
     ):
         """Checks the batch size; nothing is traced yet.
 
@@ -132,11 +137,12 @@ class TrainLoop:
           feed: source of batches.
           jit_compile: whether to compile an iteration with XLA.
           strategy: distribution strategy whose replicas share each batch; None for a single device.
+          augment: function that changes each batch before the agent learns from it; None for none.
 
         Raises:
           SpecMismatchError: If the batches cannot be split equally between the replicas.
         """
-        self._agent, self._feed, self._strategy = agent, feed, strategy
+        self._agent, self._feed, self._strategy, self._augment = agent, feed, strategy, augment
         self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         #: Number of processes that train together. Each reads its own share of a batch, which its own replicas share.
         self.num_workers = count_workers(strategy)
@@ -315,6 +321,8 @@ class TrainLoop:
             errors = extract_td_errors(loss)
             return extract_metrics(loss), () if errors is None else errors
 
+        if self._augment is not None:
+            experience = self._augment(experience, self._step.read_value())
         if self._strategy is None or self._num_replicas == 1:
             return train(experience, weights)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb.errors import Problem, SpecMismatchError
-from rlds2reverb.specs import Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 
@@ -36,6 +36,8 @@ class Episode:
         the episode for logs.
       seed: seed with which the environment was reset for this episode, or None if it is unknown.
       timestamps: times in seconds `[T]` that the source has for the transitions apart from `steps`, or None.
+      metadata: fields of the episode apart from its steps, such as RLDS's `episode_metadata`: nested dicts of arrays.
+        Strings are bytes in arrays of objects, and a single value is an array of shape `[]`.
     """
 
     steps: dict[str, Nest]
@@ -46,6 +48,7 @@ class Episode:
     seed: int | None = None
     unknown_final_observation: bool = False
     timestamps: np.ndarray | None = None
+    metadata: dict[str, Nest] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> int:
@@ -274,6 +277,22 @@ def require_same_spec(episode: Episode, step_spec: Nest) -> None:
         holder = f"the first episode (this is episode {episode.index})"
         advice = "convert all episodes to the same spec, or convert them into separate tables"
         require_match(got, step_spec, holder=holder, advice=advice)
+
+
+def make_metadata_spec(episode: Episode) -> dict[str, Nest]:
+    """Returns the shapes and dtypes of an episode's metadata."""
+    return map_structure(lambda value: ArraySpec(value.shape, value.dtype), episode.metadata)
+
+
+def list_metadata(episode: Episode, metadata_spec: Nest) -> dict[str, np.ndarray]:
+    """Returns the values of an episode's metadata by their paths, such as `episode_metadata/file_path`.
+
+    Raises:
+      SpecMismatchError: Unless they have the spec of the first episode.
+    """
+    holder = f"the first episode (this is episode {episode.index})"
+    require_match(make_metadata_spec(episode), metadata_spec, holder=holder, advice="drop the field", root="metadata")
+    return {"/".join(path): value for path, value in leaves(episode.metadata)}
 
 
 def _find_length_problems(episode: Episode) -> Iterator[Problem]:

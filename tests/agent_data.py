@@ -45,7 +45,7 @@ def to_trajectory(data):
     next_step_types = np.stack([np.where(is_last, 2, 1), np.where(is_last, 0, 1)], axis=1).astype(np.int32)
 
     def stack(first, second):
-        return np.stack([first, second], axis=1)
+        return tf.nest.map_structure(lambda *columns: np.stack(columns, axis=1), first, second)
 
     return tf.nest.map_structure(
         tf.convert_to_tensor,

@@ -125,6 +125,7 @@ class TrainingConfig:
       cache_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
         memory; runs on the same data share it.
       top_percent: Train only on the P percent of episodes with the highest return.
+      random_shift: Maximum distance in pixels by which the images of a batch are shifted at random; DrQ uses 4.
       online_steps: Number of environment steps that the agent collects, and learns from, after the updates on the
         dataset.
       online_ratio: Share of collected data in each batch of the online phase; the rest is from the dataset.
@@ -184,10 +185,13 @@ class TrainingConfig:
     )
     sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
     cache_dir: str | None = make_option(
-        "Batches", default=None, metavar="DIR", default_text="the data are kept in memory", values_text="path"
+        "Batches", default=None, metavar="DIR", default_text="data that fit are kept in memory", values_text="path"
     )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
         "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
+    )
+    random_shift: Annotated[int, Range(0)] = make_option(
+        "Batches", default=0, metavar="PIXELS", default_text="no shifts", identifies=True
     )
     online_steps: Annotated[int, Range(0)] = make_option(
         _ONLINE, default=0, metavar="STEPS", default_text="no online phase"

@@ -14,6 +14,7 @@ import numpy as np
 from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import split_servers
+from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
@@ -181,6 +182,15 @@ def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitSta
     feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.steps))
     stack.callback(feed.close)
     return Batches(feed, open_feed, writer, server if is_own else None)
+
+
+def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomShift | None:
+    """Returns the random shift of the images of batches; None if there is none.
+
+    Raises:
+      ValueError: If no field of the observation is an image, or the shift is as large as one.
+    """
+    return RandomShift(config.random_shift, observation_spec, seed=config.seed) if config.random_shift else None
 
 
 def start_isolated(start: Callable[..., ReplayServer]) -> ReplayServer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,8 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
+from rlds2reverb._system.memory import free_memory_bytes
+from rlds2reverb._system.text import format_bytes
 from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
@@ -70,6 +73,8 @@ from .data import Batches, Moments, TrainingData, make_adder, sample_table, star
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
+#: Share of the free memory that a dataset may take.
+_MEMORY_SHARE = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +134,16 @@ def open_dataset(
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> ItemData | EpisodeData:
     """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`."""
-    dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+    notes: list[str] = []
+    warnings = list(source.warnings)
+    try:
+        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+    except _TooLargeError as error:
+        config = config.replace(cache_dir=str(default_cache_dir()))
+        notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
+        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+    notes += dataset.notes
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
-    notes, warnings = [*dataset.notes], list(source.warnings)
     if about_bounds is not None:
         notes.append(about_bounds)
     clipping = dataset.find_clipping(action_spec)
@@ -288,6 +300,8 @@ def read_dataset(
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
             require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
             builder = _DatasetBuilder(step_spec, cast_spec(action_spec), observations, stored)
+            if stored is None:
+                _require_memory(source, batch)
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
@@ -308,6 +322,29 @@ def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
         if batch.num_steps.any():
             fingerprint.update(b"".join(episode_digests(_convert_batch(batch))))
     return fingerprint.hexdigest()
+
+
+class _TooLargeError(Exception):
+    """The steps of a dataset do not fit in memory."""
+
+
+def _require_memory(source: Source, batch: EpisodeBatch) -> None:
+    """Raises `_TooLargeError` if a dataset whose first steps are given needs more than its share of the free memory."""
+    sizes = [sum(map(len, column)) if column.dtype == object else column.nbytes for _, column in leaves(batch.steps)]
+    if source.num_rows is not None:
+        needed = sum(sizes) / len(batch.steps[fields.IS_FIRST]) * source.num_rows
+    else:
+        needed = sum(sizes) / len(batch.num_steps) * (source.num_episodes or 0)
+    free = free_memory_bytes()
+    if needed > _MEMORY_SHARE * free:
+        raise _TooLargeError(
+            f"the steps need about {format_bytes(int(needed))} of memory, of which {format_bytes(free)} are free"
+        )
+
+
+def default_cache_dir() -> Path:
+    """Returns the directory of stores of data that do not fit in memory, `~/.cache/rlds2reverb` on most systems."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
 
 
 def store_dataset(source: Source, config: TrainingConfig, texts: list[str]) -> Path:

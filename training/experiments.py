@@ -361,8 +361,8 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
             make_hooks(hook for hook in run.config.hooks if isinstance(hook, (str, Mapping)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{run.name}: {error}") from error
-    for source in {str(run.source): run.source for run in runs if isinstance(run.source, (str, Path))}.values():
-        open_source(source)
+    for run in {str(run.source): run for run in runs if isinstance(run.source, (str, Path))}.values():
+        open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
 
 
 def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
@@ -379,7 +379,9 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     for run in runs:
         if not any((root / run.name / "checkpoints").glob("*")):
             continue
-        source = None if run.source is None else open_source(run.source)
+        source = (
+            None if run.source is None else open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
+        )
         name = str(run.source) if isinstance(run.source, (str, Path)) else id(run.source)
         key = (name, run.config.drop_fields, run.config.cut_at_terminal)
         if key not in fingerprints:

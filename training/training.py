@@ -26,7 +26,7 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, lo
 from rlds2reverb.scores import d4rl_score
 
 from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
-from .data import Batches, TrainingData, identify_run
+from .data import Batches, TrainingData, identify_run, make_augmentation
 from .environment import EvaluationEnvironment, environment_key, make_evaluator, resolve_environment
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
@@ -141,7 +141,7 @@ class Training:
             repeat = repeat or _python_command(source, config, self.run_dir)
             if source is not None:
                 with self._progress.activity("opening the data"):
-                    source = open_source(source)
+                    source = open_source(source, are_images_encoded=config.cache_dir is not None)
             self.environment = self._find_environment(source)
             self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
             if self.evaluator is not None and not self.evaluator.is_limited:
@@ -154,6 +154,7 @@ class Training:
                 )
             require_same_run(self.run_dir, config, self._evaluated_in)
             self.data = stack.enter_context(self._open_data(source))
+            augment = make_augmentation(config, self.data.time_step_spec.observation)
             self.agent = make_agent(
                 config.algo,
                 self.data.time_step_spec,
@@ -172,6 +173,7 @@ class Training:
                         replay=self._online or (None if batches is None else batches.replay),
                         hooks=[*self._make_hooks(), *custom_hooks],
                         jit_compile=config.jit_compile,
+                        augment=augment,
                         identity=identify_run(config, self.data, *self._evaluated_in),
                         addable=config.online_options(),
                         keep_checkpoints=config.keep_checkpoints,

@@ -9,6 +9,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import (
     Fraction,
+    ImageEncoderName,
     LayerSizes,
     LogStdBounds,
     NonNegative,
@@ -48,6 +49,7 @@ class AWACAgent(OfflineAgent):
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         actor_weight_decay: NonNegative = 1e-4,
@@ -73,6 +75,7 @@ class AWACAgent(OfflineAgent):
           hidden_sizes: sizes of the critics' hidden layers.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           actor_weight_decay: factor of the actor's weights that is added to their gradients.
@@ -88,7 +91,14 @@ class AWACAgent(OfflineAgent):
         width = actions.size
         sizes = [*actor_hidden_sizes, width]
         network = make_network(
-            actor_network, observations, sizes, seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
+            actor_network,
+            observations,
+            sizes,
+            seed=seed,
+            image_encoder=image_encoder,
+            hidden_bias=0.0,
+            final_scale=1e-3,
+            name="actor",
         )
         actor = GaussianActor(network, width, log_std_bounds=log_std_bounds)
         self._critic = make_network(
@@ -97,6 +107,7 @@ class AWACAgent(OfflineAgent):
             [*hidden_sizes, 1],
             action_size=width,
             seed=seed,
+            image_encoder=image_encoder,
             copies=2,
             hidden_bias=0.0,
             final_scale=3e-3,

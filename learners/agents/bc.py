@@ -7,7 +7,7 @@ import tensorflow as tf
 from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
-from .hyperparameters import LayerSizes, NonNegative, Positive, Seed, configurable
+from .hyperparameters import ImageEncoderName, LayerSizes, NonNegative, Positive, Seed, configurable
 from .networks import GaussianActor, TanhActor
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
@@ -34,6 +34,7 @@ class BCAgent(OfflineAgent):
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
         distribution: Literal["deterministic", "gaussian"] = "deterministic",
         exploration_noise: NonNegative = 0.1,
@@ -50,13 +51,21 @@ class BCAgent(OfflineAgent):
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
           actor_network: function that creates the network, see `CustomNetwork`; None for the default.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
           distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        network = make_network(actor_network, observations, [*hidden_sizes, actions.size], seed=seed, name="actor")
+        network = make_network(
+            actor_network,
+            observations,
+            [*hidden_sizes, actions.size],
+            seed=seed,
+            image_encoder=image_encoder,
+            name="actor",
+        )
         actor: TanhActor | GaussianActor
         if distribution == "gaussian":
             actor = GaussianActor(network, actions.size)

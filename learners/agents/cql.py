@@ -8,7 +8,17 @@ import tensorflow as tf
 from ..options import NetworkFactory, Range
 from .adam import Adam
 from .custom_networks import make_network
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
@@ -64,6 +74,7 @@ class CQLAgent(OfflineAgent):
         hidden_sizes: LayerSizes = (256, 256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 1e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -92,6 +103,7 @@ class CQLAgent(OfflineAgent):
           actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
             A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
           critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.
           discount: discount factor gamma.
@@ -111,7 +123,14 @@ class CQLAgent(OfflineAgent):
         width = actions.size
         sizes = [*hidden_sizes, 2 * width]
         network = make_network(
-            actor_network, observations, sizes, seed=seed, hidden_bias=0.0, final_scale=1e-3, name="actor"
+            actor_network,
+            observations,
+            sizes,
+            seed=seed,
+            image_encoder=image_encoder,
+            hidden_bias=0.0,
+            final_scale=1e-3,
+            name="actor",
         )
         self._critic = make_network(
             critic_network,
@@ -119,6 +138,7 @@ class CQLAgent(OfflineAgent):
             [*hidden_sizes, 1],
             action_size=width,
             seed=seed,
+            image_encoder=image_encoder,
             copies=2,
             hidden_bias=0.0,
             final_scale=3e-3,

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from ..references import describe_reference
+from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
-from .network_inputs import NetworkInputs
+from .network_inputs import NetworkInputs, require_images
 from .networks import MLP, Network
 from .replicas import assign_on_replica
 from .spaces import Observations
@@ -22,6 +23,7 @@ def make_network(
     sizes: Sequence[int],
     *,
     action_size: int = 0,
+    image_encoder: ImageEncoderName = "nature",
     seed: int,
     copies: int | None = None,
     name: str,
@@ -34,16 +36,22 @@ def make_network(
       observations: the observations that the network receives.
       sizes: sizes of each hidden layer and of the output; with a factory only the latter counts.
       action_size: number of elements of the action that follows the observation; 0 without an action.
+      image_encoder: architecture of the encoder of each image, without a factory; see `ImageEncoder`.
       seed: random seed for weight initialisation.
       copies: number of networks with different weights; None for one network without that axis.
       name: name of the network.
       **options: options of `MLP`, without a factory.
+
+    Raises:
+      ValueError: If there is no image for an encoder other than the default, or an image is too small for it.
     """
     inputs = NetworkInputs(observations.spec, action_size)
+    if image_encoder != "nature":
+        require_images(observations.spec, "image_encoder", image_encoder)
     if factory is not None:
         return CustomNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
     if inputs.image_shapes:
-        return ImageNetwork(inputs, sizes, seed=seed, copies=copies, name=name, **options)
+        return ImageNetwork(inputs, sizes, image_encoder=image_encoder, seed=seed, copies=copies, name=name, **options)
     return MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
 
 

@@ -8,7 +8,7 @@ from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
 from .discrete_actors import CategoricalActor
-from .hyperparameters import LayerSizes, Positive, Seed, configurable
+from .hyperparameters import ImageEncoderName, LayerSizes, Positive, Seed, configurable
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions, Observations
 
@@ -31,6 +31,7 @@ class DiscreteBCAgent(OfflineAgent):
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
     ) -> None:
         """Creates the network; the defaults are those of `BCAgent`.
@@ -43,12 +44,13 @@ class DiscreteBCAgent(OfflineAgent):
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
           actor_network: function that creates the network, see `CustomNetwork`; None for the default.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
         sizes = [*hidden_sizes, actions.num_actions]
-        network = make_network(actor_network, observations, sizes, seed=seed, name="actor")
+        network = make_network(actor_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="actor")
         self._optimizer = Adam(network.trained_variables, learning_rate)
         actor = CategoricalActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)

@@ -8,7 +8,17 @@ from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
 from .discrete_actors import EpsilonGreedyActor
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions, Observations
 
@@ -35,6 +45,7 @@ class DQNAgent(OfflineAgent):
         seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         q_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 6.25e-5,
         adam_epsilon: Positive = 1.5e-4,
         discount: Fraction = 0.99,
@@ -58,6 +69,7 @@ class DQNAgent(OfflineAgent):
           seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
           q_network: function that creates the network, see `CustomNetwork`; None for the default.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
           adam_epsilon: constant that Adam adds to the root of the second moment.
           discount: discount factor gamma.
@@ -71,7 +83,9 @@ class DQNAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
         sizes = [*hidden_sizes, actions.num_actions]
-        self._critic = make_network(q_network, observations, sizes, seed=seed, name="critic")
+        self._critic = make_network(
+            q_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="critic"
+        )
         self._target_critic = self._critic.copy()
         self._optimizer = Adam(self._critic.trained_variables, learning_rate, epsilon=adam_epsilon)
         self._discount = discount

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import gin
 
@@ -26,6 +26,8 @@ Count = Annotated[int, Range(1)]
 LayerSizes = Annotated[Sequence[int], Range(1)]
 #: Minimum and maximum of a log standard deviation.
 LogStdBounds = Annotated[tuple[float, float], Range(-20, 20)]
+#: Architecture of the encoder of images; see `ImageEncoder`.
+ImageEncoderName = Literal["nature", "impala", "resnet"]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 
 

@@ -1,64 +1,167 @@
 """Networks for observations that contain images: convolutional encoders in front of a fully connected network."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 import numpy as np
 import tensorflow as tf
 
-from .network_inputs import NetworkInputs
+from .hyperparameters import ImageEncoderName
+from .network_inputs import NetworkInputs, is_channels_first
 from .networks import MLP
 from .replicas import assign_on_replica
+
+#: Returns the next weights of an encoder, whose initial values are uniform between two bounds: `(shape, low, high)`.
+_Take = Callable[[tuple[int, ...], float, float], tf.Tensor]
 
 #: Filters, kernel size and stride of each layer (Mnih et al. 2015, methods), without padding.
 _LARGE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 #: The same for images that are smaller than those layers allow; with padding.
 _SMALL_LAYERS = ((32, 3, 2), (64, 3, 2))
 _MIN_LARGE_SIZE = 36
+#: Filters and first stride of each residual block of ResNet-18 (He et al. 2016, table 1).
+_RESNET_BLOCKS = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+#: Factor by which ResNet-18 reduces height and width.
+_RESNET_STRIDE = 32
+#: Channels per group of a group normalisation (Wu & He 2018, table 3), and the constant added to its variances.
+_GROUP_SIZE, _GROUP_EPSILON = 16, 1e-5
+
+
+def _encode_nature(x: tf.Tensor, take: _Take) -> tf.Tensor:
+    is_large = min(x.shape[1:3]) >= _MIN_LARGE_SIZE
+    for layer in _LARGE_LAYERS if is_large else _SMALL_LAYERS:
+        x = tf.nn.relu(_convolve(x, take, *layer, padding="VALID" if is_large else "SAME"))
+    return _flatten(x)
+
+
+def _encode_impala(x: tf.Tensor, take: _Take) -> tf.Tensor:
+    for filters in (16, 32, 32):
+        x = tf.nn.max_pool2d(_convolve(x, take, filters, 3), 3, 2, "SAME")
+        for _ in range(2):
+            hidden = _convolve(tf.nn.relu(x), take, filters, 3)
+            x += _convolve(tf.nn.relu(hidden), take, filters, 3)
+    return _flatten(tf.nn.relu(x))
+
+
+def _encode_resnet(x: tf.Tensor, take: _Take) -> tf.Tensor:
+    if max(x.shape[1:3]) <= _RESNET_STRIDE:  # A single position has no coordinates to average.
+        raise ValueError(
+            f"image_encoder='resnet' requires images of more than {_RESNET_STRIDE} pixels in height or width, got "
+            f"{list(x.shape[1:3])}; use 'nature' or 'impala'"
+        )
+    x = tf.nn.max_pool2d(tf.nn.relu(_convolve_and_normalize(x, take, 64, 7, 2)), 3, 2, "SAME")
+    for filters, stride in _RESNET_BLOCKS:
+        hidden = tf.nn.relu(_convolve_and_normalize(x, take, filters, 3, stride))
+        hidden = _convolve_and_normalize(hidden, take, filters, 3)
+        shortcut = x if stride == 1 else _convolve_and_normalize(x, take, filters, 1, stride)
+        x = tf.nn.relu(shortcut + hidden)
+    return average_positions(x)
+
+
+_ENCODERS = dict(zip(get_args(ImageEncoderName), (_encode_nature, _encode_impala, _encode_resnet), strict=True))
+
+
+def _convolve(
+    x: tf.Tensor,
+    take: _Take,
+    filters: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    padding: str = "SAME",
+    has_bias: bool = True,
+) -> tf.Tensor:
+    bound = float(1 / np.sqrt(kernel * kernel * x.shape[-1]))
+    outputs = tf.nn.conv2d(x, take((kernel, kernel, x.shape[-1], filters), -bound, bound), stride, padding)
+    return tf.nn.bias_add(outputs, take((filters,), -bound, bound)) if has_bias else outputs
+
+
+def _convolve_and_normalize(x: tf.Tensor, take: _Take, filters: int, kernel: int, stride: int = 1) -> tf.Tensor:
+    x = _convolve(x, take, filters, kernel, stride, has_bias=False)
+    groups = tf.reshape(x, [-1, *x.shape[1:3], filters // _GROUP_SIZE, _GROUP_SIZE])
+    mean, variance = tf.nn.moments(groups, [1, 2, 4], keepdims=True)
+    normalized = tf.reshape((groups - mean) * tf.math.rsqrt(variance + _GROUP_EPSILON), [-1, *x.shape[1:]])
+    return normalized * take((filters,), 1, 1) + take((filters,), 0, 0)
+
+
+def _flatten(x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, [-1, int(np.prod(x.shape[1:]))])
+
+
+def average_positions(x: tf.Tensor) -> tf.Tensor:
+    """Computes where each channel is active: the mean position, weighted by the softmax of its activations.
+
+    The spatial softmax of Levine et al. (2016), "End-to-End Training of Deep Visuomotor Policies", section 5.1.
+
+    Args:
+      x: float32 [B, H, W, C], activations.
+
+    Returns:
+      float32 [B, 2 * C], the vertical positions of all channels, then the horizontal ones, in [-1, 1].
+    """
+    height, width, channels = x.shape[1:]
+    weights = tf.nn.softmax(tf.reshape(x, [-1, height * width, channels]), axis=1)
+    grid = np.stack(np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij"))
+    positions = tf.constant(grid.reshape(2, -1), tf.float32)
+    return tf.reshape(tf.einsum("bpc,ap->bac", weights, positions), [-1, 2 * channels])
 
 
 class ImageEncoder(tf.Module):
-    """Convolutions with ReLU after each: those of Mnih et al. (2015) from 36 x 36 pixels, else two small ones.
+    """A convolutional encoder, whose architecture is one of three published ones.
+
+    - "nature": the convolutions of Mnih et al. (2015) from 36 x 36 pixels, else two small ones, with ReLU after each.
+    - "impala": the 15 convolutions of Espeholt et al. (2018, figure 3, right), in residual blocks, up to the last ReLU.
+    - "resnet": ResNet-18 (He et al. 2016, table 1) with the changes of Diffusion Policy (Chi et al. 2023, "Visual
+      encoder"): group normalisation, and a spatial softmax in place of the average pooling. For images of more than 32
+      pixels in height or width.
 
     Images are [H, W, C]. If the first axis is shorter than both others, as in stacks of frames, they are [C, H, W].
     """
 
-    def __init__(self, shape: Sequence[int], *, seed: int, trainable: bool = True, name: str) -> None:
-        """Initialises the weights and biases uniformly within 1/sqrt(inputs).
+    def __init__(
+        self,
+        shape: Sequence[int],
+        *,
+        architecture: ImageEncoderName = "nature",
+        seed: int,
+        trainable: bool = True,
+        name: str,
+    ) -> None:
+        """Initialises the weights and biases uniformly within 1/sqrt(inputs), and normalisations to the identity.
 
         Args:
           shape: shape of an image.
+          architecture: name of the architecture.
           seed: random seed, which determines the weights together with `name`.
           trainable: whether the weights are trained.
           name: name of the module and its variable.
+
+        Raises:
+          ValueError: If the images are too small for the architecture.
         """
         super().__init__(name=name)
-        self._is_channels_first = shape[0] < min(shape[1:])
-        height, width, channels = (*shape[1:], shape[0]) if self._is_channels_first else shape
-        is_large = min(height, width) >= _MIN_LARGE_SIZE
-        self._layers = _LARGE_LAYERS if is_large else _SMALL_LAYERS
-        self._padding = "VALID" if is_large else "SAME"
+        self.architecture = architecture
         rng = np.random.default_rng([seed, *name.encode()])
         parts: list[np.ndarray] = []
-        self._shapes: list[tuple[int, ...]] = []
-        for filters, kernel, stride in self._layers:
-            bound = 1 / np.sqrt(kernel * kernel * channels)
-            for part_shape in ((kernel, kernel, channels, filters), (filters,)):
-                parts.append(rng.uniform(-bound, bound, part_shape).ravel())
-                self._shapes.append(part_shape)
-            channels = filters
-            height, width = ((n - kernel) // stride + 1 if is_large else -(-n // stride) for n in (height, width))
-        self.size = height * width * channels
-        self.flat = tf.Variable(np.concatenate(parts).astype(np.float32), trainable=trainable, name=name)
+
+        def create(part_shape: tuple[int, ...], low: float, high: float) -> tf.Tensor:
+            parts.append(rng.uniform(low, high, part_shape).astype(np.float32))
+            return tf.constant(parts[-1])
+
+        self._is_channels_first = is_channels_first(shape)
+        self.size = int(self._encode(tf.zeros([1, *shape]), create).shape[-1])
+        self._shapes = [part.shape for part in parts]
+        self.flat = tf.Variable(np.concatenate([part.ravel() for part in parts]), trainable=trainable, name=name)
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """Returns the features, float32 [B, size], of images with pixels in [0, 1]."""
+        split = tf.split(self.flat, [int(np.prod(shape)) for shape in self._shapes])
+        weights = iter(tf.reshape(part, shape) for part, shape in zip(split, self._shapes, strict=True))
+        return self._encode(images, lambda *_: next(weights))
+
+    def _encode(self, images: tf.Tensor, take: _Take) -> tf.Tensor:
         x = tf.transpose(images, [0, 2, 3, 1]) if self._is_channels_first else images
-        parts = tf.split(self.flat, [int(np.prod(shape)) for shape in self._shapes])
-        weights = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        for (_, _, stride), kernel, bias in zip(self._layers, weights[::2], weights[1::2], strict=True):
-            x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, stride, self._padding), bias))
-        return tf.reshape(x, [tf.shape(x)[0], self.size])
+        return _ENCODERS[self.architecture](x, take)
 
 
 class ImageNetwork(tf.Module):
@@ -73,6 +176,7 @@ class ImageNetwork(tf.Module):
         sizes: Sequence[int],
         *,
         seed: int,
+        image_encoder: ImageEncoderName = "nature",
         copies: int | None = None,
         name: str,
         **options: Any,
@@ -83,16 +187,20 @@ class ImageNetwork(tf.Module):
           inputs: layout of the network's inputs.
           sizes: sizes of each hidden layer and of the output.
           seed: random seed, which determines the weights together with `name`.
+          image_encoder: architecture of the encoders.
           copies: number of networks; None for one network without that axis.
           name: name of the module.
           **options: options of `MLP`.
+
+        Raises:
+          ValueError: If an image is too small for the architecture.
         """
         super().__init__(name=name)
         self._inputs, self._copies = inputs, copies
         images = inputs.image_shapes
         self._encoders = [
             [
-                ImageEncoder(shape, seed=seed, name=f"{name}_encoder_{copy}_{index}")
+                ImageEncoder(shape, architecture=image_encoder, seed=seed, name=f"{name}_encoder_{copy}_{index}")
                 for index, shape in enumerate(images)
             ]
             for copy in range(copies or 1)
@@ -148,7 +256,13 @@ class ImageNetwork(tf.Module):
         target._inputs, target._copies, target._mlp = self._inputs, self._copies, self._mlp.copy()
         target._encoders = [
             [
-                ImageEncoder(shape, seed=0, trainable=False, name=f"target_{encoder.name}")
+                ImageEncoder(
+                    shape,
+                    architecture=encoder.architecture,
+                    seed=0,
+                    trainable=False,
+                    name=f"target_{encoder.name}",
+                )
                 for shape, encoder in zip(self._inputs.image_shapes, encoders, strict=True)
             ]
             for encoders in self._encoders

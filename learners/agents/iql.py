@@ -10,6 +10,7 @@ from .custom_networks import make_network
 from .hyperparameters import (
     Count,
     Fraction,
+    ImageEncoderName,
     LayerSizes,
     LogStdBounds,
     NonNegative,
@@ -48,6 +49,7 @@ class IQLAgent(OfflineAgent):
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
         value_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         value_learning_rate: Positive = 3e-4,
@@ -74,6 +76,7 @@ class IQLAgent(OfflineAgent):
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           value_network: function that creates the network of V.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's initial learning rate.
           critic_learning_rate: Adam's learning rate.
           value_learning_rate: Adam's learning rate.
@@ -90,8 +93,16 @@ class IQLAgent(OfflineAgent):
         width = actions.size
 
         def network(name: str, factory: NetworkFactory | None, outputs: int, **arguments: int) -> Network:
-            sizes = [*hidden_sizes, outputs]
-            return make_network(factory, observations, sizes, seed=seed, init="orthogonal", name=name, **arguments)
+            return make_network(
+                factory,
+                observations,
+                [*hidden_sizes, outputs],
+                seed=seed,
+                image_encoder=image_encoder,
+                init="orthogonal",
+                name=name,
+                **arguments,
+            )
 
         actor = GaussianActor(network("actor", actor_network, width), width, log_std_bounds=log_std_bounds)
         self._critic = network("critic", critic_network, 1, action_size=width, copies=2)

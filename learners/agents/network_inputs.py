@@ -1,13 +1,36 @@
 """The vector that networks receive, and the fields of an observation and the action in it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
+from rlds2reverb.errors import ArgumentError
+from rlds2reverb.specs import describe, leaves, path_name
+
 #: Scale of images, whose pixels are from 0 to 255.
 _PIXEL_SCALE = np.float32(1 / 255)
+
+
+def is_image(spec: Any) -> bool:
+    """Returns whether the TensorSpec of one step's field, without a batch axis, is that of an image."""
+    return bool(spec.dtype == tf.uint8 and spec.shape.rank == 3)
+
+
+def require_images(observation_spec: Any, argument: str, value: Any) -> None:
+    """Raises `ArgumentError` for an argument that requires images, unless a field of the observation is one."""
+    fields = leaves(observation_spec)
+    if not any(is_image(leaf) for _, leaf in fields):
+        got = ", ".join(f"{path_name(path, 'observation')} {describe(leaf)}" for path, leaf in fields)
+        sentence = f"requires an observation that is an image, uint8 [H, W, C], got {got}; use the default"
+        raise ArgumentError(sentence, about=argument, value=value)
+
+
+def is_channels_first(shape: Sequence[int]) -> bool:
+    """Returns whether the shape of an image is [C, H, W] rather than [H, W, C]: C is smaller than H and W."""
+    return shape[0] < min(shape[1:])
 
 
 class NetworkInputs:
@@ -33,7 +56,7 @@ class NetworkInputs:
         leaves = tf.nest.flatten(tensor_spec.from_spec(observation_spec))
         self._structure = observation_spec
         self.shapes = [tuple(leaf.shape) for leaf in leaves]
-        self.are_images = [leaf.dtype == tf.uint8 and leaf.shape.rank == 3 for leaf in leaves]
+        self.are_images = [is_image(leaf) for leaf in leaves]
         self.action_size = action_size
         self._sizes = [int(np.prod(shape, dtype=int)) for shape in self.shapes]
         self.size = sum(self._sizes) + action_size

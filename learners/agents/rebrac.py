@@ -5,7 +5,17 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from ..options import NetworkFactory
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .networks import critic_values
 from .offline_agent import TransitionBatch
 from .td3_bc import TD3BCAgent
@@ -38,6 +48,7 @@ class ReBRACAgent(TD3BCAgent):
         hidden_sizes: LayerSizes = (256, 256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 1e-3,
         critic_learning_rate: Positive = 1e-3,
         discount: Fraction = 0.99,
@@ -64,6 +75,7 @@ class ReBRACAgent(TD3BCAgent):
           hidden_sizes: sizes of the hidden layers of actor and critics.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma; the paper uses 0.999 for AntMaze.
@@ -85,6 +97,7 @@ class ReBRACAgent(TD3BCAgent):
             hidden_sizes=hidden_sizes,
             actor_network=actor_network,
             critic_network=critic_network,
+            image_encoder=image_encoder,
             actor_learning_rate=actor_learning_rate,
             critic_learning_rate=critic_learning_rate,
             discount=discount,

@@ -8,7 +8,16 @@ import tensorflow as tf
 from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
-from .hyperparameters import Fraction, LayerSizes, LogStdBounds, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    LogStdBounds,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .networks import critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
@@ -42,6 +51,7 @@ class SACAgent(OfflineAgent):
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         temperature_learning_rate: Positive = 3e-4,
@@ -66,6 +76,7 @@ class SACAgent(OfflineAgent):
           actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
             A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           temperature_learning_rate: Adam's learning rate.
@@ -78,9 +89,23 @@ class SACAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = make_network(actor_network, observations, [*hidden_sizes, 2 * width], seed=seed, name="actor")
+        network = make_network(
+            actor_network,
+            observations,
+            [*hidden_sizes, 2 * width],
+            seed=seed,
+            image_encoder=image_encoder,
+            name="actor",
+        )
         self._critic = make_network(
-            critic_network, observations, [*hidden_sizes, 1], action_size=width, seed=seed, copies=2, name="critic"
+            critic_network,
+            observations,
+            [*hidden_sizes, 1],
+            action_size=width,
+            seed=seed,
+            image_encoder=image_encoder,
+            copies=2,
+            name="critic",
         )
         self._target_critic = self._critic.copy()
         self._temperature = Temperature(

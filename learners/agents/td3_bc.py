@@ -7,7 +7,17 @@ import tensorflow as tf
 from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
-from .hyperparameters import Count, Fraction, LayerSizes, NonNegative, Positive, PositiveFraction, Seed, configurable
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
 from .networks import TanhActor, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .replicas import assign_on_replica, mean_over_replicas
@@ -41,6 +51,7 @@ class TD3BCAgent(OfflineAgent):
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -64,6 +75,7 @@ class TD3BCAgent(OfflineAgent):
           hidden_sizes: sizes of the hidden layers of actor and critics.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma.
@@ -82,6 +94,7 @@ class TD3BCAgent(OfflineAgent):
             observations,
             [*hidden_sizes, width],
             seed=seed,
+            image_encoder=image_encoder,
             name="actor",
             **self.actor_network_options,
         )
@@ -91,6 +104,7 @@ class TD3BCAgent(OfflineAgent):
             [*hidden_sizes, 1],
             action_size=width,
             seed=seed,
+            image_encoder=image_encoder,
             copies=2,
             name="critic",
             **self.critic_network_options,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.atomic_output import atomic_output
+from rlds2reverb.sources.rlds_features import Features, require_features
 from rlds2reverb.sources.rlds_writer import SHARD_BYTES, encode_records, finish_rlds, require_rlds_spec
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.sources.writing import (
@@ -39,6 +40,7 @@ def prepare_with_beam(
     transforms: Sequence[Transform] = (),
     on_invalid: OnInvalid = "error",
     shard_bytes: int = SHARD_BYTES,
+    features: Mapping[str, Any] | None = None,
     beam_options: BeamOptions = _DEFAULT_BEAM_OPTIONS,
     **load_options: Any,
 ) -> WriteReport:
@@ -53,6 +55,7 @@ def prepare_with_beam(
       transforms: see `convert_with_beam`.
       on_invalid: see `write_dataset`.
       shard_bytes: size in bytes from which the next episode starts a new file; a worker keeps a file in memory.
+      features: see `write_dataset`.
       beam_options: runner and options of the pipelines.
       **load_options: further arguments of `load`.
 
@@ -70,8 +73,10 @@ def prepare_with_beam(
         dataset, opened = open_dataset(source, load_options, workers)
         dataset, opened = fit_transforms(dataset, opened, transforms, workers)
         step_spec = opened.step_spec
-        require_rlds_spec(step_spec)
-        job = _Job(dataset, work, step_spec, on_invalid)
+        metadata_spec = opened.episode_metadata_spec
+        require_rlds_spec(step_spec, metadata_spec)
+        described = require_features(features or {}, step_spec)
+        job = _Job(dataset, work, step_spec, metadata_spec, on_invalid, described)
         scans = workers.map("scan", job.scan, dataset.slices)
         counts, left_out = Counter[str](), LeftOut()
         for scan in scans:
@@ -84,7 +89,7 @@ def prepare_with_beam(
         with atomic_output(path) as partial:
             partial.mkdir()
             files = [(Path(work.location) / shard.name, shard.num_episodes, shard.num_bytes) for shard in shards]
-            finish_rlds(partial, files, step_spec, opened, location=path)
+            finish_rlds(partial, files, step_spec, opened, location=path, features=described)
             num_bytes = sum(file.stat().st_size for file in partial.iterdir())
     return make_report(opened, path, "rlds", counts, num_bytes=num_bytes, warnings=left_out.describe_left_out())
 
@@ -111,12 +116,14 @@ class _Job:
     dataset: Dataset
     work: WorkFolder
     step_spec: dict[str, Nest]
+    metadata_spec: dict[str, Nest]
     on_invalid: OnInvalid
+    features: Features
 
     def scan(self, part: Slice) -> dict[str, Any]:
         """Returns the counts of a slice's episodes, and the size of each valid episode's record."""
         episodes = self._valid_episodes(part)
-        sizes = [len(record) for record in encode_records(episodes, self.step_spec)]
+        sizes = [len(record) for record in self._encode(episodes)]
         return {"counts": episodes.counts, "left_out": asdict(episodes.left_out), "sizes": sizes}
 
     def write_shard(self, shard: _Shard) -> None:
@@ -126,7 +133,10 @@ class _Job:
 
     def _records(self, first_slice: int) -> Iterator[bytes]:
         for part in self.dataset.slices[first_slice:]:
-            yield from encode_records(self._valid_episodes(part), self.step_spec)
+            yield from self._encode(self._valid_episodes(part))
+
+    def _encode(self, episodes: WrittenEpisodes) -> Iterator[bytes]:
+        return encode_records(episodes, self.step_spec, self.metadata_spec, self.features)
 
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
         source = Source("", "", lambda: self.dataset.read(part))

@@ -1,9 +1,8 @@
-"""The memory that a server needs for its items, and the memory that is free."""
+"""The memory that a server needs for its items."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import InsufficientMemoryError
 
@@ -23,26 +22,6 @@ def estimate_server_bytes(*, items: int, chunks: int, chunk_bytes: int, columns:
     """
     all_chunks = chunk_bytes + chunks * (_PER_CHUNK + columns * _PER_COLUMN_OF_CHUNK)
     return all_chunks + items * (_PER_ITEM + columns * _PER_COLUMN_OF_ITEM)
-
-
-def free_memory_bytes() -> int:
-    """Returns the memory that this process can still allocate, limited by the machine and by its control group."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return min(values["MemAvailable"], _free_cgroup_bytes())
-
-
-def _free_cgroup_bytes() -> int:
-    """Returns what remains of the memory limit of a container (cgroup 2 or 1)."""
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return int(Path(limit).read_text(encoding="ascii")) - int(Path(used).read_text(encoding="ascii"))
-        except (OSError, ValueError):  # The file does not exist, or says "max".
-            continue
-    return 1 << 62
 
 
 def require_memory(needed: int, what: str) -> None:

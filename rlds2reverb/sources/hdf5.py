@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,52 @@ def open_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
         where = describe_member(group, name)
         raise SourceError(f"{where} is damaged, or has a type that NumPy does not support ({error})") from error
     return opened
+
+
+def open_group(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+    """Returns what `open_member` returns, several times as fast for a group."""
+    opened = _open_hard(group, name, h5py.h5g.open)
+    return open_member(group, name) if opened is None else h5py.Group(opened)
+
+
+def read_column(group: h5py.Group, name: str) -> np.ndarray | None:
+    """Returns the values of what `open_column` returns, several times as fast for a small dataset in one piece."""
+    opened = _open_hard(group, name, h5py.h5d.open)
+    values = None if opened is None else _read_piece(opened)
+    if values is None:
+        column = open_column(group, name)
+        values = None if column is None else column[()]
+    return values
+
+
+def _open_hard(group: h5py.Group, name: str, open_id: Callable[[Any, bytes], Any]) -> Any:
+    """Returns the HDF5 id of a member, or None if it is of a different kind, a link, missing or damaged."""
+    try:
+        key = name.encode()
+        is_hard = group.id.links.get_info(key).type == h5py.h5l.TYPE_HARD
+        return open_id(group.id, key) if is_hard else None
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _read_piece(dataset: h5py.h5d.DatasetID) -> np.ndarray | None:
+    """Returns the numbers of a dataset; None unless they are in the file, unfiltered, in one piece and few enough.
+
+    Such a dataset passes all checks of `require_safe`.
+    """
+    try:
+        dtype = dataset.dtype
+    except (TypeError, ValueError):
+        return None
+    # HDF5 knows no offset of data in chunks or in other files.
+    if dtype.kind not in "biuf" or dataset.get_offset() is None:
+        return None
+    num_bytes = dtype.itemsize * math.prod(dataset.shape or (0,))
+    if not 0 < num_bytes <= _MAX_CHUNK_BYTES or dataset.get_storage_size() != num_bytes:
+        return None
+    values = np.empty(dataset.shape, dtype)
+    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+    return values
 
 
 def describe_member(group: h5py.Group, name: str) -> str:

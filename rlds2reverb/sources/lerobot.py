@@ -43,7 +43,12 @@ DONE_MEANINGS = ("terminal", "truncated")
 
 
 def open_lerobot(
-    path: Path, *, split: str | None = None, extra_fields: Sequence[str] = (), done: str | None = None
+    path: Path,
+    *,
+    split: str | None = None,
+    extra_fields: Sequence[str] = (),
+    done: str | None = None,
+    cameras: Sequence[str] | None = None,
 ) -> Source:
     """Opens a LeRobot dataset.
 
@@ -61,15 +66,19 @@ def open_lerobot(
       extra_fields: names of further columns to read as step fields, such as `timestamp`.
       done: meaning of `next.done` without `next.success` and without `next.truncated`: 'terminal' or 'truncated'. By
         default 'truncated' if the dataset records success, but no truncation, otherwise 'terminal'; a warning says so.
+      cameras: columns of images and videos to read, such as 'observation.images.front' or the end of such a name after
+        a dot, 'front'; None for all. The others are neither opened nor decoded.
 
     Raises:
-      SourceError: If metadata are missing, damaged or hostile, or there is no such split or column; while iterating, if
-        a file is missing or damaged, or a video has no frame at a timestamp.
+      SourceError: If metadata are missing, damaged or hostile, or there is no such split, column or camera; while
+        iterating, if a file is missing or damaged, or a video has no frame at a timestamp.
       ValueError: If `done` is unknown.
     """
     if done is not None:
         require_one_of("done", done, DONE_MEANINGS)
     metadata = read_metadata(path)
+    if cameras is not None:
+        metadata.features = _select_cameras(metadata, cameras)
     features = metadata.features
     if split is not None:
         metadata.episodes = _select_split(metadata, split)
@@ -109,9 +118,32 @@ def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tu
             f"next.truncated, and are assumed to be {assumed}; confirm it with the same value, or change it"
         )
         sentences.append(Message(sentence, done=other))
+    if metadata.unread:
+        names = ", ".join(metadata.unread)
+        sentences.append(f"{name}: fields of episodes that are not alike in all of them are not read: {names}")
     if REWARD not in metadata.features:
         sentences.append(f"{name} has no {REWARD}; its rewards are zeros, which only cloning can use")
     return tuple(sentences)
+
+
+def _select_cameras(metadata: Metadata, cameras: Sequence[str]) -> dict[str, Feature]:
+    """Returns the columns without the images and videos of other cameras.
+
+    Raises:
+      SourceError: If a name does not stand for exactly one camera.
+    """
+    known = [name for name, feature in metadata.features.items() if feature.dtype in ("image", "video")]
+    selected: list[str] = []
+    for camera in cameras:
+        matches = [name for name in known if camera == name] or [name for name in known if name.endswith(f".{camera}")]
+        if len(matches) != 1:
+            raise SourceError(
+                f"{metadata.root.name} must have one camera '{camera}', got {len(matches)}; its cameras are "
+                f"{', '.join(known) or '(none)'}",
+                cameras=...,
+            )
+        selected += matches
+    return {name: feature for name, feature in metadata.features.items() if name in selected or name not in known}
 
 
 def _select_fields(metadata: Metadata, extra_fields: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -214,7 +246,9 @@ class _EpisodeReader:
             extras=nest,
         )
         timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
-        return replace(episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps)
+        return replace(
+            episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps, metadata=stored.metadata
+        )
 
     def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
         """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""
@@ -268,4 +302,5 @@ def _is_directory(location: Any) -> bool:
     return isinstance(location, Path) and (location / "meta" / "info.json").is_file()
 
 
-DIRECTORY = Format("a LeRobot directory", _is_directory, open_lerobot, ("split", "extra_fields", "done"), "LeRobot")
+_OPTIONS = ("split", "extra_fields", "done", "cameras")
+DIRECTORY = Format("a LeRobot directory", _is_directory, open_lerobot, _OPTIONS, "LeRobot")

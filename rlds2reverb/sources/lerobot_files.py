@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,13 @@ def parquet_errors(path: Path) -> Iterator[None]:
         raise SourceError(f"{path} cannot be read as parquet ({reason}); {_ADVICE}") from error
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Returns all rows of a small parquet file as dicts; columns that it does not have are left out."""
+def read_rows(path: Path, is_wanted: Callable[[str], bool] = lambda name: True) -> list[dict[str, Any]]:
+    """Returns all rows of a small parquet file as dicts of the columns for whose name a function returns True."""
     with parquet_errors(path):
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             _require_plausible(path, file.metadata.num_rows, 8 * len(names))
-            return file.read(names if columns is None else [name for name in columns if name in names]).to_pylist()
+            return file.read([name for name in names if is_wanted(name)]).to_pylist()
 
 
 class RowReader:

@@ -10,8 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlds2reverb import fields
 from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import Nest
+
+from .episode_metadata import make_metadata, to_metadata_array
 
 #: The text of the task of each step.
 TASK = "task"
@@ -23,6 +28,8 @@ REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "
 OWN_FILE = "rlds2reverb.json"
 _VERSIONS = ("v2.0", "v2.1", "v3.0")
 _PLACEHOLDER = re.compile(r"\{(episode_chunk|episode_index|chunk_index|file_index|video_key)(:0\d{1,2}d)?\}")
+#: Dtypes of metadata, which JSON does not keep.
+_NUMBER = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 _MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 5
 
@@ -55,6 +62,7 @@ class StoredEpisode:
       first_row: its first row in that file.
       videos: the video and the time of the first frame in it, by camera.
       seed: seed of the environment, if rlds2reverb wrote the dataset.
+      metadata: further fields in `meta/`; see `Episode.metadata`.
     """
 
     index: int
@@ -63,6 +71,7 @@ class StoredEpisode:
     first_row: int
     videos: Mapping[str, tuple[Path, float]]
     seed: int | None = None
+    metadata: dict[str, Nest] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,6 +85,7 @@ class Metadata:
       tasks: texts by `task_index`.
       episodes: the episodes, in order.
       own: description of the steps by rlds2reverb; empty for other writers.
+      unread: names of fields of episodes that are left out, because their types or shapes differ between episodes.
       num_undecided: number of episodes that may end with `next.done`, but with neither success nor truncation; 0 if
         rlds2reverb wrote the dataset.
     """
@@ -86,6 +96,7 @@ class Metadata:
     tasks: dict[int, bytes]
     episodes: list[StoredEpisode] = field(repr=False)
     own: dict[str, Any]
+    unread: list[str]
     num_undecided: int
 
 
@@ -123,7 +134,9 @@ def read_metadata(root: Path) -> Metadata:
         features = _name_other_columns(features)
     read = _read_v3 if version == "v3.0" else _read_v2
     tasks, rows = read(root, info, [name for name in features if features[name].dtype == "video"])
-    episodes = [row[0] for row in rows]
+    dtypes = own.get("episode_metadata")
+    metadata, unread = _make_metadata([row[2] for row in rows], dtypes if isinstance(dtypes, dict) else {})
+    episodes = [replace(row[0], metadata=values) for row, values in zip(rows, metadata, strict=True)]
     expected = info.get("total_episodes")
     if expected != len(episodes) or len({episode.index for episode in episodes}) != len(episodes):
         raise SourceError(
@@ -132,8 +145,35 @@ def read_metadata(root: Path) -> Metadata:
     empty = [episode.index for episode in episodes if not episode.num_rows]
     if empty:
         raise SourceError(f"{root}: episode {empty[0]} has no rows; remove it, or copy or download the dataset again")
-    undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats in rows)
-    return Metadata(root, info, features, tasks, episodes, own, undecided)
+    undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats, _ in rows)
+    return Metadata(root, info, features, tasks, episodes, own, unread, undecided)
+
+
+def _make_metadata(
+    rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, Any]
+) -> tuple[list[dict[str, Nest]], list[str]]:
+    """Returns the metadata of each episode, and the names of fields that are not alike in all of them.
+
+    Args:
+      rows: further fields of each episode, as JSON values.
+      dtypes: names of the dtypes of fields that rlds2reverb wrote.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [_restore(row.get(name), dtypes.get(name)) for row in rows] for name in names}
+    alike = {name: column for name, column in columns.items() if _is_alike(column)}
+    metadata = [make_metadata({name: column[number] for name, column in alike.items()}) for number in range(len(rows))]
+    return metadata, [name for name in names if name not in alike]
+
+
+def _restore(value: Any, dtype: Any) -> np.ndarray | None:
+    array = to_metadata_array(value)
+    is_number = array is not None and array.dtype != object and _NUMBER.fullmatch(str(dtype))
+    return array.astype(dtype) if array is not None and is_number else array
+
+
+def _is_alike(column: Sequence[np.ndarray | None]) -> bool:
+    kinds = {None if array is None else (array.dtype.str, array.shape) for array in column}
+    return len(kinds) == 1 and None not in kinds
 
 
 def _is_undecided(maximum: Callable[[str], Any], features: Mapping[str, Feature]) -> bool:
@@ -217,16 +257,28 @@ def _require_integers(row: Mapping[str, Any], names: Sequence[str], where: Path)
     return values  # type: ignore[return-value]
 
 
+def _is_metadata(name: str) -> bool:
+    return name not in _OWN_FIELDS and not name.startswith(_OWN_GROUPS)
+
+
+def _select_metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if _is_metadata(name)}
+
+
 def _make_seed(row: Mapping[str, Any]) -> int | None:
     seed = row.get("seed")
     return seed if type(seed) is int else None
 
 
-_Rows = list[tuple[StoredEpisode, Callable[[str], Any]]]
+#: Episodes with a function that returns a column's maximum, and with further fields.
+_Rows = list[tuple[StoredEpisode, Callable[[str], Any], dict[str, Any]]]
+#: Fields of an episode that LeRobot or rlds2reverb itself uses, and the groups of version 3.
+_OWN_FIELDS = frozenset([EPISODE_INDEX, "tasks", "length", "seed", "dataset_from_index", "dataset_to_index"])
+_OWN_GROUPS = ("data/", "videos/", "stats/", "meta/")
 
 
 def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tuple[dict[int, bytes], _Rows]:
-    """Returns the tasks and episodes of version 2, each episode with a function that returns a column's maximum."""
+    """Returns the tasks and episodes of version 2."""
     meta = root / "meta"
     tasks = _make_tasks(_read_json(meta / "tasks.jsonl"), TASK, meta / "tasks.jsonl")
     path = meta / "episodes.jsonl"
@@ -240,9 +292,8 @@ def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         values = {EPISODE_INDEX: index, "episode_chunk": index // max(chunks_size, 1)}
         videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0) for name in cameras}
         data = _locate(root, info, "data_path", **values)
-        episodes.append(
-            (StoredEpisode(index, length, data, 0, videos, _make_seed(row)), partial(_get_maximum, stats.get(index)))
-        )
+        stored = StoredEpisode(index, length, data, 0, videos, _make_seed(row))
+        episodes.append((stored, partial(_get_maximum, stats.get(index)), _select_metadata(row)))
     return tasks, sorted(episodes, key=lambda pair: pair[0].index)
 
 
@@ -266,10 +317,10 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     names = [EPISODE_INDEX, "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
     positions = [f"videos/{name}/{key}" for name in cameras for key in ("chunk_index", "file_index", "from_timestamp")]
     maxima = [f"stats/{name}/max" for name in (DONE, SUCCESS, TRUNCATED)]
-    wanted = [*names, *positions, *maxima, "seed"]
+    wanted = {*names, *positions, *maxima, "seed"}
     found: list[tuple[Path, dict[str, Any]]] = []
     for file in files:
-        found += [(file, row) for row in read_rows(file, wanted)]
+        found += [(file, row) for row in read_rows(file, lambda name: name in wanted or _is_metadata(name))]
     first_rows: dict[Path, int] = {}
     episodes: _Rows = []
     for file, row in sorted(found, key=lambda pair: _require_integers(pair[1], [EPISODE_INDEX], pair[0])):
@@ -278,7 +329,7 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         first_row = start - first_rows.setdefault(data, start)
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
         stored = StoredEpisode(index, length, data, first_row, videos, _make_seed(row))
-        episodes.append((stored, partial(_get_stored_maximum, row)))
+        episodes.append((stored, partial(_get_stored_maximum, row), _select_metadata(row)))
     return tasks, episodes
 
 

@@ -22,6 +22,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
+from .episode_metadata import decode_metadata
 from .lerobot_meta import BOOKKEEPING, DONE, OWN_FILE, REWARD, TASK, TRUNCATED
 from .lerobot_statistics import Statistics, summarize_columns
 from .source import Source
@@ -87,7 +88,14 @@ def write_lerobot(
     known_fps = source.metadata.get("fps")
     rate = fps or (known_fps if isinstance(known_fps, (int, float)) and known_fps > 0 else DEFAULT_FPS)
     files = _Version3 if lerobot_version == "v3.0" else _Version2
-    writer = files(directory, columns, rate, step_spec, default_task=source.name)
+    writer = files(
+        directory,
+        columns,
+        rate,
+        step_spec,
+        default_task=source.name,
+        metadata_spec=source.episode_metadata_spec,
+    )
     for batch in batches:
         for episode in batch.episodes:
             writer.add(episode)
@@ -277,6 +285,7 @@ class _Files:
         step_spec: Mapping[str, Nest],
         *,
         default_task: str,
+        metadata_spec: Mapping[str, Nest],
     ):
         """Creates the directory.
 
@@ -286,11 +295,13 @@ class _Files:
           fps: rows per second.
           step_spec: spec of a step.
           default_task: text of the task if no step field is one.
+          metadata_spec: spec of the metadata of an episode.
         """
         self._meta = directory / "meta"
         self._meta.mkdir(parents=True)
         self._directory, self._columns, self._fps, self._step_spec = directory, columns, fps, step_spec
         self._task, self._default_task = _choose_task(step_spec), default_task
+        self._metadata_spec = metadata_spec
         self._tasks: dict[str, int] = {}
         self._num_episodes = self._num_rows = 0
         self._statistics = Statistics()
@@ -323,6 +334,8 @@ class _Files:
         self._statistics.add(statistics)
         self._write(pa.table(table).replace_schema_metadata(self._schema_metadata))
         described = {"episode_index": self._num_episodes, "tasks": list(dict.fromkeys(texts)), "length": num_rows}
+        metadata = decode_metadata(episode, self._metadata_spec, "LeRobot", (*described, "seed"))
+        described |= {name: value.tolist() for name, value in metadata.items()}
         self._describe(described, statistics, videos, episode.seed)
         self._num_episodes += 1
         self._num_rows += num_rows
@@ -408,6 +421,10 @@ class _Files:
             "metadata": metadata if self._fps == DEFAULT_FPS else {**metadata, "fps": self._fps},
             "task": self._task,
             "paths": {column.name: column.path for column in self._columns},
+            "episode_metadata": {
+                "/".join(path): "string" if spec.dtype == object else spec.dtype.name
+                for path, spec in leaves(self._metadata_spec)
+            },
             "vectors": [column.name for column in self._columns if column.spec.shape == (1,)],
         }
         for name, content in {"info.json": info, OWN_FILE: own}.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._system.text import suggest
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.locations import server_address
 
 from . import (
@@ -82,6 +82,7 @@ def load(
     image_decoding: bool = True,
     frame_stack: int | None = None,
     done: str | None = None,
+    cameras: Sequence[str] | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -132,6 +133,8 @@ def load(
         before the first frame of an episode.
       done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
         'truncated'; the default depends on the dataset, and a warning says what was assumed.
+      cameras: LeRobot only: columns of images and videos to read, such as 'observation.images.front' or only 'front';
+        an empty list reads none. By default all are read. The videos of other cameras are not decoded.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -158,10 +161,21 @@ def load(
         "image_decoding": None if image_decoding else False,
         "frame_stack": frame_stack,
         "done": done,
+        "cameras": None if cameras is None else tuple(cameras),
         "data_dir": data_dir,
         "download": download or None,
     }
     return _open(source, {name: value for name, value in options.items() if value is not None})
+
+
+def load_encoded(source: Any, **options: Any) -> Source:
+    """Opens a dataset as `load` does, with images in the encoding of their files if the format has such images."""
+    try:
+        return load(source, image_decoding=False, **options)
+    except ArgumentError as error:
+        if getattr(error.args[0], "about", "") != "image_decoding":
+            raise
+        return load(source, **options)
 
 
 def _open(source: Any, options: dict[str, Any]) -> Source:

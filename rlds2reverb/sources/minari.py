@@ -22,6 +22,7 @@ from rlds2reverb.specs import map_structure
 from . import hdf5
 from .columns import as_columns, as_flags, make_log_episode
 from .d4rl import require_new_names
+from .episode_metadata import make_metadata
 from .formats import Format
 from .minari_spaces import is_unbounded
 from .source import Source
@@ -34,6 +35,8 @@ RESERVED = frozenset(
         *("eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score"),
     }
 )
+#: The metadata of an episode that Minari itself uses.
+RESERVED_OF_EPISODES = frozenset(["id", "total_steps", "seed"])
 _NAME = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
 
 
@@ -199,7 +202,9 @@ def _read_episodes(
         extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
         seed = metadata.get("seed")
         made = _make_episode(episode, extras, index, where)
-        yield replace(made, seed=None if seed is None else int(seed))
+        yield replace(
+            made, seed=None if seed is None else int(seed), metadata=make_metadata(metadata, RESERVED_OF_EPISODES)
+        )
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:

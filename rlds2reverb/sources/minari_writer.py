@@ -25,6 +25,7 @@ from rlds2reverb.nest_paths import Keys
 from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
 
 from . import minari
+from .episode_metadata import write_attributes
 from .hdf5_output import create_hdf5
 from .minari_spaces import choose_space, map_space
 from .source import Source
@@ -82,13 +83,16 @@ def write_minari(
     spec = {"observations": step_spec[fields.OBSERVATION], "actions": step_spec[fields.ACTION]}
     own_spaces = {"observations": source.observation_space, "actions": source.action_space}
     columns = _ColumnWriter(choose_space(spec, own_spaces), is_image_space)
+    metadata_spec = source.episode_metadata_spec
     data = directory / "data"
     data.mkdir(parents=True)
     num_episodes = num_steps = 0
     with create_hdf5(data / "main_data.hdf5") as (file, raise_error):
         for batch in batches:
             for episode in batch.episodes:
-                columns.write(file.create_group(f"episode_{num_episodes}"), episode, num_episodes)
+                group = file.create_group(f"episode_{num_episodes}")
+                columns.write(group, episode, num_episodes)
+                write_attributes(group, episode, metadata_spec, "Minari", minari.RESERVED_OF_EPISODES)
                 num_episodes += 1
                 num_steps += episode.num_transitions
             raise_error()

@@ -31,6 +31,7 @@ from .rlds_conventions import (
     LastStep,
     describe_missing,
     find_assumed,
+    has_rewards,
     infer_last_step,
     require_last_step,
     require_missing,
@@ -112,7 +113,9 @@ def _find_conventions(
     has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
     if last_step != AUTO:
         return Conventions(name, last_step, missing, has_ends)
-    return Conventions(name, infer_last_step(name, episodes), missing, has_ends, is_inferred=True)
+    last_step = infer_last_step(name, episodes)
+    is_assumed = last_step == BOUNDARY and not has_rewards(episodes)
+    return Conventions(name, last_step, missing, has_ends, is_inferred=True, is_assumed=is_assumed)
 
 
 def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[str, Any]:
@@ -127,6 +130,18 @@ def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[s
                 last_step=BOUNDARY,
             ),
         )
+    if conventions.is_assumed:
+        warnings += (
+            Message(
+                f"{conventions.name}: the last row of an episode is assumed to be only a final observation, because "
+                "its action is zero or repeated, and there are no rewards that tell; set "
+                f"'{BOUNDARY}' to confirm it, or '{TRANSITION}' if the action is real",
+                last_step=...,
+            ),
+        )
+    unread = [name for name, spec in episode_spec.items() if name != fields.STEPS and not _is_readable(spec)]
+    if unread:
+        warnings += (f"{conventions.name}: fields of episodes that are not arrays are not read: {', '.join(unread)}",)
     return {"warnings": warnings, "assumed_fields": find_assumed(present, missing)}
 
 
@@ -148,8 +163,9 @@ def _get_step_spec(name: str, episode_spec: Any) -> Any:
 def _read_episodes(conventions: Conventions, dataset: tf.data.Dataset, index: int = 0) -> Iterator[Episode]:
     """Yields the episodes of an RLDS dataset; `index` is that of the first one."""
     spec = dataset.element_spec
-    other_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
-    for columns, others in _read_rows(conventions.name, dataset, other_fields, index):
+    own_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    metadata_fields = [name for name in spec if name not in own_fields and _is_readable(spec[name])]
+    for columns, others in _read_rows(conventions.name, dataset, [*own_fields, *metadata_fields], index):
         seed = int(others.get(SEED, UNKNOWN_SEED))
         yield conventions.make_episode(
             columns,
@@ -157,6 +173,7 @@ def _read_episodes(conventions: Conventions, dataset: tf.data.Dataset, index: in
             unterminated=bool(others.get(UNTERMINATED, False)),
             unknown_final_observation=bool(others.get(UNKNOWN_FINAL_OBSERVATION, False)),
             seed=None if seed == UNKNOWN_SEED else seed,
+            metadata={name: others[name] for name in metadata_fields},
         )
         index += 1
 
@@ -183,6 +200,16 @@ def _read_rows(
         # The message without the names of TensorFlow's graph nodes.
         reason = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", str(error.message).splitlines()[0]).replace("'", "").strip()
         raise SourceError(f"{name} is damaged at episode {index} ({reason}); copy or prepare it again") from error
+
+
+def _is_readable(spec: Any) -> bool:
+    """Returns whether a field of an episode is a tensor that NumPy can represent, or nested dicts of these."""
+    import tensorflow as tf
+
+    if isinstance(spec, dict):
+        return all(map(_is_readable, spec.values()))
+    dtypes = tf.bool, tf.string, tf.float16, tf.float32, tf.float64
+    return isinstance(spec, tf.TensorSpec) and (spec.dtype in dtypes or spec.dtype.is_integer)
 
 
 def _is_scalar(episode_spec: dict[str, Any], name: str, dtype: type) -> bool:

@@ -43,6 +43,7 @@ class Conventions:
       has_ends: whether `is_last` marks the ends of episodes. If not, it is set on the last row, and the episode is
         `unterminated`.
       is_inferred: whether `last_step` was found in the data, so that an episode that disagrees raises an error.
+      is_assumed: whether the data fit a transition as well, because there are no rewards that could tell.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Conventions:
     missing: Mapping[str, float] = field(default_factory=dict)
     has_ends: bool = True
     is_inferred: bool = False
+    is_assumed: bool = False
 
     def make_episode(self, rows: dict[str, Any], index: int, **attributes: Any) -> Episode:
         """Returns the episode of some rows; `attributes` are those of the episode.
@@ -216,6 +218,11 @@ def infer_last_step(name: str, episodes: Iterable[dict[str, Any]]) -> LastStep:
         sentence = f"{name}: nothing tells what the last row of an episode means ({shown[_UNKNOWN]}); {_ADVICE}"
         raise SourceError(sentence, last_step=...)
     return TRANSITION if TRANSITION in examples else BOUNDARY
+
+
+def has_rewards(episodes: Iterable[dict[str, Any]]) -> bool:
+    """Returns whether the rows of an episode have a reward other than 0."""
+    return any(np.any(column != 0) for rows in episodes for _, column in leaves({"": rows.get(fields.REWARD, {})}))
 
 
 def _find_evidence(rows: dict[str, Any]) -> LastStep | None:

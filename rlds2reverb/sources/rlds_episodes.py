@@ -47,10 +47,10 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
 
     Args:
       dataset: dataset of dicts whose `steps` is a dataset of steps.
-      other_fields: names of further fields to read; arrays.
+      other_fields: names of further fields to read: tensors, or nested dicts of them.
 
     Returns:
-      Pairs of a nest of arrays `[T, ...]` and a dict of the other fields.
+      Pairs of a nest of arrays `[T, ...]` and a dict of the other fields, whose leaves are arrays.
 
     Raises:
       tf.errors.OpError: if a record is damaged.
@@ -65,8 +65,8 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
     # Autotuning would take a fifth of the time.
     episodes = iter(without_autotuning(dataset.map(select).prefetch(_PARALLEL_EPISODES)))
 
-    def read_episode(steps: tf.Tensor, others: dict[str, tf.Tensor]) -> tuple[Any, dict[str, Any]]:
-        return read(steps), {name: value.numpy() for name, value in others.items()}
+    def read_episode(steps: tf.Tensor, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return read(steps), tree.map_structure(_to_array, others)
 
     with ThreadPoolExecutor(_PARALLEL_EPISODES) as threads:
         pending: deque[Future[Any]] = deque()
@@ -76,6 +76,10 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _to_array(value: tf.Tensor) -> np.ndarray:
+    return np.asarray(value.numpy(), object if value.dtype == tf.string else None)
 
 
 def _submit_reads(

@@ -6,17 +6,22 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb import fields
 from rlds2reverb.encoding import tfrecords
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.spaces import make_array_space
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
-from .rlds_features import Features, require_features
+from .minari_spaces import choose_space
+from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNTERMINATED
+from .rlds_features import NAME, Features, rename_fields, require_features
 from .source import Source
 from .tf_examples import encode_episode, make_features
 from .written_episodes import has_tuple, require_plain_names
@@ -55,10 +60,11 @@ def write_rlds(
       SourceError: If TFDS cannot represent the spec, or a described feature does not fit its field.
       OSError: If the files cannot be written.
     """
-    require_rlds_spec(step_spec)
+    metadata_spec = source.episode_metadata_spec
+    require_rlds_spec(step_spec, metadata_spec)
     described = require_features(features or {}, step_spec)
     directory.mkdir()
-    shards = _write_shards(directory, encode_records(batches, step_spec, described), shard_bytes)
+    shards = _write_shards(directory, encode_records(batches, step_spec, metadata_spec, described), shard_bytes)
     finish_rlds(directory, shards, step_spec, source, location=location, features=described)
 
 
@@ -98,10 +104,28 @@ def finish_rlds(
     }
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
-    make_features(step_spec, features).save_config(directory)
-    if metadata := source.full_metadata:
+    make_features(step_spec, features, source.episode_metadata_spec).save_config(directory)
+    if metadata := replace(source, **_rename_spaces(source, step_spec, features)).full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
+
+
+def _rename_spaces(source: Source, step_spec: Mapping[str, Nest], features: Features) -> dict[str, Any]:
+    """Returns the spaces of a source whose parts have the names of the written fields, if any field is renamed."""
+    if not any(NAME in entry for entry in features.values()):
+        return {}
+
+    def make_own_space(spec: ArraySpec) -> Any:
+        return None if spec.minimum is None else make_array_space(spec, spec.minimum, spec.maximum)
+
+    spec = rename_fields(step_spec, features)
+    own = map_structure(make_own_space, spec)
+    spaces = {"action_space": fields.ACTION, "observation_space": fields.OBSERVATION}
+    return {
+        name: choose_space(spec[field], own[field])
+        for name, field in spaces.items()
+        if getattr(source, name) is not None
+    }
 
 
 def _choose_name(location: Path) -> tuple[str, str]:
@@ -129,12 +153,12 @@ def _write_shards(directory: Path, records: Iterator[bytes], shard_bytes: int) -
 
 
 def encode_records(
-    batches: Iterable[EpisodeBatch], step_spec: Nest, features: Features = _NO_FEATURES
+    batches: Iterable[EpisodeBatch], step_spec: Nest, metadata_spec: Nest, features: Features = _NO_FEATURES
 ) -> Iterator[bytes]:
     """Yields the TFRecord of each episode."""
     for batch in batches:
         for episode in batch.episodes:
-            record = np.frombuffer(encode_episode(episode, step_spec, features), np.uint8)
+            record = np.frombuffer(encode_episode(episode, step_spec, features, metadata_spec), np.uint8)
             yield tfrecords.frame(record[None]).tobytes()
 
 
@@ -142,9 +166,11 @@ def _save_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def require_rlds_spec(step_spec: Mapping[str, Nest]) -> None:
-    """Raises `SourceError` if the steps contain tuples, or names or shapes that TFDS cannot store."""
+def require_rlds_spec(step_spec: Mapping[str, Nest], metadata_spec: Mapping[str, Nest]) -> None:
+    """Raises `SourceError` if steps contain tuples, or steps or metadata names or shapes that TFDS cannot store."""
     require_plain_names(step_spec, "RLDS")
+    if taken := {fields.STEPS, UNTERMINATED, SEED, UNKNOWN_FINAL_OBSERVATION} & set(metadata_spec):
+        raise SourceError(f"the field {min(taken)!r} of an episode would replace that of RLDS; drop it", DropFields=...)
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)
         if not all(isinstance(part, str) for part in path) or has_tuple(step_spec, path):

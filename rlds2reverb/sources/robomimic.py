@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import Nest
 
 from . import hdf5, npz
 from .columns import as_columns, as_flags, make_log_episode
 from .continuity import ContinuityCheck
+from .episode_metadata import read_attributes
 from .formats import Format
 from .source import Source
 
@@ -31,10 +34,14 @@ OBSERVATIONS, NEXT_OBSERVATIONS = "obs", "next_obs"
 ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 #: Attributes of a demonstration in files that `robomimic_writer` has written.
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
+#: Attributes of a demonstration that are not metadata of the episode; `model_file` is the XML of the simulation.
+RESERVED = frozenset(["num_samples", "model_file", IS_TERMINAL, UNTERMINATED])
 _OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 #: The kinds of `type` in `env_args`.
 ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
 _MAX_ENV_ARGS = 1 << 20
+#: Maximum size of the rewards of all demonstrations that are kept in memory, so that they are read once.
+_MAX_KEPT_BYTES = 8 << 20
 
 
 def is_robomimic(location: Any) -> bool:
@@ -71,8 +78,9 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
+            data = file["data"]
             for index in range(len(demos))[first:stop]:
-                episode = _read_episode(_Demo(file, demos[index], path.name), index, contents)
+                episode = _read_episode(_Demo(data, demos[index], path.name), index, contents)
                 check.add(episode)
                 yield episode
 
@@ -133,6 +141,7 @@ class _Contents:
       optional: names of the optional columns and groups that the demonstrations contain.
       is_terminal: whether each demonstration ends in a terminal state.
       unterminated: whether each demonstration ends in the middle of an episode; () if none does.
+      rewards: the rewards of each demonstration, which need not be read again; () if they are too large.
       metadata: the mode of `dones`.
       warnings: assumptions about rewards and ends.
     """
@@ -142,28 +151,38 @@ class _Contents:
     optional: frozenset[str]
     is_terminal: tuple[bool, ...]
     unterminated: tuple[bool, ...]
+    rewards: tuple[np.ndarray, ...]
     metadata: dict[str, Any]
     warnings: tuple[str, ...]
 
 
 def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
-    """Reads the rewards and `dones` of all demonstrations, but only the sizes of their actions."""
-    name = Path(file.filename).name
-    optional = frozenset(key for demo in demos for key in _OPTIONAL if key in file[demo])
+    """Reads the rewards and `dones` of all demonstrations, but of their actions only the size, if there are neither.
+
+    Reading both before the episodes is the main cost over a plain read of a file, of which opening the columns takes
+    most of the time.
+    """
+    name, data = Path(file.filename).name, file["data"]
+    optional: set[str] = set()
+    absent: dict[str, _Demo] = {}
     num_rows, rewards, dones, empty = 0, [], [], []
     for path in demos:
-        demo = _Demo(file, path, name)
-        actions = demo.open(ACTIONS)
-        if not len(actions):
+        demo = _Demo(data, path, name)
+        optional.update(demo.optional)
+        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
+        absent.update({key: demo for key in (REWARDS, DONES) if key not in columns})
+        lengths = [*columns.values()] or [demo.open(ACTIONS)]
+        if not any(map(len, lengths)):
             empty.append(path)
             continue
-        columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in optional}
-        _require_equal_lengths(demo.where, [actions, *columns.values()])
-        num_rows += len(actions)
+        _require_equal_lengths(demo.where, lengths)
+        num_rows += len(lengths[0])
         if REWARDS in columns:
             rewards.append(columns[REWARDS])
         if DONES in columns:
             dones.append(as_flags(columns[DONES], f"{demo.where}: dones"))
+    for key in optional & set(absent):
+        absent[key].read(key)  # Raises an error, because other demonstrations contain it.
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
     kept = [path for path in demos if path not in empty]
@@ -174,14 +193,21 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
+    sizes = sum(column.nbytes for column in rewards)
+    small = tuple(rewards) if sizes <= _MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    return _Contents(kept, num_rows, optional, is_terminal, unterminated, described, tuple(warnings))
+    return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
     """Returns an attribute of each demonstration; () unless it is a bool in all of them."""
-    marks = [file[demo].attrs.get(name) for demo in demos]
-    return tuple(map(bool, marks)) if all(isinstance(mark, np.bool_) for mark in marks) else ()
+    marks: list[bool] = []
+    for demo in demos:
+        mark = _Demo(file["data"], demo, "").attributes.get(name)
+        if not isinstance(mark, np.bool_):
+            return ()
+        marks.append(bool(mark))
+    return tuple(marks)
 
 
 def _find_terminal(
@@ -244,9 +270,22 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
 class _Demo:
     """One demonstration of an open file; `where` names both in messages."""
 
-    def __init__(self, file: h5py.File, path: str, file_name: str):
+    def __init__(self, data: h5py.Group, path: str, file_name: str):
         self.where = f"{file_name}: '{path}'"
-        self._group, self._file_name, self._path = file[path], file_name, path
+        group = hdf5.open_group(data, path.removeprefix("data/"))
+        if not isinstance(group, h5py.Group):
+            raise SourceError(f"{self.where} must be a group of columns")
+        self._group, self._file_name, self._path = group, file_name, path
+
+    @cached_property
+    def optional(self) -> list[str]:
+        """The names of the optional columns and groups that it contains."""
+        return [name for name in _OPTIONAL if self._group.id.links.exists(name.encode())]
+
+    @property
+    def attributes(self) -> h5py.AttributeManager:
+        """The attributes of its group."""
+        return self._group.attrs
 
     def open(self, name: str) -> h5py.Dataset:
         """Returns a column, which must exist."""
@@ -257,17 +296,29 @@ class _Demo:
 
     def read(self, name: str) -> np.ndarray:
         """Returns the values of a column, which must exist."""
-        return as_columns(self.open(name)[()], self._describe(name))
+        return self._read(self._group, name, self._describe(name))
+
+    @staticmethod
+    def _read(group: h5py.Group, name: str, where: str) -> np.ndarray:
+        values = hdf5.read_column(group, name)
+        if values is None:
+            raise SourceError(f"{where} is missing")
+        return as_columns(values, where)
 
     def read_nest(self, name: str) -> dict[str, np.ndarray]:
         """Returns the columns of a group of observations, which must exist."""
-        group = hdf5.open_member(self._group, name)
+        group = hdf5.open_group(self._group, name)
         if not isinstance(group, h5py.Group):
             raise SourceError(
                 f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
                 "states with robomimic's dataset_states_to_obs.py"
             )
-        return {key: self.read(f"{name}/{key}") for key in sorted(hdf5.list_names(group))}
+        return {key: self._read(group, key, self._describe(f"{name}/{key}")) for key in sorted(hdf5.list_names(group))}
+
+    @property
+    def metadata(self) -> dict[str, Nest]:
+        """The metadata of the episode: the attributes that are not reserved."""
+        return read_attributes(self._group, RESERVED)
 
     def _describe(self, name: str) -> str:
         return f"{self._file_name}: '{self._path}/{name}'"
@@ -282,7 +333,9 @@ def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
     next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
-    rewards = demo.read(REWARDS) if REWARDS in contents.optional else np.zeros(len(actions), np.float32)
+    rewards = np.zeros(len(actions), np.float32)
+    if REWARDS in contents.optional:
+        rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
     next_columns = [] if next_observations is None else next_observations.values()
     _require_equal_lengths(demo.where, [actions, rewards, *observations.values(), *next_columns])
     if next_observations is not None and observations.keys() != next_observations.keys():
@@ -297,7 +350,8 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
         terminated=contents.is_terminal[index],
         next_observations=next_observations,
     )
-    return replace(episode, unterminated=bool(contents.unterminated and contents.unterminated[index]))
+    is_unterminated = bool(contents.unterminated and contents.unterminated[index])
+    return replace(episode, unterminated=is_unterminated, metadata=demo.metadata)
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

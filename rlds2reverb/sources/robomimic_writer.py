@@ -22,6 +22,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from . import robomimic
+from .episode_metadata import write_attributes
 from .hdf5_output import create_hdf5
 from .source import Source
 from .written_episodes import require_log_fields
@@ -58,7 +59,9 @@ def write_robomimic(
         data = file.create_group("data")
         for batch in batches:
             for episode in batch.episodes:
-                _write_demo(data.create_group(f"demo_{num_episodes}"), episode)
+                group = data.create_group(f"demo_{num_episodes}")
+                _write_demo(group, episode)
+                write_attributes(group, episode, source.episode_metadata_spec, "robomimic", robomimic.RESERVED)
                 num_episodes += 1
                 num_rows += episode.num_transitions
             raise_error()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode, require_same_spec
+from rlds2reverb.episodes import Episode, make_metadata_spec, require_same_spec
 from rlds2reverb.errors import SourceError
 from rlds2reverb.ownership import copy_arrays, is_user_code
 from rlds2reverb.spaces import add_bounds, dump_space, load_space
@@ -103,14 +103,24 @@ class Source:
                 return episode
         raise SourceError(f"{self.name} has no episode with steps; there is nothing to convert")
 
-    @cached_property
+    @property
     def step_spec(self) -> dict[str, Nest]:
         """The shapes and dtypes of one step, taken from the first episode that has steps, with the spaces' bounds.
 
         Raises:
           SourceError: If no episode has steps.
         """
-        return self.make_step_spec(self.first_episode)
+        return self._specs[0]
+
+    @property
+    def episode_metadata_spec(self) -> dict[str, Nest]:
+        """The shapes and dtypes of `Episode.metadata`, taken from the same episode; the errors are the same."""
+        return self._specs[1]
+
+    @cached_property
+    def _specs(self) -> tuple[dict[str, Nest], dict[str, Nest]]:
+        episode = self.first_episode
+        return self.make_step_spec(episode), make_metadata_spec(episode)
 
     def make_step_spec(self, episode: Episode) -> dict[str, Nest]:
         """Returns the shapes and dtypes of one step of an episode, with the bounds of the dataset's spaces."""

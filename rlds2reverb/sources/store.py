@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,14 +31,15 @@ import xxhash
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CorruptFileError, SourceError
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
 from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.store.layout import ATTRIBUTES, EPISODES, Layout, bytes_name, ends_name, frames_name
+from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, bytes_name, ends_name, frames_name
 from rlds2reverb.store.step_columns import StepColumns
 
 from .formats import Format
@@ -46,8 +48,12 @@ from .source import Source, split_metadata
 #: A complete store has the first file, an incomplete one the second.
 MANIFEST, PLAN = "store.json", "plan.json"
 _PART_MANIFEST = "part.json"
+_LOCK = ".lock"
 _VERSION = 1
-_MAX_PARTS = 64
+#: Limits of the division into parts, each of which costs some calls that wait for the disk.
+_MAX_PARTS, _MIN_PART_ROWS = 64, 20_000
+#: Share of the free memory up to which a store is expected to stay in the system's cache of files.
+_CACHED_SHARE = 0.5
 _POLL_SECS = 0.2
 _CODE = "from rlds2reverb.sources.store import run_worker; run_worker()"
 
@@ -80,23 +86,32 @@ def build_store(
     """
     if num_workers is not None:
         require_count("num_workers", num_workers, 0)
+    plan = _Plan.make(source)
+    if _is_complete(path, plan):
+        return
     with full_disk_as_error(path):
         path.mkdir(parents=True, exist_ok=True)
-        with FileLock(path / ".lock", f"the store {path}", "wait until it is built"):
-            plan = _Plan.make(source)
-            saved = load_json(path / MANIFEST) or load_json(path / PLAN)
-            if saved is None:
-                if any(entry.name != ".lock" for entry in path.iterdir()):
+        with FileLock(path / _LOCK, f"the store {path}", "wait until it is built"):
+            if _is_complete(path, plan):
+                return
+            if not (path / PLAN).exists():
+                if any(entry.name != _LOCK for entry in path.iterdir()):
                     raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
                 save_json(path / PLAN, plan.to_json())
-            elif (saved["version"], saved["identity"]) != (_VERSION, plan.identity):
-                raise SourceError(
-                    f"{path} is a store of {saved['identity']['name']} that does not match {source.name} as it is now; "
-                    "delete it, or pass a different directory"
-                )
-            if not (path / MANIFEST).exists():
-                _write_parts(source, plan, path, num_workers, on_progress)
-                _seal(source, plan, path)
+            _write_parts(source, plan, path, num_workers, on_progress)
+            _seal(source, plan, path)
+
+
+def _is_complete(path: Path, plan: _Plan) -> bool:
+    """Returns whether there is a complete store; raises `SourceError` if it, or an incomplete one, has other data."""
+    manifest = load_json(path / MANIFEST)
+    saved = manifest or load_json(path / PLAN)
+    if saved is not None and (saved["version"], saved["identity"]) != (_VERSION, plan.identity):
+        raise SourceError(
+            f"{path} is a store of {saved['identity']['name']} that does not match {plan.identity['name']} as it is "
+            "now; delete it, or pass a different directory"
+        )
+    return manifest is not None
 
 
 def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
@@ -139,7 +154,8 @@ class _Plan:
         count = identity["episodes"]
         if count is None:
             return cls(identity, layout, ((0, None),))
-        bounds = np.linspace(0, count, min(_MAX_PARTS, count) + 1).astype(int).tolist()
+        num_parts = min(_MAX_PARTS, count, -(-(identity["rows"] or sys.maxsize) // _MIN_PART_ROWS))
+        bounds = np.linspace(0, count, num_parts + 1).astype(int).tolist()
         return cls(identity, layout, tuple(itertools.pairwise(bounds)))
 
     def to_json(self) -> dict[str, Any]:
@@ -243,17 +259,16 @@ def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | Non
                 for index in range(num_workers)
             ]
             while workers := [worker for worker in workers if not worker.is_done()]:
-                on_progress(_count_stored(path, plan), total)
+                on_progress(_count_stored(path, len(plan.ranges)), total)
                 time.sleep(_POLL_SECS)
         for number in missing if not num_workers else ():
-            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, plan), total))
-    on_progress(_count_stored(path, plan), total)
+            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, len(plan.ranges)), total))
+    on_progress(_count_stored(path, len(plan.ranges)), total)
 
 
-def _count_stored(path: Path, plan: _Plan) -> int:
-    files = [_part_folder(path, number) / EPISODES for number in range(len(plan.ranges))]
-    record_bytes = plan.layout.array_specs()[EPISODES].num_bytes
-    return sum(file.stat().st_size // record_bytes for file in files if file.exists())
+def _count_stored(path: Path, num_parts: int) -> int:
+    files = [_part_folder(path, number) / EPISODES for number in range(num_parts)]
+    return sum(file.stat().st_size // EPISODE_RECORD.itemsize for file in files if file.exists())
 
 
 def _write_part(
@@ -377,6 +392,60 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+@dataclass(frozen=True)
+class StoreInfo:
+    """A store in a directory of stores.
+
+    Attributes:
+      path: its directory.
+      dataset: name of the dataset.
+      episodes: number of stored episodes.
+      bytes: size on disk.
+      state: 'complete', 'incomplete' or 'damaged'.
+    """
+
+    path: Path
+    dataset: str
+    episodes: int
+    bytes: int
+    state: str
+
+
+def list_stores(directory: Path, *, verify: bool = False) -> list[StoreInfo]:
+    """Returns the stores in a directory, by name.
+
+    Args:
+      directory: the directory.
+      verify: whether to compare all files with their checksums.
+    """
+    return [_describe_store(path, verify) for path in sorted(directory.iterdir()) if _is_store(path)]
+
+
+def _describe_store(path: Path, verify: bool) -> StoreInfo:
+    state = "complete" if (path / MANIFEST).exists() else "incomplete"
+    dataset, episodes = "unknown", 0
+    try:
+        saved = load_json(path / MANIFEST) or load_json(path / PLAN) or {}
+        dataset, num_parts = saved["identity"]["name"], len(saved["ranges"])
+        episodes = _count_stored(path, num_parts)
+        if state == "complete":
+            (verify_store if verify else read_manifest)(path)
+    except (SourceError, CorruptFileError):
+        state = "damaged"
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return StoreInfo(path, dataset, episodes, size, state)
+
+
+def delete_store(path: Path) -> bool:
+    """Deletes a store; returns False, and keeps it, if a process is building it."""
+    try:
+        with FileLock(path / _LOCK, f"the store {path}"):
+            shutil.rmtree(path)
+    except ResourceInUseError:
+        return False
+    return True
+
+
 def verify_store(path: Path) -> None:
     """Compares all files of a store with their checksums.
 
@@ -392,7 +461,8 @@ def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
 
     Args:
       path: the directory.
-      random_access: whether rows will be read in random order, for which the system should read no pages ahead.
+      random_access: whether rows will be read in random order. If the store is larger than half of the free memory, the
+        system then reads the needed pages only, and many at a time.
 
     Raises:
       SourceError, CorruptFileError: See `read_manifest`.
@@ -400,6 +470,8 @@ def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
     manifest = read_manifest(path)
     layout = Layout.from_json(manifest["layout"])
     specs = layout.array_specs()
+    size = sum(length * specs[name].num_bytes for part in manifest["parts"] for name, length in part["lengths"].items())
+    random_access = random_access and hasattr(mmap, "MADV_RANDOM") and size > _CACHED_SHARE * free_memory_bytes()
     parts = []
     for number, part in enumerate(manifest["parts"]):
         folder = _part_folder(path, number)
@@ -416,9 +488,10 @@ def _read_array(path: Path, spec: ArraySpec, length: int | None, random_access: 
     if not length or not spec.num_bytes:
         return np.zeros(shape, spec.dtype)
     array = np.memmap(path, spec.dtype, "r", shape=shape)
-    if random_access and hasattr(mmap, "MADV_RANDOM"):
-        array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-    return array.view(np.ndarray)
+    if not random_access:
+        return array.view(np.ndarray)
+    array._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+    return array
 
 
 def open_stored(source: Source) -> StepColumns | None:
@@ -486,4 +559,4 @@ def _is_store(location: Any) -> bool:
     return isinstance(location, Path) and ((location / MANIFEST).is_file() or (location / PLAN).is_file())
 
 
-DIRECTORY = Format("a store", _is_store, open_store, ("image_decoding",), "store of `rlds2reverb cache`")
+DIRECTORY = Format("a store", _is_store, open_store, ("image_decoding",), "stores")

@@ -23,6 +23,7 @@ from .source import Source
 
 _COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
 _QUANTILES = (0.25, 0.5, 0.75)
+_MAX_TEXT = 60
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Summary:
       bytes: size of all steps in memory.
       fingerprint: XXH3-128 of the content: field names, dtypes, shapes and bytes of every episode in order.
       fields: the fields of a step.
+      episode_fields: dtype, shape and first value of each field of `Episode.metadata`, by its path.
       warnings: warnings of the source, and the sentences of `LeftOut`.
       metadata: the dataset's description of itself.
     """
@@ -110,6 +112,7 @@ class Summary:
     fields: tuple[FieldSummary, ...]
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
+    episode_fields: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the summary as plain dicts, for JSON."""
@@ -138,6 +141,7 @@ class Summary:
             facts.append(("score", f"{self.score:.1f} (0 random, 100 expert; {scale})"))
         if self.metadata:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
+        facts += [("episode field", f"{name}  {value}") for name, value in self.episode_fields.items()]
         facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
 
@@ -152,6 +156,7 @@ class SummaryParts:
       num_bytes: size of all steps in memory.
       non_finite: number of NaN and Inf by field.
       specs: description of each field, from the first episode with steps.
+      episode_fields: description of each field of that episode apart from its steps.
       episodes: index, digest, return and length of each episode; the return is None if it has no steps.
       first: index of the episode that `specs` comes from; None without one.
     """
@@ -160,6 +165,7 @@ class SummaryParts:
     num_bytes: int = 0
     non_finite: Counter[str] = field(default_factory=Counter)
     specs: dict[str, str] = field(default_factory=dict)
+    episode_fields: dict[str, str] = field(default_factory=dict)
     episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
     first: int | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
@@ -181,6 +187,7 @@ class SummaryParts:
                 self.non_finite[name] += count
             if episode.num_steps and self._is_first(episode.index):
                 self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
+                self.episode_fields = {"/".join(p): _describe_value(value) for p, value in leaves(episode.metadata)}
             total = episode.total_reward if episode.num_steps else None
             self.episodes.append((episode.index, digest, total, episode.num_transitions))
 
@@ -197,7 +204,7 @@ class SummaryParts:
         self.num_bytes += other.num_bytes
         self.non_finite.update(other.non_finite)
         if self._is_first(other.first):
-            self.specs = other.specs
+            self.specs, self.episode_fields = other.specs, other.episode_fields
         self.left_out.merge_left_out(other.left_out)
         self.episodes += other.episodes
 
@@ -240,6 +247,7 @@ class SummaryParts:
             fields=tuple(FieldSummary(name, spec, self.non_finite[name]) for name, spec in self.specs.items()),
             warnings=(*source.warnings, *left_out.describe_left_out()),
             metadata=dict(source.metadata),
+            episode_fields=self.episode_fields,
         )
 
 
@@ -295,6 +303,15 @@ def find_reference_returns(
     is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
     return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment
+
+
+def _describe_value(value: np.ndarray) -> str:
+    """Returns the dtype and shape of a value, and a single value itself, shortened to one line."""
+    if value.shape:
+        return describe(value)
+    content = value.item()
+    text = repr(content.decode("utf-8", "replace") if isinstance(content, bytes) else content)
+    return f"{describe(value)}, first {text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + '...'}"
 
 
 def _name_end(episode: Episode) -> str:

@@ -16,11 +16,22 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.encoding.protobuf import delimited, delimited_head, fill, varint, varints
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, list_metadata
 from rlds2reverb.specs import ArraySpec, Nest, leaves
 
 from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNKNOWN_SEED, UNTERMINATED
-from .rlds_features import TEXT, Features, encode_images, make_feature
+from .rlds_features import (
+    CLASSES,
+    DESCRIPTION,
+    ENCODING,
+    NAME,
+    TEXT,
+    Features,
+    encode_images,
+    make_feature,
+    rename_fields,
+    require_labels,
+)
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -31,26 +42,28 @@ _LEVEL = 3
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
-def make_features(step_spec: Mapping[str, Nest], described: Features) -> tfds.features.FeaturesDict:
-    """Returns the features of episodes with steps of a spec, in nested dicts, with the encodings that are described."""
+def make_features(
+    step_spec: Mapping[str, Nest], described: Features, metadata_spec: Mapping[str, Nest]
+) -> tfds.features.FeaturesDict:
+    """Returns the features of episodes with steps and metadata of these specs, in nested dicts, as described."""
     import tensorflow_datasets as tfds
 
     def convert(nest: Any, path: str) -> Any:
         if isinstance(nest, Mapping):
-            return tfds.features.FeaturesDict({name: convert(inner, f"{path}/{name}") for name, inner in nest.items()})
-        description = described.get(path, {})
-        if encoding := description.get("encoding"):
-            feature = make_feature(nest, encoding)
-        else:
+            return {name: convert(inner, f"{path}/{name}" if path else name) for name, inner in nest.items()}
+        entry = described.get(path, {})
+        feature = make_feature(nest, entry)
+        if feature is None:
             dtype = np.str_ if nest.dtype == object else nest.dtype
             feature = tfds.features.Tensor(shape=nest.shape, dtype=dtype, encoding=_choose_encoding(nest))
-        if text := description.get("description"):
+        if text := entry.get(DESCRIPTION):
             feature._doc = tfds.features.Documentation(desc=text)
         return feature
 
-    steps = tfds.features.Dataset({name: convert(nest, name) for name, nest in step_spec.items()})
+    steps = tfds.features.Dataset(rename_fields(convert(step_spec, ""), described))
     return tfds.features.FeaturesDict(
         {
+            **{name: convert(nest, f"/{name}") for name, nest in metadata_spec.items()},
             fields.STEPS: steps,
             UNTERMINATED: tfds.features.Tensor(shape=(), dtype=np.bool_),
             SEED: tfds.features.Tensor(shape=(), dtype=np.int64),
@@ -69,18 +82,24 @@ def _choose_encoding(spec: ArraySpec) -> str:
     return "bytes" if spec.dtype == np.float64 or is_empty else "none"
 
 
-def encode_episode(episode: Episode, step_spec: Nest, described: Features) -> bytes:
+def encode_episode(episode: Episode, step_spec: Nest, described: Features, metadata_spec: Nest) -> bytes:
     """Returns an episode with the features of `make_features` as a serialised `tf.train.Example`."""
     features = []
     for (path, column), (_, spec) in zip(episode.columns, leaves(step_spec), strict=True):
         name = "/".join(path)
-        encoding = described.get(name, {}).get("encoding", TEXT)
+        entry = described.get(name, {})
+        encoding = entry.get(ENCODING, TEXT)
+        if CLASSES in entry:
+            require_labels(column, len(entry[CLASSES]), f"{name!r} of episode {episode.index}")
         if encoding == TEXT:
             encoded = _encode_column(column, _choose_encoding(spec))
         else:
             files = encode_images(column, encoding, name)
             encoded = delimited(_BYTES_LIST, b"".join(delimited(1, file) for file in files))
-        features.append(_encode_feature(f"{fields.STEPS}/{name}", encoded))
+        features.append(_encode_feature(f"{fields.STEPS}/{entry.get(NAME, name)}", encoded))
+    for name, array in list_metadata(episode, metadata_spec).items():
+        encoding = _choose_encoding(ArraySpec(array.shape, array.dtype))
+        features.append(_encode_feature(name, _encode_column(array[None], encoding)))
     seed = UNKNOWN_SEED if episode.seed is None else episode.seed
     attributes = {
         UNTERMINATED: episode.unterminated,

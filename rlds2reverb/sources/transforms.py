@@ -14,7 +14,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episodes import Episode, make_metadata_spec
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.ownership import isolate
 from rlds2reverb.spaces import make_array_space
@@ -486,7 +486,8 @@ class DropFields:
     """Drops fields, such as strings, which cannot be stored in a table.
 
     Attributes:
-      paths: paths such as `observation/mission`, or the name of an extra field. Required fields cannot be dropped.
+      paths: paths such as `observation/mission`, the name of an extra field, or the path of a field or a group in the
+        metadata of an episode, such as `episode_metadata/file_path`. Required fields cannot be dropped.
     """
 
     paths: tuple[str, ...]
@@ -497,24 +498,40 @@ class DropFields:
             raise ValueError(f"{required[0]!r} cannot be dropped because every step requires it")
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
-        """Implements `Transform.fit`."""
+        """Implements `Transform.fit`; metadata of the first episode that has steps may be missing in others."""
+        first = next((episode for episode in source.read() if episode.num_steps), None)
+        known = {} if first is None else make_metadata_spec(first)
 
         def apply(episode: Episode) -> Episode:
-            steps = episode.steps
+            steps, metadata = episode.steps, episode.metadata
             for path in self.paths:
-                steps = _drop_field(steps, path.split("/"), path)
-            return replace(episode, steps=steps)
+                keys = path.split("/")
+                is_metadata = _has_field(metadata, keys)
+                if _has_field(steps, keys) or not (is_metadata or _has_field(known, keys)):
+                    steps = _drop_field(steps, keys, path)
+                elif is_metadata:
+                    metadata = _drop_field(metadata, keys, path, may_be_empty=True)
+            return replace(episode, steps=steps, metadata=metadata)
 
         return apply, {"dropped_fields": list(self.paths)}
 
 
-def _drop_field(nest: Nest, keys: list[str], path: str) -> Nest:
+def _has_field(nest: Nest, keys: list[str]) -> bool:
+    for key in keys:
+        if not isinstance(nest, dict) or key not in nest:
+            return False
+        nest = nest[key]
+    return True
+
+
+def _drop_field(nest: Nest, keys: list[str], path: str, *, may_be_empty: bool = False) -> Nest:
     if not isinstance(nest, dict) or keys[0] not in nest:
         raise ValueError(f"there is no field {path!r} to drop; use the path of an existing field")
     rest = {name: inner for name, inner in nest.items() if name != keys[0]}
     if len(keys) > 1:
-        rest[keys[0]] = _drop_field(nest[keys[0]], keys[1:], path)
-    elif not rest:
+        if inner := _drop_field(nest[keys[0]], keys[1:], path, may_be_empty=may_be_empty):
+            rest[keys[0]] = inner
+    elif not rest and not may_be_empty:
         raise ValueError(f"{path!r} cannot be dropped because it is the only field there")
     return rest
 

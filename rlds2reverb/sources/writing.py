@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ from .minari_writer import choose_dataset_id, import_minari, write_minari
 from .rlds_writer import SHARD_BYTES, write_rlds
 from .robomimic_writer import write_robomimic
 from .source import Source
+from .store import OnProgress, build_store, delete_store, open_store
 from .written_episodes import FormatLimits, WrittenEpisodes
 
 Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
@@ -106,7 +107,9 @@ def write_dataset(
     lerobot_version: str | None = None,
     fps: float | None = None,
     video: bool = False,
+    num_workers: int | None = None,
     progress: ProgressCallback = lambda stage, episode: None,
+    on_read: OnProgress = lambda read, total: None,
 ) -> WriteReport:
     """Writes all episodes of a source to a new dataset on disk, from which `load` reads equal episodes.
 
@@ -118,6 +121,8 @@ def write_dataset(
     episode is terminal, truncated or unterminated. Only RLDS stores the action and reward of the last step, which have
     no meaning; they are read back as zeros from the others. A LeRobot dataset has rows for real actions only; the
     report says how many episodes lose a final observation that could be bootstrapped.
+
+    `Episode.metadata` are written in all formats except for D4RL, and must have the same spec in all episodes.
 
     Args:
       source: a `Source`, or anything that `load` opens.
@@ -133,16 +138,27 @@ def write_dataset(
         those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
         everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
-      features: RLDS only: descriptions of fields by their path, such as `observation/image`: an encoding, or a dict of
-        'encoding' and 'description', the text in TFDS's documentation of the field. Encodings are 'png' and 'jpeg'
-        (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for strings, which become `Text`.
-        Images that `load(..., image_decoding=False)` left encoded are stored as they are, without loss.
+      features: RLDS only: descriptions of fields by their path in the source, such as `observation/image`: an encoding,
+        or a dict of any of these:
+
+        - 'encoding': 'png' and 'jpeg' (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for
+          strings, which become `Text`. Images that `load(..., image_decoding=False)` left encoded are stored as they
+          are, without loss;
+        - 'name': path under which the field is written, such as `observation/front`, or `observation/state` for
+          observations in a single array;
+        - 'classes': names of the classes that a field of integers counts from 0, which becomes TFDS's `ClassLabel`, an
+          int64; -1 stands for an unknown class;
+        - 'description': text in TFDS's documentation of the field.
       lerobot_version: LeRobot only: 'v3.0' (the default) or 'v2.1'.
       fps: LeRobot only: rows per second, from which timestamps are made; by default `fps` in the metadata of the
         source, or else 30.
       video: LeRobot only: whether images with three channels become H.264 videos rather than PNG images. Videos are
         lossy; the report states the maximum error of a pixel.
+      num_workers: number of processes that read the source first, into a store beside `path` (`.NAME.steps`); 0 for
+        the calling process. The same call then continues with the episode at which it was interrupted, and the written
+        dataset is the same for any number. None to read and write in one pass, of which nothing is kept.
       progress: function called with 'writing' and each episode.
+      on_read: function called with the number of episodes that were read into the store, and of all, or None.
 
     Returns:
       A report of what was written.
@@ -177,8 +193,12 @@ def write_dataset(
         raise ArgumentError(f"must be a number > 0, got {fps}", about="fps")
     given.pop("recompute_discounts", None)
     path = Path(path).expanduser().absolute()
+    source, steps = load(source), path.with_name(f".{path.name}.steps")
+    if num_workers is not None:
+        require_vacant(path)
+        build_store(source, steps, num_workers=num_workers, on_progress=on_read)
+        source = replace(source, read=open_store(steps, image_decoding=False).read)
     with atomic_output(path) as partial:
-        source = load(source)
         episodes = WrittenEpisodes(
             source,
             limits,
@@ -188,7 +208,9 @@ def write_dataset(
         )
         sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-    warnings = (*episodes.make_warnings(), *sentences)
+        warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
+    if num_workers is not None:
+        delete_store(steps)
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)
 
 

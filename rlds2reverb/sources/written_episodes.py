@@ -56,6 +56,13 @@ class FormatLimits:
             "are not written, so that load() drops the last transition of each truncated episode"
         )
 
+    def describe_lost_metadata(self, source: Source) -> tuple[str, ...]:
+        """Returns a sentence about fields of the episodes for which the format has no place; () if there are none."""
+        names = ["/".join(path) for path, _ in leaves(source.episode_metadata_spec)]
+        if self.has_episodes or not names:
+            return ()
+        return (f"{self.name} has no place for the fields {', '.join(names)} of an episode, which are not written",)
+
 
 class WrittenEpisodes:
     """An iterable over the valid episodes of a source in batches, and their counts.

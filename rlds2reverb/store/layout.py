@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import struct
@@ -237,7 +238,13 @@ def read_attributes(content: bytes) -> dict[str, Any]:
     values["discontinuities"] = tuple(values.get("discontinuities", ()))
     if values.get("timestamps") is not None:
         values["timestamps"] = np.array(values["timestamps"])
-    return values
+    metadata: dict[str, Nest] = {}
+    for (*keys, name), dtype, shape, items in values.pop("metadata", ()):
+        group = functools.reduce(lambda nest, key: nest.setdefault(key, {}), keys, metadata)
+        array = np.empty(len(items), dtype)
+        array[:] = [item.encode("latin-1") for item in items] if array.dtype == object else items
+        group[name] = array.reshape(shape)
+    return {**values, "metadata": metadata}
 
 
 def find_image(column: np.ndarray) -> bytes | None:
@@ -311,10 +318,22 @@ def _encode_attributes(episode: Episode) -> bytes:
     """Returns the attributes of an episode besides its steps and index that differ from their defaults."""
     values = {field.name: getattr(episode, field.name) for field in dataclass_fields(episode)}
     defaults: dict[str, Any] = {field.name: field.default for field in dataclass_fields(episode)}
-    names = [name for name in values if name not in ("steps", "index")]
+    names = [name for name in values if name not in ("steps", "index", "metadata")]
     different = {name: values[name] for name in names if not np.array_equal(values[name], defaults[name])}
     plain = {name: np.asarray(value).tolist() for name, value in different.items()}
+    if episode.metadata:
+        plain["metadata"] = [[path, *_describe_array(array)] for path, array in leaves(episode.metadata)]
     return json.dumps(plain, separators=(",", ":")).encode() if plain else b""
+
+
+def _describe_array(array: np.ndarray) -> tuple[str, list[int], list[Any]]:
+    """Returns the dtype, the shape and the items of an array as plain values; bytes become characters."""
+    items = array.ravel().tolist()
+    return (
+        array.dtype.str,
+        list(array.shape),
+        [item.decode("latin-1") if isinstance(item, bytes) else item for item in items],
+    )
 
 
 def _index(nest: Nest, numbers: Any) -> Any:

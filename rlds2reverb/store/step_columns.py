@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -160,7 +161,7 @@ class StepColumns:
         """Returns the elements of an array at places that count over all parts, `firsts` being those of the parts."""
         arrays = [part[name] for part in self._parts]
         if len(arrays) == 1:
-            return arrays[0].take(places, axis=0)
+            return _take(arrays[0], places)
         result = np.empty((len(places), *arrays[0].shape[1:]), arrays[0].dtype)
         numbers = np.searchsorted(firsts, places, side="right") - 1
         order = np.argsort(numbers, kind="stable")
@@ -168,7 +169,7 @@ class StepColumns:
         for number, array in enumerate(arrays):
             chosen = order[bounds[number] : bounds[number + 1]]
             if len(chosen):
-                result[chosen] = array.take(places[chosen] - firsts[number], axis=0)
+                result[chosen] = _take(array, places[chosen] - firsts[number])
         return result
 
     def _take_frames(self, number: int, rows: np.ndarray) -> np.ndarray:
@@ -189,12 +190,20 @@ class StepColumns:
         return np.cumsum(has_steps) - has_steps
 
     def _take_bytes(self, number: int, rows: np.ndarray) -> list[bytes]:
-        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-        texts = []
-        for row, part in zip((rows - self._first_rows[numbers]).tolist(), numbers.tolist(), strict=True):
-            ends, content = self._parts[part][ends_name(number)], self._parts[part][bytes_name(number)]
-            texts.append(content[ends[row - 1] if row else 0 : ends[row]].tobytes())
-        return texts
+        ends = self._gather(ends_name(number), rows, self._first_rows)
+        starts = self._gather(ends_name(number), np.maximum(rows - 1, 0), self._first_rows)
+        parts = np.searchsorted(self._first_rows, rows, side="right") - 1
+        starts[rows == self._first_rows[parts]] = 0
+        contents = [part[bytes_name(number)] for part in self._parts]
+        for part, content in enumerate(contents):
+            if isinstance(content, np.memmap):
+                wanted = np.unique(starts[parts == part], return_index=True)
+                _read_ahead(content, wanted[0], ends[parts == part][wanted[1]] - wanted[0])
+        views = [content.view(np.ndarray) for content in contents]
+        return [
+            views[part][start:end].tobytes()
+            for part, start, end in zip(parts.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        ]
 
     def _read_attributes(self, index: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._first_episodes, index, side="right")) - 1
@@ -249,6 +258,22 @@ def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
         if file:
             images[place] = decode_image(file)
     return images
+
+
+def _take(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns elements of an array; those of a file that is mapped as `np.memmap` are read in parallel first."""
+    if isinstance(array, np.memmap):
+        size = array.dtype.itemsize * int(np.prod(array.shape[1:]))
+        _read_ahead(array, np.unique(places) * size, size)
+        array = array.view(np.ndarray)
+    return array.take(places, axis=0)
+
+
+def _read_ahead(array: Any, offsets: np.ndarray, sizes: Any) -> None:
+    """Asks the system to read parts of a mapped file, and does not wait for them."""
+    starts = offsets // mmap.PAGESIZE * mmap.PAGESIZE
+    for start, length in zip(starts.tolist(), (offsets + sizes - starts).tolist(), strict=True):
+        array._mmap.madvise(mmap.MADV_WILLNEED, start, length)
 
 
 def _keep_files(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:

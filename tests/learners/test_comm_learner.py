@@ -140,6 +140,13 @@ def test_close_during_the_setup_of_a_task_ends_it(tmp_path, monkeypatch, method)
     assert learner.run(make_small_task(tmp_path)) == 0
 
 
+def test_random_shifts_of_a_task_require_images(tmp_path):
+    learner = RecordingLearner()
+    learner.start()
+    with pytest.raises(ValueError, match=r"random_shift=4 requires an observation that is an image, .* float32 \[2\]"):
+        learner.run(make_small_task(tmp_path, random_shift=4, seed=1))
+
+
 # --- Tasks
 
 

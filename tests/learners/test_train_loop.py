@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from small_agents import MeanAgent, batches
+from small_agents import MeanAgent, batches, transitions
 from tf_agents.agents.tf_agent import LossInfo
 
 from rlds2reverb.learners.divergence import is_check_numerics_error
@@ -26,6 +26,17 @@ def test_call_runs_iterations_and_returns_mean_and_last_metrics(jit_compile):
         assert result.td_errors.shape == (2 * num,) and (result.td_errors >= 0).all()
         assert result.data_wait_secs >= 0
     assert agent.num_traces == 1
+
+
+def test_augmentation_receives_the_number_of_completed_iterations():
+    def replace_rewards(experience, step):
+        reward = tf.fill(tf.shape(experience.next_time_step.reward), tf.cast(step, tf.float32))
+        return experience._replace(next_time_step=experience.next_time_step._replace(reward=reward))
+
+    loop = TrainLoop(MeanAgent(rate=1.0), StreamingDataset(batches(size=2)), augment=replace_rewards)
+    loop.step = 10
+    assert loop(13).metrics["estimate"] == 11 and loop(14).last["estimate"] == 13
+    assert loop.run_on_batch(transitions([0.0, 0.0]), None, ()).last["estimate"] == 14
 
 
 def test_metrics_and_td_errors_are_extracted_from_any_loss_info():

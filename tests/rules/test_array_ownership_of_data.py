@@ -148,7 +148,8 @@ def zero(nest):
 
 def items_in_training(source):
     config = TrainingConfig("bc", env=None, batch_size=2, hyperparameters={"hidden_sizes": (2,)})
-    return sorted(set(np.unique(open_data(source, config).items.columns["reward"])) - {0})
+    items = open_data(source, config).items
+    return sorted(set(np.unique(items.read_items(np.arange(items.num_items))["reward"])) - {0})
 
 
 #: Every way into the project: function that returns the values that were stored.

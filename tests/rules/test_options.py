@@ -28,6 +28,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.sources import Format, Source, register_format
 from rlds2reverb.sources.loading import FORMATS
+from rlds2reverb.sources.store import build_store
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
@@ -62,6 +63,7 @@ VALUES = {
     "image_decoding": False,
     "frame_stack": 2,
     "done": "truncated",
+    "cameras": ["wrist"],
     "data_dir": "elsewhere",
     "download": True,
 }
@@ -87,6 +89,8 @@ def sources(tmp_path_factory, data):
             if name == "dones":
                 file[f"data/demo_{number}/{name}"][...] = [0, 0, 1]
         file["mask/valid"] = np.array([b"demo_1"])
+    encoded = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
+    build_store(encoded, folder / "store", num_workers=0)
     (folder / ".ogbench").mkdir()
     (folder / ".ogbench/data").symlink_to(data / "formats/ogbench")
     tfds = data / "formats/rlds/a4/nested_cameras/1.0.0"
@@ -105,6 +109,7 @@ def sources(tmp_path_factory, data):
         "a robomimic file": folder / "robomimic.hdf5",
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
+        "a store": folder / "store",
         "a LeRobot directory": data / "formats/lerobot/v2.1/c1",
         "a D4RL name": "hopper-medium-v2",
         "a Minari name": "classic/pendulum-dict/dev-v0",
@@ -172,6 +177,10 @@ def test_documentation_lists_the_options_of_each_format():
     assert listed == {file_format.name: file_format.options for file_format in BUILT_IN}
 
 
+#: Names of repeatable options of the command line.
+REPEATABLE = {"extra_fields": "extra_field", "cameras": "camera"}
+
+
 def test_help_lists_the_formats_of_each_option(capsys):
     run(["validate", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
@@ -179,7 +188,7 @@ def test_help_lists_the_formats_of_each_option(capsys):
         titles = ", ".join(
             file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options
         )
-        flag = "--extra-field" if option == "extra_fields" else "--" + option.replace("_", "-")
+        flag = "--" + REPEATABLE.get(option, option).replace("_", "-")
         assert titles and re.search(rf"{flag}( \S+| / --no-\S+)? {titles}[:,]", help_text), (flag, titles)
 
 

@@ -319,7 +319,9 @@ def test_training_statistics_use_the_returns(case):
     assert data.reward_transform.scale == pytest.approx(1000 / (max(returns) - min(returns)))
     assert data.num_episodes == 1  # The best one.
     best = max((row for row in rewards if row), key=sum)
-    assert data.items.columns["reward"][0] == pytest.approx(best[0] * data.reward_transform.scale)
+    assert data.items.read_items(np.zeros(1, np.int64))["reward"][0] == pytest.approx(
+        best[0] * data.reward_transform.scale
+    )
 
 
 # --- a reward or action in a last step is reported everywhere

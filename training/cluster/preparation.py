@@ -18,7 +18,7 @@ from rlds2reverb.sources import Source
 
 from ..collected_pieces import PieceConverter
 from ..config import NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
-from ..data import TrainingData, identify_run
+from ..data import TrainingData, identify_run, make_augmentation
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
 from ..environment import (
     EvaluationEnvironment,
@@ -84,7 +84,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
       Exception: See `Training`.
     """
     _require_options(source, config)
-    source = None if source is None else open_source(source)
+    source = None if source is None else open_source(source, are_images_encoded=config.cache_dir is not None)
     environment = resolve_environment(config.env, source)
     has_environment = environment is not None and environment.make_env is not None
     if config.online_steps and not has_environment:
@@ -94,6 +94,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     evaluator = make_evaluator(config, environment, warnings.append)
     data, evaluator = open_evaluated_data(source, config, evaluator, warnings.append, as_episodes=True)
     with data:
+        make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
         key = environment_key(None if evaluator is None else environment)
         if environment is not None and isinstance(environment.make_env, str):
             # The other processes may not have registered it.
@@ -149,6 +150,8 @@ def _make_task(
         checkpoint_every=config.checkpoint_every,
         keep_checkpoints=config.keep_checkpoints,
         jit_compile=config.jit_compile,
+        random_shift=config.random_shift,
+        seed=config.seed,
         hooks=config.as_dict()["hooks"],
         identity=identify_run(config, data, *environment),
         allow_config_mismatch=config.allow_config_mismatch,

@@ -12,7 +12,7 @@ HOPPER = "d4rl/hopper_medium-v2.hdf5"
 
 
 def test_files_are_those_of_write_dataset(data, tmp_path):
-    options = {"shard_bytes": 120_000}
+    options = {"shard_bytes": 120_000, "features": {"observation": {"name": "observation/state"}}}
     expected = write_dataset(data / HOPPER, tmp_path / "plain/hopper/1.0.0", format="rlds", **options)
     got = prepare_with_beam(
         data / HOPPER, tmp_path / "beam/hopper/1.0.0", beam_options=make_options(slice_bytes=150_000), **options
@@ -20,6 +20,7 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert got.as_dict() == {**expected.as_dict(), "path": got.path}
     assert len(list((tmp_path / "beam/hopper/1.0.0").glob("*.tfrecord*"))) > 3
+    assert list(load(tmp_path / "beam/hopper/1.0.0").step_spec["observation"]) == ["state"]
     assert [path.name for path in (tmp_path / "beam/hopper").iterdir()] == ["1.0.0"]
 
 
@@ -48,3 +49,12 @@ def test_invalid_episodes_are_errors_or_skipped(data, tmp_path):
 def test_path_that_exists_raises(data, tmp_path):
     with pytest.raises(FileExistsError, match="exists already"):
         prepare_with_beam(data / HOPPER, tmp_path)
+
+
+@pytest.mark.slow
+def test_metadata_and_images_are_those_of_write_dataset(data, tmp_path):
+    path, options = data / "formats/rlds/a2/openx_boundary/1.0.0", {"features": {"observation/image": "png"}}
+    write_dataset(path, tmp_path / "plain/arm/1.0.0", format="rlds", **options)
+    prepare_with_beam(path, tmp_path / "beam/arm/1.0.0", beam_options=make_options(slice_bytes=150_000), **options)
+    assert_same_files(tmp_path / "beam", tmp_path / "plain")
+    assert "file_path" in load(tmp_path / "beam/arm/1.0.0").first_episode.metadata["episode_metadata"]

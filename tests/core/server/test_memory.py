@@ -3,10 +3,12 @@
 import pytest
 from reference_impls import episode
 
+from rlds2reverb._system import memory as system_memory
+from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb.errors import InsufficientMemoryError
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.server import memory
-from rlds2reverb.server.memory import estimate_server_bytes, free_memory_bytes, require_memory
+from rlds2reverb.server.memory import estimate_server_bytes, require_memory
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig
@@ -21,10 +23,24 @@ def test_half_cheetah_item_needs_two_kilobytes():
     assert num_bytes / 8000 == pytest.approx(2127, rel=0.1)
 
 
-def test_free_memory_is_plausible_and_limited_by_the_container(monkeypatch):
-    assert 1 << 20 < free_memory_bytes() < 1 << 50
-    monkeypatch.setattr(memory, "_free_cgroup_bytes", lambda: 12_345)
-    assert free_memory_bytes() == 12_345
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "5000", "memory.current": "3000", "memory.stat": "anon 2000\nfile 700"}, 2700),
+        (
+            {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "3000", "memory.stat": "total_cache 700"},
+            2700,
+        ),
+        ({"memory.max": "max", "memory.current": "3000", "memory.stat": "file 700"}, None),
+    ],
+)
+def test_free_memory_is_limited_by_the_control_group(tmp_path, monkeypatch, files, expected):
+    unlimited = free_memory_bytes()
+    assert 1 << 20 < unlimited < 1 << 50
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(system_memory, "_find_groups", lambda: [tmp_path])
+    assert free_memory_bytes() == expected or (expected is None and free_memory_bytes() >= unlimited / 2)
 
 
 def test_too_little_memory_raises_unless_forced(tmp_path, monkeypatch):

@@ -164,6 +164,41 @@ def test_open_column_returns_numbers_or_none(d4rl_file):
 
 
 @pytest.mark.drill("F21")
+def test_read_column_returns_what_open_column_does(d4rl_file, tmp_path):
+    numbers = np.arange(20).reshape(10, 2)
+
+    def write(file):
+        for dtype in ("?", "i1", "<u8", ">f4", "f2", "f8"):
+            file[dtype.strip("<>?") or "bool"] = numbers.astype(dtype)
+        file.create_dataset("chunked", data=numbers, compression="gzip", chunks=(3, 2))
+        file.create_dataset("compact", data=numbers, dcpl=compact)
+        file.create_dataset("empty", data=np.zeros((0, 3)))
+        file["single"] = 3.5
+        file["link"], file["text"], file["null"] = h5py.SoftLink("/f8"), "x", h5py.Empty("f4")
+        file.create_dataset("external", (10,), "f4", external=[(str(tmp_path / "secret"), 0, 40)])
+        file.create_virtual_dataset("virtual", layout)
+
+    (tmp_path / "secret").write_bytes(b"s" * 40)
+    compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    compact.set_layout(h5py.h5d.COMPACT)
+    layout = h5py.VirtualLayout((10,), "f4")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "other.hdf5"), "x", shape=(10,))
+    with h5py.File(d4rl_file(write)) as file:
+        for name in ("bool", "i1", "u8", "f4", "f2", "f8", "chunked", "compact", "empty", "single"):
+            got, expected = hdf5.read_column(file, name), file[name][()]
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape) and (got == expected).all(), name
+        assert hdf5.read_column(file, "missing") is None
+        for name, message in (
+            ("link", "soft link"),
+            ("text", "numbers"),
+            ("null", "null"),
+            ("external", "another file"),
+            ("virtual", "virtual dataset"),
+        ):
+            with pytest.raises(SourceError, match=message):
+                hdf5.read_column(file, name)
+
+
 def test_columns_that_are_a_compression_bomb_in_total_raise(tmp_path):
     with h5py.File(tmp_path / "bomb.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards"):

@@ -13,6 +13,7 @@ import pytest
 from reference_impls import assert_equal_nests, episode as make_reference_episode
 
 from rlds2reverb import load, write_dataset
+from rlds2reverb.cli import run
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import hdf5, lerobot_writer
@@ -320,6 +321,28 @@ def test_missing_pyav_raises_naming_the_extra(samples, monkeypatch):
     assert len(list(load(samples / "v3.0/c3"))) == 7
     with pytest.raises(SourceError, match=r"require PyAV .* run pip install '\.\[lerobot\]'"):
         list(load(samples / "v3.0/c2"))
+
+
+def test_other_cameras_are_not_decoded(samples, monkeypatch, capsys):
+    expected = list(load(samples / "v3.0/c2"))
+    monkeypatch.setitem(sys.modules, "av", None)
+    for cameras in (["wrist"], ["observation.images.wrist"], []):
+        source = load(samples / "v3.0/c2", cameras=cameras)
+        for read, other in zip(source, expected, strict=True):
+            observation = other.steps["observation"]
+            images = {"images": {"wrist": observation["images"]["wrist"]}} if cameras else {}
+            assert_equal_nests(read.steps["observation"], {"state": observation["state"], **images})
+    path = str(samples / "v2.1/c2")
+    assert run(["inspect", path, "--camera", "none"]) == 0
+    assert "images" not in capsys.readouterr().out
+    assert run(["inspect", path, "--camera", "none", "--camera", "wrist"]) == 1
+    assert "'none' cannot be combined with other cameras" in capsys.readouterr().err
+    assert run(["inspect", path, "--camera", "rear"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "c2 must have one camera 'rear', got 0; its cameras are observation.images.front" in error
+    assert error.endswith("(--camera)")
+    with pytest.raises(ValueError, match="cameras=.*does not apply to a robomimic file"):
+        load(samples.parent / "robomimic/d1_low_dim.hdf5", cameras=[])
 
 
 # --- Written datasets

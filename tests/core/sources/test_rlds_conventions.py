@@ -1,5 +1,6 @@
 """RLDS as datasets of robots have it: real actions in the last row, fields that are left out, images, text."""
 
+import dataclasses
 import hashlib
 import json
 import warnings
@@ -8,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 from reference_impls import rlds_dataset
 
 from rlds2reverb import SourceError, TrajectoryWindows, ingest, load, summarize, write_dataset
@@ -190,9 +192,20 @@ def test_boundary_with_values_is_reported_when_requested(tmp_path):
 # --- fields that are left out
 
 
+@pytest.mark.parametrize("rewards", [{"reward": None}, {}])
+@pytest.mark.parametrize("actions", [[1.0, 2.0, 0.0], [1.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+def test_boundaries_without_rewards_are_reported_as_an_assumption(actions, rewards):
+    dataset = rlds_dataset([make_rows(actions, **rewards)])
+    (*_, warning) = load(dataset).warnings
+    assert "assumed to be only a final observation" in warning and warning.endswith("is real (last_step)")
+    for last_step in ("boundary", "transition"):
+        assert not any("final observation" in sentence for sentence in load(dataset, last_step=last_step).warnings)
+    assert not load(rlds_dataset([make_rows(actions, [0, 1, 0])])).warnings
+
+
 def test_missing_flags_follow_from_the_end_of_the_episode():
     rows = make_rows([1.0, 2.0, 0.0], terminal=True, is_first=None, is_last=None)
-    source = load(rlds_dataset([rows]))
+    source = load(rlds_dataset([rows]), last_step="boundary")
     (episode,) = source
     assert episode.steps["is_first"].tolist() == [True, False, False]
     assert episode.steps["is_last"].tolist() == [False, False, True]
@@ -329,6 +342,57 @@ def test_described_features_are_written_as_tfds_has_them(data, tmp_path):
             difference = np.abs(got.steps["observation"][name].astype(int) - expected.steps["observation"][name])
             assert difference.mean() <= largest
         assert hash_column(got.steps["language_instruction"]) == hash_column(expected.steps["language_instruction"])
+
+
+def test_fields_are_renamed_and_integers_become_classes(tmp_path):
+    space = spaces.Dict({"a": spaces.Box(0, 4, (2,)), "b": spaces.Box(-1, 1, (2,))})
+    columns = {
+        "observations": {"a": np.arange(8, dtype=np.float32).reshape(4, 2), "b": np.zeros((4, 2), np.float32)},
+        **{"actions": np.ones((3, 1), np.float32), "rewards": np.ones(3, np.float32), "terminated": True},
+        **{"skill": np.array([2, 0, -1], np.int8), "task": np.array([b"lift"] * 3, object)},
+    }
+    source = dataclasses.replace(load([columns]), observation_space=space)
+    described = {
+        "observation/a": {"name": "observation/b"},
+        "observation/b": {"name": "observation/arm/joints"},
+        "task": {"name": "language_instruction", "encoding": "text"},
+        "skill": {"classes": ["reach", "grasp", "lift it"], "description": "phase"},
+    }
+    write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=described)
+    features, step = read_step(tmp_path / "arm/1.0.0")
+    assert (features["skill"].names, features["skill"].doc.desc) == (["reach", "grasp", "lift it"], "phase")
+    assert step["language_instruction"].numpy() == b"lift"
+    written = load(tmp_path / "arm/1.0.0")
+    (episode,) = written
+    assert (episode.steps["observation"]["b"] == columns["observations"]["a"]).all()
+    assert episode.steps["observation"]["arm"]["joints"].shape == (4, 2)
+    assert episode.steps["skill"].tolist() == [2, 0, -1, 0] and "task" not in episode.steps
+    assert written.step_spec["observation"]["b"].maximum == 4
+    assert written.step_spec["observation"]["arm"]["joints"].minimum == -1
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"skill": {"classes": "reach"}}, "must be a list of names without line breaks, got 'reach'"),
+        ({"skill": {"classes": ["a", "b\n"]}}, "without line breaks"),
+        ({"skill": {"classes": ["a", "a"]}}, "must have different names"),
+        ({"skill": {"classes": ["a", "b"]}}, r"'skill' of episode 0, step 1 must be .* in \[0, 1\].*, got 2; list all"),
+        ({"action": {"classes": ["a"]}}, r"'action' must be one integer per step, .*, got float32 \[1\]"),
+        ({"skill": {"name": "action"}}, "'action' and 'skill' would both be named 'action'"),
+        ({"skill": {"name": "action/skill"}}, "'action' cannot be named 'action', which contains 'action/skill'"),
+        ({"skill": {"name": "reward"}}, "'skill' cannot be named 'reward'"),
+        ({"skill": {"name": "a//b"}}, "names must be paths"),
+        ({"reward": {"name": "next_reward"}}, "reward, discount, .* keep theirs"),
+        ({"observation": {"name": "state"}}, "every step requires 'observation'"),
+        ({"skill": {"name": 3}}, "must be an encoding or a dict of"),
+    ],
+)
+def test_names_and_classes_that_do_not_fit_raise(tmp_path, features, message):
+    columns = {name: np.zeros((3, 1), np.float32) for name in ("observations", "actions")}
+    source = load([{**columns, "rewards": np.zeros(3), "terminated": True, "skill": np.array([0, 2, 1])}])
+    with pytest.raises(ValueError, match=message):
+        write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=features)
 
 
 def test_encoded_images_are_written_without_loss(data, tmp_path):

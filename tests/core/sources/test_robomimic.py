@@ -11,7 +11,7 @@ from reference_impls import assert_equal_nests, episode as make_steps
 
 from rlds2reverb import write_dataset
 from rlds2reverb.errors import SourceError
-from rlds2reverb.sources import load
+from rlds2reverb.sources import load, robomimic
 
 NAMES = ["d1_low_dim", "d2_image_no_next_obs", "d3_done_mode_0", "d3_done_mode_1", "d3_done_mode_2"]
 
@@ -51,6 +51,14 @@ def test_published_file_is_read_as_expected(name):
             elif steps is not None:
                 assert describe_field(steps[: row["rows"]]) == field
     assert_final_observations_are_zeros(source, has_next)
+
+
+def test_large_rewards_are_read_with_each_episode(monkeypatch):
+    path = FORMATS / "robomimic/d1_low_dim.hdf5"
+    expected = list(load(path))
+    monkeypatch.setattr(robomimic, "_MAX_KEPT_BYTES", 0)
+    for read, other in zip(load(path), expected, strict=True):
+        assert (read.steps["reward"] == other.steps["reward"]).all()
 
 
 def assert_final_observations_are_zeros(source, has_next):
@@ -144,6 +152,18 @@ def test_column_that_only_some_demonstrations_have_raises(tmp_path, column):
     path = write_demos(tmp_path / "x.hdf5", [{}, {column: None}])
     with pytest.raises(SourceError, match=f"'data/demo_1/{column}' is missing"):
         load(path)
+
+
+def test_linked_demonstrations_and_observations_raise(tmp_path):
+    for name, linked in (("demo_0", "demo_1"), ("demo_0/obs", "demo_1/obs")):
+        path, other = tmp_path / f"{name[-3:]}.hdf5", tmp_path / f"{name[-3:]}-other.hdf5"
+        for file_path in (path, other):
+            write_demos(file_path, [{}, {}])
+        with h5py.File(path, "r+") as file:
+            del file[f"data/{name}"]
+            file[f"data/{name}"] = h5py.ExternalLink(str(other), f"data/{linked}")
+        with pytest.raises(SourceError, match=f"'data/{name}' is a link to another file"):
+            list(load(path))
 
 
 def test_file_of_states_only_raises(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from properties import mark_slow_except
 from tf_agents.networks import value_network
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
@@ -23,6 +24,12 @@ from rlds2reverb.learners.agents import (
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], "int32", 0, 2)
+#: A stack of two frames with three channels, a stack of four frames with one, and two fields that are not images.
+CAMERA_SPEC = {
+    "cameras": {"front": tf.TensorSpec([8, 10, 6], tf.uint8), "wrist": tf.TensorSpec([36, 36, 4], tf.uint8)},
+    "state": {"v": tf.TensorSpec([2], tf.float32)},
+    "states": tf.TensorSpec([2, 2], tf.uint8),
+}
 IMAGE_SPEC = {"image": tf.TensorSpec([8, 8, 3], tf.uint8), "state": {"v": tf.TensorSpec([2], tf.float32)}}
 
 
@@ -77,6 +84,16 @@ def make_images(size=4, seed=0):
     }
 
 
+def make_camera_columns():
+    rng = np.random.default_rng(0)
+
+    def fill(spec):
+        high = 256 if spec.dtype == tf.uint8 and spec.shape.rank == 3 else 2
+        return rng.integers(0, high, (4, *spec.shape)).astype(spec.dtype.name)
+
+    return tf.nest.map_structure(fill, CAMERA_SPEC)
+
+
 def test_inputs_restore_shapes_and_scale_images():
     inputs = NetworkInputs(IMAGE_SPEC, action_size=2)
     images = make_images()
@@ -129,15 +146,24 @@ def test_copies_of_an_image_network_are_independent_and_targets_track():
     np.testing.assert_allclose(target.trained_variables[0], network.trained_variables[0] - 0.75, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dqn", "bc", pytest.param("cql", marks=pytest.mark.slow)])
-def test_agents_learn_from_images_and_vectors(name):
-    check_agent(make(name, time_step.time_step_spec(IMAGE_SPEC)), make_batch(name, make_images()))
+@pytest.mark.parametrize("name", mark_slow_except(["dqn", "bc", "rebrac"], ALGORITHMS))
+def test_agents_learn_from_several_cameras_and_vectors(name):
+    agent = make(name, time_step.time_step_spec(CAMERA_SPEC))
+    check_agent(agent, make_batch(name, make_camera_columns()))
+    network = agent._actor.network
+    assert [encoder.size for encoder in network._encoders[0]] == [2 * 3 * 64, 64] and len(network._encoders) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["discrete_bc", "iql", "td3_bc", "awac"])
-def test_other_agents_learn_from_images_and_vectors(name):
-    check_agent(make(name, time_step.time_step_spec(IMAGE_SPEC)), make_batch(name, make_images()))
+def test_features_of_each_camera_and_vectors_are_concatenated():
+    """An encoder of one camera alone computes what the network of several cameras does."""
+    columns = make_camera_columns()
+    network = ImageNetwork(NetworkInputs(CAMERA_SPEC), [4], seed=0, name="a")
+    parts = [
+        ImageEncoder(spec.shape, seed=0, name=f"a_encoder_0_{index}")(columns["cameras"][name] / np.float32(255))
+        for index, (name, spec) in enumerate(CAMERA_SPEC["cameras"].items())
+    ]
+    features = tf.concat([*parts, columns["state"]["v"], np.float32(columns["states"]).reshape(4, 4)], 1)
+    np.testing.assert_allclose(network(Observations(CAMERA_SPEC)(columns)), network._mlp(features), atol=1e-5)
 
 
 def check_agent(agent, batch):
@@ -148,7 +174,11 @@ def check_agent(agent, batch):
     assert np.isfinite(info.loss)
     for one, two in zip(before, agent._actor.network.trained_variables, strict=True):
         assert not np.array_equal(one, two)
-    action = agent.policy.action(time_step.restart(batch.time_step.observation, 4)).action
+    is_transition = hasattr(batch, "time_step")
+    observation = (
+        batch.time_step.observation if is_transition else tf.nest.map_structure(lambda x: x[:, 0], batch.observation)
+    )
+    action = agent.policy.action(time_step.restart(observation, 4)).action
     assert np.isfinite(action).all()
 
 

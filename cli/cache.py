@@ -1,0 +1,53 @@
+"""`rlds2reverb cache`: lists, verifies and prunes stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlds2reverb._system.text import format_bytes, format_columns
+from rlds2reverb.sources.store import StoreInfo, delete_store, list_stores
+
+from .output import json_option, print_json
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--verify", is_flag=True, help="Compare all files with their checksums.")
+@click.option("--prune", is_flag=True, help="Delete incomplete and damaged stores that no process is building.")
+@json_option
+def cache(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
+    """List the stores in a directory that was the --cache-dir of runs.
+
+    \b
+    Examples:
+      rlds2reverb cache cache
+      rlds2reverb cache cache --verify --prune
+
+    A store contains the steps of a dataset. Runs with the same --cache-dir build it once and share it. An incomplete
+    one is continued by the next run on its dataset.
+    """
+    stores = list_stores(directory, verify=verify)
+    deleted = [store for store in stores if prune and store.state != "complete" and delete_store(store.path)]
+    if as_json:
+        print_json({"stores": [_to_json(store, store in deleted) for store in stores]})
+        return
+    rows = [
+        (
+            store.path.name,
+            store.dataset,
+            f"{store.episodes:,}",
+            format_bytes(store.bytes),
+            "deleted" if store in deleted else store.state,
+        )
+        for store in stores
+    ]
+    print(
+        format_columns(("store", "dataset", "episodes", "size", "state"), rows) if rows else f"no stores in {directory}"
+    )
+
+
+def _to_json(store: StoreInfo, is_deleted: bool) -> dict[str, Any]:
+    return {**vars(store), "path": str(store.path), "deleted": is_deleted}

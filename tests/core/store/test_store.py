@@ -1,0 +1,279 @@
+"""Stores: what they give back, that interruptions and processes leave no trace, and what is refused."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from reference_impls import assert_equal_nests, episode
+
+from rlds2reverb import CorruptFileError, SourceError, SpecMismatchError, load
+from rlds2reverb._system.sealed_files import save_json
+from rlds2reverb.adders import NStep
+from rlds2reverb.cli import run
+from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.errors import ResourceInUseError
+from rlds2reverb.sources import store
+from rlds2reverb.sources.store import MANIFEST, build_store, find_identity, open_columns, open_store, verify_store
+from rlds2reverb.specs import leaves
+from rlds2reverb.store import step_columns
+from rlds2reverb.store.cuts import Transitions, Windows
+from rlds2reverb.store.item_index import ItemIndex
+from rlds2reverb.store.layout import Layout
+from rlds2reverb.store.step_columns import MemoryColumns
+
+#: Datasets with nested fields, several dtypes, text, images, stacked frames, and attributes of episodes.
+SOURCES = {
+    "D4RL": ("d4rl/hopper_medium-v2.hdf5", {}),
+    "D4RL that drops a row": ("d4rl/invertedpendulum_random-v2.hdf5", {}),
+    "Minari, nested and seeded": ("minari/classic/pendulum-dict/dev-v0", {}),
+    "LeRobot, timestamps": ("formats/lerobot/v2.1/c1", {}),
+    "RLDS, encoded images and text": ("formats/rlds/a4/nested_cameras/1.0.0", {"image_decoding": False}),
+    "Atari, stacked frames": ("formats/atari/replay_logs", {"frame_stack": 4}),
+}
+BUILD = (
+    "import sys; from pathlib import Path; from rlds2reverb import load; from rlds2reverb.sources import store; "
+    "store._MIN_PART_ROWS = 1; store.build_store(load(sys.argv[1]), Path(sys.argv[2]), num_workers=int(sys.argv[3]))"
+)
+
+
+def to_bytes(column):
+    values = [value if isinstance(value, bytes) else value.encode() for value in column.tolist()]
+    return np.array([*values, None], object)[:-1]
+
+
+def assert_same_episodes(got, expected):
+    for one, other in zip(got, expected, strict=True):
+        for (path, column), (expected_path, values) in zip(leaves(one.steps), leaves(other.steps), strict=True):
+            values = to_bytes(values) if values.dtype == object else values
+            assert path == expected_path and column.dtype == values.dtype
+            np.testing.assert_array_equal(column, values)
+        for name in ("unterminated", "dropped_last_transition", "discontinuities", "seed", "unknown_final_observation"):
+            assert getattr(one, name) == getattr(other, name)
+        np.testing.assert_array_equal(one.timestamps, other.timestamps)
+        assert_equal_nests(one.metadata, other.metadata)
+
+
+def hash_files(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def in_memory(episodes):
+    steps = MemoryColumns(Layout.of_steps(episodes[0].steps))
+    for one in episodes:
+        steps.append(EpisodeBatch([one]))
+    return steps.finish()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_store_gives_back_the_episodes(tmp_path, monkeypatch, data, name):
+    path, options = SOURCES[name]
+    source = load(data / path, **options)
+    expected = list(source.read())
+    build_store(source, tmp_path / "store", num_workers=0)
+    stored = load(tmp_path / "store", **{key: value for key, value in options.items() if key == "image_decoding"})
+    assert_same_episodes(stored.read(), expected)
+    assert_same_episodes(stored.read(1, 2), expected[1:2])
+    assert (stored.num_episodes, stored.metadata, stored.env_spec) == (
+        len(expected),
+        {name: value for name, value in source.metadata.items() if not isinstance(value, (list, dict, tuple))},
+        source.env_spec,
+    )
+    monkeypatch.setattr(step_columns, "_PART_BYTES", 20_000)
+    columns = in_memory(expected)
+    assert_same_episodes(columns.read_episodes(image_decoding=False), expected)
+    verify_store(tmp_path / "store")
+    # Rows in any order, from several parts.
+    rows = np.random.default_rng(0).permutation(len(columns))[:200]
+    for (path, got), (_, part) in zip(
+        leaves(columns.take(rows)), leaves(open_columns(tmp_path / "store").take(rows)), strict=True
+    ):
+        np.testing.assert_array_equal(got, part, err_msg=str(path))
+
+
+def test_images_are_decoded_when_they_are_read(tmp_path, data):
+    path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
+    build_store(load(path, image_decoding=False), tmp_path / "store", num_workers=0)
+    assert_same_episodes(load(tmp_path / "store").read(), load(path).read())  # PNG, which is lossless.
+    hidden = next(open_store(tmp_path / "store", with_images=False).read())
+    assert (
+        hidden.steps["observation"]["image"].shape == (101, 48, 48, 3)
+        and not hidden.steps["observation"]["image"].any()
+    )
+    assert hidden.steps["observation"]["state"].any()
+
+
+def test_stacked_frames_are_stored_once(data):
+    single, stacked = (
+        in_memory(list(load(data / "formats/atari/replay_logs", frame_stack=count).read())).num_bytes
+        for count in (1, 4)
+    )
+    assert single < stacked < 1.1 * single
+
+
+def test_files_are_the_same_for_any_number_of_processes(tmp_path, monkeypatch, data):
+    monkeypatch.setattr(store, "_MIN_PART_ROWS", 2_000)
+    source, progress = load(data / "d4rl/hopper_medium-v2.hdf5"), []
+    for workers in (0, 2):
+        path = tmp_path / str(workers)
+        build_store(source, path, num_workers=workers, on_progress=lambda *counts: progress.append(counts))
+        assert progress[-1] == (32, 32)
+    assert hash_files(tmp_path / "0") == hash_files(tmp_path / "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_builds_continue_with_the_same_bytes(tmp_path, monkeypatch, data, workers):
+    monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
+    random, path = np.random.default_rng(workers), data / "d4rl/hopper_medium-v2.hdf5"
+    build_store(load(path), tmp_path / "whole", num_workers=0)
+    num_kills = 0
+    for attempt in range(100):
+        command = [sys.executable, "-c", BUILD, str(path), str(tmp_path / "store"), str(workers)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(random.uniform(0.3, 1.5) if num_kills < 30 else 60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            num_kills += 1
+        if (tmp_path / "store" / MANIFEST).exists() and num_kills < 30:  # Another round.
+            (tmp_path / "store").rename(tmp_path / f"done{attempt}")
+        elif num_kills >= 30:
+            break
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "store" / MANIFEST).exists():
+        assert time.monotonic() < deadline
+        subprocess.run([sys.executable, "-c", BUILD, str(path), str(tmp_path / "store"), str(workers)], check=False)
+    for folder in tmp_path.glob("[sd]*"):
+        assert hash_files(folder) == hash_files(tmp_path / "whole")
+
+
+def test_build_continues_after_the_last_complete_episode(tmp_path, monkeypatch, data):
+    monkeypatch.setattr(store, "_MIN_PART_ROWS", 2_000)
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    build_store(source, tmp_path / "whole", num_workers=0)
+    build_store(source, tmp_path / "store", num_workers=0)
+    manifest = json.loads((tmp_path / "store" / MANIFEST).read_text())
+    plan = {name: manifest[name] for name in ("version", "identity", "layout", "ranges")}
+    # The state of a process that was killed within an episode: some files have bytes without a record.
+    save_json(tmp_path / "store/plan.json", plan)
+    (tmp_path / "store" / MANIFEST).unlink()
+    part = tmp_path / "store/part-0003"
+    (part / "part.json").unlink()
+    (part / "episodes").write_bytes(b"torn")
+    with (part / "rows").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(SourceError, match="is no complete store"):
+        load(tmp_path / "store")
+    build_store(source, tmp_path / "store", num_workers=0)
+    assert hash_files(tmp_path / "store") == hash_files(tmp_path / "whole")
+
+
+def test_other_data_and_damage_are_refused(tmp_path, data):
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    build_store(source, tmp_path / "store", num_workers=0)
+    other = load(data / "d4rl/pendulum_mixed-v2.hdf5")
+    with pytest.raises(SourceError, match="is a store of hopper_medium-v2.hdf5 that does not match pendulum_mixed"):
+        build_store(other, tmp_path / "store")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thesis.pdf").write_text("mine")
+    with pytest.raises(SourceError, match="is neither a store nor empty"):
+        build_store(source, tmp_path / "full")
+    rows = tmp_path / "store/part-0000/rows"
+    content = bytearray(rows.read_bytes())
+    content[5] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(CorruptFileError, match="rows is damaged"):
+        verify_store(tmp_path / "store")
+    rows.write_bytes(content[:-1])
+    with pytest.raises(CorruptFileError, match="rows is missing or truncated"):
+        load(tmp_path / "store")
+
+
+def test_episodes_of_other_fields_are_refused(tmp_path):
+    different = [episode(3, terminal=True), {**episode(3, terminal=True), "extra": np.zeros(4)}]
+    with pytest.raises(SpecMismatchError, match=r"episode 1 has the fields .*step\['extra'\]"):
+        build_store(load(different), tmp_path / "store")
+
+
+def test_errors_of_processes_reach_the_caller(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
+    source = load([episode(3, terminal=True)] * 4)
+    source.kind = "d4rl"
+    read = source.read
+
+    def read_some(first=0, stop=None):
+        if first == 2:
+            raise SourceError("the disk is gone")
+        return read(first, stop)
+
+    source.read, source.count = read_some, lambda: 4
+    with pytest.raises(SourceError, match="the disk is gone"):
+        build_store(source, tmp_path / "store", num_workers=2)
+
+
+def test_one_process_at_a_time_builds_a_store(tmp_path, data):
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+
+    def build_again(stored, total):
+        with pytest.raises(ResourceInUseError, match="is in use by process"):
+            build_store(source, tmp_path / "store", num_workers=0)
+
+    build_store(source, tmp_path / "store", num_workers=0, on_progress=build_again)
+
+
+# --- items
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_transitions_are_those_of_the_adder(data, n):
+    episodes = list(load(data / "d4rl/hopper_medium-v2.hdf5").read())[:8]
+    for one in episodes[::2]:  # Discounts that do not tell where an episode is terminal.
+        one.steps["discount"] = np.ones_like(one.steps["discount"])
+    steps, cut = in_memory(episodes), Transitions(n, 0.97)
+    is_used = np.arange(len(episodes)) % 3 != 1
+    expected = [NStep(n, 0.97)(one).columns for one, used in zip(episodes, is_used, strict=True) if used]
+    index = ItemIndex(steps, cut, is_used)
+    got = cut.read(steps.take, *index.find_rows(np.arange(index.num_items)))
+    assert index.num_items == sum(len(items["reward"]) for items in expected)
+    for name, column in got.items():
+        np.testing.assert_array_equal(column, np.concatenate([items[name] for items in expected]), err_msg=name)
+
+
+def test_windows_lie_within_an_episode(data):
+    episodes = list(load(data / "d4rl/hopper_medium-v2.hdf5").read())[:3]
+    steps, cut = in_memory(episodes), Windows(4, ("action", "is_last"))
+    index = ItemIndex(steps, cut)
+    items = cut.read(steps.take, *index.find_rows(np.arange(index.num_items)))
+    expected = [one.steps["action"][start : start + 4] for one in episodes for start in range(one.num_steps - 3)]
+    np.testing.assert_array_equal(items["action"], expected)
+    assert not items["is_last"][:, :-1].any() and items["is_last"][:, -1].sum() == 3
+
+
+# --- the command
+
+
+def test_command_lists_and_prunes_stores(tmp_path, data, capsys):
+    source = load(data / "d4rl/hopper_medium-v2.hdf5")
+    for name in ("complete", "incomplete"):
+        build_store(source, tmp_path / name, num_workers=0)
+    (tmp_path / "incomplete" / MANIFEST).rename(tmp_path / "incomplete/plan.json")
+    (tmp_path / "notes").mkdir()
+    assert run(["cache", str(tmp_path), "--verify", "--prune"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["store", "complete", "incomplete"]
+    assert lines[1].endswith("complete") and lines[2].endswith("deleted")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["complete", "notes"]
+
+
+def test_identity_depends_on_the_data(data):
+    episodes = [episode(3, terminal=True) for _ in range(3)]
+    before = find_identity(load(episodes))
+    assert find_identity(load(episodes)) == before
+    episodes[0]["reward"][1] += 1
+    assert find_identity(load(episodes)) != before

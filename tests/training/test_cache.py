@@ -1,0 +1,87 @@
+"""Training from a store: the same batches as from memory, whatever the data, and without being asked if needed."""
+
+import csv
+
+import numpy as np
+import pytest
+from reference_impls import assert_equal_nests
+
+from rlds2reverb import load, train
+from rlds2reverb.cli import run
+from rlds2reverb.training import dataset
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.sources import open_data
+
+
+def read_items(data):
+    return data.items.read_items(np.arange(data.items.num_items))
+
+
+@pytest.mark.parametrize(
+    ("path", "algo", "options"),
+    [
+        (
+            "d4rl/hopper_medium-v2.hdf5",
+            "iql",
+            {
+                "n_step": 3,
+                "reward": "iql_locomotion",
+                "clip_actions": True,
+                "action_bounds": (-1, 1),
+                "top_percent": 40,
+            },
+        ),
+        ("d4rl/hopper_medium-v2.hdf5", "rebrac", {"cut_at_terminal": True}),
+        ("rlds/physics_rlds/pendulum_pixels/1.0.0", "bc", {}),
+        ("formats/rlds/a4/nested_cameras/1.0.0", "bc", {}),
+        ("minari/classic/pendulum-dict/dev-v0", "td3_bc", {}),
+    ],
+)
+def test_store_has_the_items_of_memory(tmp_path, data, path, algo, options):
+    got, expected = (
+        open_data(str(data / path), TrainingConfig(algo, cache_dir=folder, **options))
+        for folder in (str(tmp_path), None)
+    )
+    assert_equal_nests(read_items(got), read_items(expected))
+    assert (got.time_step_spec, got.action_spec, got.notes) == (
+        expected.time_step_spec,
+        expected.action_spec,
+        expected.notes,
+    )
+    assert got.returns.tolist() == expected.returns.tolist() and got.num_episodes == expected.num_episodes
+
+
+def test_encoded_images_are_decoded_for_each_batch(data):
+    path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
+    got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))
+    assert got.items._steps.num_bytes < expected.items._steps.num_bytes / 10
+    assert_equal_nests(read_items(got), read_items(expected))
+
+
+def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(dataset, "free_memory_bytes", lambda: 900_000)
+    got = open_data(str(data / "d4rl/hopper_medium-v2.hdf5"), TrainingConfig("iql"))
+    folder = tmp_path / "rlds2reverb"
+    assert got.notes[0] == (
+        f"the steps need about 683.5 kB of memory, of which 900.0 kB are free; they are stored in {folder} (cache_dir)"
+    )
+    assert [path.name.rsplit("-", 1)[0] for path in folder.iterdir()] == ["hopper_medium-v2.hdf5"]
+
+
+def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
+    path, cache = str(data / "d4rl/hopper_medium-v2.hdf5"), tmp_path / "cache"
+    options = {"steps": 20, "env": None, "log_every": 10, "hyperparameters": {"hidden_sizes": (8,)}, "progress": False}
+    train(path, "iql", tmp_path / "memory", **options)
+    train(path, "iql", tmp_path / "first", cache_dir=str(cache), **options)
+    (store,) = cache.iterdir()
+    before = (store / "store.json").stat().st_mtime_ns
+    command = ["train", "--algo", "iql", "--data", path, "--run-dir", str(tmp_path / "second"), "--steps", "20"]
+    settings = ["--env", "none", "--log-every", "10", "--set", "hidden_sizes=(8,)", "--cache-dir", str(cache)]
+    assert run([*command, *settings]) == 0
+    assert [*cache.iterdir()] == [store] and (store / "store.json").stat().st_mtime_ns == before
+    losses = []
+    for name in ("memory", "first", "second"):
+        with (tmp_path / name / "progress.csv").open() as file:
+            losses.append([row["loss"] for row in csv.DictReader(file)])
+    assert len(losses[0]) == 2 and losses[1] == losses[0] and losses[2] == losses[0]
