@@ -81,4 +81,4 @@ class ReadAhead:
         """Starts to read the batches of some iterations: only one as long as the size of a batch is unknown."""
         limit = 1 if self._num_bytes is None else max(1, _MAX_BYTES // max(self._num_bytes, 1))
         count = min(last - first_step, limit, self._max_iterations)
-        return call_in_thread(lambda: self._feed.read(first_step, count))
+        return call_in_thread(lambda: self._feed.read(first_step, count), daemon=True)

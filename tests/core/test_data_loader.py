@@ -62,7 +62,7 @@ def adder_items(adder):
 def finish_reads():
     """Waits for the threads that read batches."""
     for thread in threading.enumerate():
-        if thread.name == "rlds2reverb-read":
+        if thread.name == "rlds2reverb-read" and not thread.daemon:  # The program waits for those at its end, too.
             thread.join(20)
 
 
