@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent import futures
 from typing import Any
 
 import tensorflow as tf
 
+from rlds2reverb._system.threads import call_in_thread
 from rlds2reverb.specs import Nest
 
 from .feeds import Feed
@@ -81,14 +81,4 @@ class ReadAhead:
         """Starts to read the batches of some iterations: only one as long as the size of a batch is unknown."""
         limit = 1 if self._num_bytes is None else max(1, _MAX_BYTES // max(self._num_bytes, 1))
         count = min(last - first_step, limit, self._max_iterations)
-        future: futures.Future[tuple[Nest, Any]] = futures.Future()
-
-        def read() -> None:
-            try:
-                future.set_result(self._feed.read(first_step, count))
-            except BaseException as error:
-                future.set_exception(error)
-
-        # The threads of an executor would delay the end of the program.
-        threading.Thread(target=read, name="rlds2reverb-read", daemon=True).start()
-        return future
+        return call_in_thread(lambda: self._feed.read(first_step, count), daemon=True)

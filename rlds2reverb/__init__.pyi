@@ -1,3 +1,4 @@
+from .data_loader import Batches as Batches, batches as batches
 from .encoding.packing import (
     Packing as Packing,
     find_packing as find_packing,
@@ -65,6 +66,7 @@ from .sources import (
 )
 from .sources.transforms import apply_transforms as apply_transforms
 from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
+from .store.cuts import ActionChunks as ActionChunks, Transitions as Transitions, Windows as Windows
 from .tables import (
     RateLimiter as RateLimiter,
     Selector as Selector,

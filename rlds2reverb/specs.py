@@ -136,7 +136,7 @@ def with_bounds(spec: Any, bounded: Any) -> Any:
 
 
 def _leaf_matches(got: Any, expected: Any) -> bool:
-    if np.dtype(_numpy_dtype(got)) != np.dtype(_numpy_dtype(expected)):
+    if numpy_dtype_of(got) != numpy_dtype_of(expected):
         return False
     got_shape, expected_shape = tuple(got.shape), tuple(expected.shape)
     return len(got_shape) == len(expected_shape) and all(
@@ -144,8 +144,9 @@ def _leaf_matches(got: Any, expected: Any) -> bool:
     )
 
 
-def _numpy_dtype(leaf: Any) -> Any:
-    return getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)
+def numpy_dtype_of(leaf: Any) -> np.dtype:
+    """Returns the NumPy dtype of an array, an `ArraySpec` or a `tf.TensorSpec`."""
+    return np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
 
 
 def require_match(got: Nest, expected: Nest, *, holder: str, advice: str, root: str = "step") -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--platform", "--python
 SLOW_BLOCKS = {
     "README.md-1",
     *(f"adders.md-{number}" for number in (2, 3, 5, 8)),
+    "batches.md-5",
     "environments.md-9",
     "experiments.md-1",
     "experiments.md-3",
@@ -44,7 +46,10 @@ def python_blocks():
         blocks = re.findall(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S)
         for number, (code, output) in enumerate(blocks, 1):
             name = f"{page.name}-{number}"
-            yield pytest.param(code, output, id=name, marks=[pytest.mark.slow] if name in SLOW_BLOCKS else [])
+            marks = [pytest.mark.slow] if name in SLOW_BLOCKS else []
+            if "import torch" in code:
+                marks.append(pytest.mark.skipif(find_spec("torch") is None, reason="requires PyTorch"))
+            yield pytest.param(code, output, id=name, marks=marks)
 
 
 def commands(page):

@@ -25,7 +25,7 @@ PARTS = [
     "entry points",
     "beam",
 ]
-ENTRY_POINTS = {"ingestion", "rlds_to_reverb"}
+ENTRY_POINTS = {"data_loader", "ingestion", "rlds_to_reverb"}
 #: The modules that import dm-reverb: those that run in servers' processes, and the client of TF-Agents' observers.
 REVERB_USERS = {
     "rlds2reverb._internals.reverb_client",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
@@ -26,7 +22,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import Message, ResourceInUseError, SourceError, SpecMismatchError
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut
@@ -34,7 +30,7 @@ from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
-from rlds2reverb.sources.store import build_store, find_identity, open_columns, open_store
+from rlds2reverb.sources.store import cache_store, open_columns, open_store
 from rlds2reverb.sources.transforms import (
     CastFloats,
     Clipping,
@@ -79,7 +75,6 @@ PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
 #: Share of the free memory that a dataset may take.
 _MEMORY_SHARE = 0.7
-_POLL_SECS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,19 +358,13 @@ def store_dataset(source: Source, config: TrainingConfig, texts: list[str]) -> P
       texts: list to which the paths of text in observations are added, which the store does not contain.
 
     Raises:
-      Exception: See `sources.store.build_store`.
+      Exception: See `sources.store.cache_store`.
     """
     texts += _find_texts(source.first_episode.steps[fields.OBSERVATION], fields.OBSERVATION)
     source = _preprocess(source, config.replace(drop_fields=(*config.drop_fields, *texts)))
-    changes = json.dumps([find_identity(source), config.drop_fields, config.cut_at_terminal])
-    digest = xxhash.xxh3_64_hexdigest(changes.encode())
-    path = Path(config.cache_dir or "").expanduser() / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{digest}"
-    while True:
-        try:
-            build_store(source, path)
-            return path
-        except ResourceInUseError:  # Another run on the same data builds it; the lock is released if that run dies.
-            time.sleep(_POLL_SECS)
+    return cache_store(
+        source, config.cache_dir or "", drop_fields=config.drop_fields, cut_at_terminal=config.cut_at_terminal
+    )
 
 
 def _preprocess(source: Source, config: TrainingConfig) -> Source:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rlds2reverb.encoding.packing import find_packing
+from rlds2reverb.encoding.signatures import decode_signature
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
 
@@ -59,6 +60,11 @@ class TableInfo:
         from rlds2reverb._internals.tensorflow import decode_spec
 
         return decode_spec(self.encoded_signature)
+
+    @cached_property
+    def array_signature(self) -> Nest:
+        """The signature as a nest of `NamedSpec`, or None if the table has none; see `decode_signature`."""
+        return None if self.encoded_signature is None else decode_signature(self.encoded_signature)
 
 
 def format_selector(options: Any) -> str:

@@ -10,15 +10,10 @@ import cramjam
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from rlds2reverb.encoding.messages import DATA_TYPES, literal_header
+from rlds2reverb.encoding.messages import literal_header, numpy_dtype
 from rlds2reverb.encoding.protobuf import read_varint
 
 from .messages import TensorShapeProto
-
-#: The number of TensorFlow's type of strings, which Reverb stores as their lengths followed by their bytes.
-_STRING, _BFLOAT16 = 7, 14
-_NUMPY_TYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
-_NUMPY_TYPES[_STRING] = np.dtype(object)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -32,13 +27,9 @@ def read_spec(dtype: int, encoded_shape: bytes) -> tuple[np.dtype, tuple[int, ..
         shape = tuple(int(dim.size) for dim in TensorShapeProto.FromString(encoded_shape).dim)
     except DecodeError as error:
         raise ValueError(f"a tensor has no valid shape ({error})") from None
-    if dtype == _BFLOAT16:
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16), shape
-    if dtype not in _NUMPY_TYPES or not shape or min(shape) < 0:
+    if not shape or min(shape) < 0:
         raise ValueError(f"a tensor has type {dtype} and shape {list(shape)}")
-    return _NUMPY_TYPES[dtype], shape
+    return numpy_dtype(dtype), shape
 
 
 def raw_content(content: bytes, size: int) -> tuple[bytes, int]:

@@ -48,6 +48,9 @@ DATA_TYPES = {
     "uint32": 22,
     "uint64": 23,
 }
+#: The numbers of TensorFlow's strings, which are objects in NumPy, and of bfloat16, which NumPy does not have.
+_STRING, _BFLOAT16 = 7, 14
+_NUMPY_TYPES = {_STRING: np.dtype(object), **{number: np.dtype(name) for name, number in DATA_TYPES.items()}}
 _KEY_WIDTH = 9
 #: The width of keys from other writers, which may be any 64-bit number.
 _ANY_KEY_WIDTH = 10
@@ -62,6 +65,17 @@ def require_dtype(spec: ArraySpec, where: str) -> None:
         raise ValueError(
             f"{where} must be one of {', '.join(DATA_TYPES)}, got {spec.dtype}; cast it, or leave the field out"
         )
+
+
+def numpy_dtype(number: int) -> np.dtype:
+    """Returns the dtype of arrays for a number of TensorFlow's enum `DataType`; raises `ValueError` for others."""
+    if number == _BFLOAT16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    if number not in _NUMPY_TYPES:
+        raise ValueError(f"type {number} of TensorFlow has no dtype in NumPy")
+    return _NUMPY_TYPES[number]
 
 
 @functools.lru_cache(maxsize=4096)

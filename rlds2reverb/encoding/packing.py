@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tree
 
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import ArraySpec, Nest, numpy_dtype_of
+
+from .signatures import decode_signature
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -33,7 +35,7 @@ class Packing:
     """A description of packed items.
 
     Attributes:
-      item_spec: nest of `tf.TensorSpec` of an unpacked item.
+      item_spec: nest of `tf.TensorSpec`, or of `ArraySpec`, of an unpacked item.
       squeeze: whether items are single rows without a time axis.
     """
 
@@ -47,10 +49,10 @@ class Packing:
         return [tuple(leaf.shape) if self.squeeze else tuple(leaf.shape[1:]) for leaf in leaves]
 
     @cached_property
-    def _columns(self) -> list[tuple[int, int, tf.DType, np.dtype, tuple[int, ...]]]:
+    def _columns(self) -> list[tuple[int, int, Any, np.dtype, tuple[int, ...]]]:
         """Each column's first element in a packed row, the one after its last, its dtypes, and the shape of its row."""
-        dtypes = [leaf.dtype for leaf in tree.flatten(self.item_spec)]
-        arrays = [np.dtype(dtype.as_numpy_dtype) for dtype in dtypes]
+        leaves = tree.flatten(self.item_spec)
+        dtypes, arrays = [leaf.dtype for leaf in leaves], [numpy_dtype_of(leaf) for leaf in leaves]
         element_bytes = _packed_dtype(arrays).itemsize
         sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.row_shapes, arrays, strict=True)]
         ends = [end // element_bytes for end in itertools.accumulate(sizes)]
@@ -84,10 +86,7 @@ def packed_signature(packing: Packing) -> tf.TensorSpec:
     from rlds2reverb._internals.tensorflow import encode_spec
 
     leaves = tree.flatten(packing.item_spec)
-    rows = [
-        ArraySpec(shape, np.dtype(leaf.dtype.as_numpy_dtype))
-        for shape, leaf in zip(packing.row_shapes, leaves, strict=True)
-    ]
+    rows = [ArraySpec(shape, numpy_dtype_of(leaf)) for shape, leaf in zip(packing.row_shapes, leaves, strict=True)]
     spec = packed_spec(rows)
     encoded = encode_spec(packing.item_spec)
     kind = "row." if packing.squeeze else "rows."
@@ -99,13 +98,18 @@ def packed_signature(packing: Packing) -> tf.TensorSpec:
 def find_packing(signature: Nest) -> Packing | None:
     """Returns the packing of a table's items, or None if they are not packed.
 
+    Its specs are `ArraySpec`s if those of the signature are, and `tf.TensorSpec`s otherwise.
+
     Raises:
       ValueError: If the signature is that of a packed table, but its description is damaged.
     """
     name = getattr(signature, "name", None) or ""
     if not name.startswith(_PREFIX):
         return None
-    from rlds2reverb._internals.tensorflow import decode_spec
+    if isinstance(signature, ArraySpec):
+        decode_spec = decode_signature
+    else:
+        from rlds2reverb._internals.tensorflow import decode_spec
 
     try:
         kind, encoded = name.removeprefix(_PREFIX).split(".")

@@ -22,6 +22,7 @@ from rlds2reverb.client import Server
 from rlds2reverb.encoding.packing import unpack_arrays
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sample_info import ReplaySample, SampleInfo
+from rlds2reverb.specs import to_tensor_spec
 from rlds2reverb.tables import MAX_PRIORITY
 
 from . import importance
@@ -189,7 +190,7 @@ class SamplePlan:
 
         tables, size = self.tables, self.batch_size
         item_spec = tables.signature if tables.packing is None else tables.packing.item_spec
-        data = tree.map_structure(lambda leaf: tf.TensorSpec((size, *leaf.shape), leaf.dtype), item_spec)
+        data = to_tensor_spec(item_spec, leading=(size,))
         info = {name: tf.TensorSpec((size,), dtype) for name, dtype in INFO_DTYPES.items()}
         mask = () if find_timed_leaf(tables.signature) is None else tf.TensorSpec((size, None), tf.bool)
         weight, server = tf.TensorSpec((size,), tf.float32), tf.TensorSpec((size,), tf.int32)
@@ -341,4 +342,4 @@ def choose_num_blocks(batch_size: int, num_servers: int) -> int:
 def find_timed_leaf(signature: Any) -> int | None:
     """Returns the index of the first leaf whose time axis has a varying length, in the order of `tree.flatten`."""
     leaves = enumerate(tree.flatten(signature))
-    return next((index for index, leaf in leaves if leaf.shape.rank and leaf.shape[0] is None), None)
+    return next((index for index, leaf in leaves if leaf.shape and leaf.shape[0] is None), None)

@@ -15,7 +15,7 @@ from rlds2reverb.client.samples import decode_column
 from rlds2reverb.client.tensors import add_deltas, raw_content, read_spec
 from rlds2reverb.encoding.messages import literal_header
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import ArraySpec, Nest, describe
 
 #: The fields of `SampleInfo` that come from the server, with their dtypes.
 INFO_DTYPES = {
@@ -60,11 +60,9 @@ class BlockDecoder:
     """Decodes the items of a table, and checks that they match its signature."""
 
     def __init__(self, table: str, signature: Nest):
-        """Derives the columns from the signature of the table, a nest of `tf.TensorSpec`."""
+        """Derives the columns from the signature of the table, a nest of `ArraySpec`."""
         self._table = table
-        self._columns = [
-            _Column(index, tuple(leaf.shape), leaf.dtype, table) for index, leaf in enumerate(tree.flatten(signature))
-        ]
+        self._columns = [_Column(index, spec, table) for index, spec in enumerate(tree.flatten(signature))]
 
     @property
     def item_bytes(self) -> int | None:
@@ -135,12 +133,11 @@ class BlockDecoder:
 class _Column:
     """A column of a table: reads its rows from chunks, and assembles them to arrays."""
 
-    def __init__(self, index: int, shape: tuple[int | None, ...], dtype: Any, table: str):
-        self._index, self._shape, self._table = index, shape, table
-        self._tf_dtype, self.dtype = dtype, np.dtype(dtype.as_numpy_dtype)
-        self._number = dtype.as_datatype_enum
-        self._is_fixed = None not in shape
-        self._row_bytes = (self._count_row_bytes(shape[1:]), self._count_row_bytes(shape))
+    def __init__(self, index: int, spec: ArraySpec, table: str):
+        self._index, self._spec, self._table = index, spec, table
+        self._shape, self.dtype = spec.shape, spec.dtype
+        self._is_fixed = None not in spec.shape
+        self._row_bytes = (self._count_row_bytes(spec.shape[1:]), self._count_row_bytes(spec.shape))
         #: The size of an item, which is that of a single row; None if it varies.
         self.item_bytes = self._row_bytes[1]
         #: For items with and without a time axis, the number of rows in a tensor, their size, the header of its content
@@ -194,7 +191,7 @@ class _Column:
         """Checks the rows of a tensor, and returns their number, their size, and what an uncompressed content has."""
         dtype, shape = read_spec(*spec)
         expected = self._shape if squeeze else self._shape[1:]
-        fits = spec[0] == self._number and shape[1:] == expected and (squeeze or len(self._shape) > 0)
+        fits = dtype == self.dtype and shape[1:] == expected and (squeeze or len(self._shape) > 0)
         if not fits:
             axes: tuple[int | None, ...] = () if squeeze else self._shape[:1]
             raise self._make_mismatch(dtype, (*axes, *shape[1:]))
@@ -216,8 +213,8 @@ class _Column:
     def _make_mismatch(self, dtype: np.dtype, shape: Sequence[int | None]) -> SpecMismatchError:
         return SpecMismatchError(
             f"an item of table {self._table!r} does not match the table's signature: column {self._index} must be "
-            f"{self._tf_dtype.name} {_format_shape(self._shape)}, got {dtype.name} {_format_shape(shape)}; find the "
-            "writer that inserted it, and accept trusted writers only"
+            f"{describe(self._spec)}, got {describe(ArraySpec(tuple(shape), dtype))}; find the writer that inserted "
+            "it, and accept trusted writers only"
         )
 
     def join(self, contents: list[Any]) -> np.ndarray | list[np.ndarray]:
@@ -252,7 +249,3 @@ def join_columns(columns: Sequence[np.ndarray | list[np.ndarray]]) -> np.ndarray
     for index, item in enumerate(items):
         joined[(index, *map(slice, item.shape))] = item
     return joined
-
-
-def _format_shape(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"

@@ -20,7 +20,7 @@ class ServerTables:
     Attributes:
       table: name of the tables.
       addresses: addresses of the servers, in order.
-      signature: signature of the tables, the same on all servers.
+      signature: signature of the tables, a nest of `ArraySpec`, the same on all servers.
       packing: packing of the items, or None if they are not packed.
       exponents: priority exponent of each server's sampler; 0 if it has none. Unreachable servers get that of the first
         reachable one.
@@ -63,15 +63,15 @@ class ServerTables:
         first, *rest = tables
         for index in rest:
             _require_same_signature(
-                tables[index].signature, tables[first].signature, table, addresses[index], addresses[first]
+                tables[index].array_signature, tables[first].array_signature, table, addresses[index], addresses[first]
             )
             _require_same_order(tables[index], tables[first], addresses[index], addresses[first])
         samplers = [tables.get(index, tables[first]).sampler_options for index in range(len(addresses))]
         return cls(
             table,
             addresses,
-            tables[first].signature,
-            find_packing(tables[first].signature),
+            tables[first].array_signature,
+            find_packing(tables[first].array_signature),
             tuple(_find_exponent(sampler) for sampler in samplers),
             tables[first].sampler_options.is_deterministic,
             any(_may_run_dry(info) for info in tables.values()),
@@ -102,7 +102,7 @@ def _find_table(infos: dict[str, Any], table: str, address: str, *, several: boo
     server = f"the server at {address}" if several else "the server"
     if table not in infos:
         raise ValueError(f"{server} has no table {table!r}; it has {', '.join(sorted(infos)) or 'none'}")
-    if infos[table].signature is None:
+    if infos[table].encoded_signature is None:
         where = f" of {server}" if several else ""
         raise ValueError(
             f"table {table!r}{where} has no signature; serve it with one, such as ReplayServer(tables, signature)"

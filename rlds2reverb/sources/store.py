@@ -9,9 +9,11 @@ episodes alone, and so do the bytes of the files: not on the number of processes
 from __future__ import annotations
 
 import itertools
+import json
 import mmap
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.file_lock import FileLock
@@ -109,6 +112,29 @@ def _is_complete(path: Path, plan: _Plan) -> bool:
             "now; delete it, or pass a different directory"
         )
     return manifest is not None
+
+
+def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
+    """Builds the store of a dataset in a directory of stores, unless it is there, and returns its own directory.
+
+    Args:
+      source: the dataset.
+      cache_dir: the directory of stores.
+      **changes: how the dataset was changed after it was opened, as JSON values. They and what distinguishes the
+        dataset from others determine the name of the store.
+
+    Raises:
+      Exception: See `build_store`.
+    """
+    identity = json.dumps([find_identity(source), {name: value for name, value in changes.items() if value}])
+    name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
+    path = Path(cache_dir).expanduser() / name
+    while True:
+        try:
+            build_store(source, path)
+            return path
+        except ResourceInUseError:  # Another process builds it; the lock is released if that one dies.
+            time.sleep(_POLL_SECS)
 
 
 @dataclass(frozen=True)
@@ -482,11 +508,17 @@ def _read_array(path: Path, spec: ArraySpec, length: int | None, random_access: 
     return array
 
 
+def open_stored(source: Source) -> StepColumns | None:
+    """Returns the steps of a dataset that is a store, unchanged, for reading in random order; None for others."""
+    episodes = getattr(source.read, "__self__", None)
+    return open_columns(episodes.path, random_access=True) if isinstance(episodes, _StoredEpisodes) else None
+
+
 class _StoredEpisodes:
     """The episodes of a store; pickling it keeps the directory, which the other process opens again."""
 
     def __init__(self, path: Path, image_decoding: bool, with_images: bool):
-        self._path, self._image_decoding, self._with_images = path, image_decoding, with_images
+        self.path, self._image_decoding, self._with_images = path, image_decoding, with_images
         self._columns: StepColumns | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -496,7 +528,7 @@ class _StoredEpisodes:
     def columns(self) -> StepColumns:
         """The steps."""
         if self._columns is None:
-            self._columns = open_columns(self._path)
+            self._columns = open_columns(self.path)
         return self._columns
 
     def count(self) -> int:

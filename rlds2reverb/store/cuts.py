@@ -1,4 +1,4 @@
-"""Items that are cut from stored steps when they are read: n-step transitions, and windows of steps."""
+"""Items that are cut from stored steps when they are read: n-step transitions, windows, chunks of actions."""
 
 from __future__ import annotations
 
@@ -132,6 +132,49 @@ class Windows(Cut):
         places = rows[:, None] + np.arange(self.length)
         steps = take(places.ravel(), self.field_names or fields.STEP_FIELDS)
         return map_structure(lambda column: column.reshape(*places.shape, *column.shape[1:]), steps)
+
+
+@dataclass(frozen=True)
+class ActionChunks(Cut):
+    """The observation of a step with the next actions, as policies predict several actions at once.
+
+    Zhao et al. (2023), "Learning fine-grained bimanual manipulation with low-cost hardware", section 4.
+
+    Item: observation; `action`, `[length, ...]`, from the action of this step on; `mask`, bool `[length]`, False for
+    the zeros after the last action of the episode; and `field_names`. An item starts at each step but the last one,
+    which has no action.
+
+    Attributes:
+      length: number of actions, at least 1.
+      field_names: further fields of the step, such as 'language_instruction'.
+    """
+
+    length: int
+    field_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length)
+        if taken := {fields.ACTION, "mask"}.intersection(self.field_names):
+            raise ValueError(f"field_names must not contain {taken.pop()!r}, which is in each item; leave it out")
+
+    @property
+    def num_unused(self) -> int:
+        """1: the last step."""
+        return 1
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Implements `Cut.read`."""
+        places = rows[:, None] + np.arange(self.length)
+        mask = places < last_rows[:, None]
+        actions = take(np.minimum(places, last_rows[:, None]).ravel(), (fields.ACTION,))[fields.ACTION]
+
+        def pad(column: np.ndarray) -> np.ndarray:
+            column = column.reshape(*places.shape, *column.shape[1:]).copy()
+            column[~mask] = b"" if column.dtype == object else 0
+            return column
+
+        steps = take(rows, (fields.OBSERVATION, *self.field_names))
+        return {**steps, fields.ACTION: map_structure(pad, actions), "mask": mask}
 
 
 def _compose_windows(factors: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

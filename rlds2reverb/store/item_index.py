@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .cuts import Cut
 from .step_columns import StepColumns
+
+_NUM_ROUNDS = 6
 
 
 class ItemIndex:
@@ -49,3 +53,63 @@ def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, nu
     numbers = np.random.Philox(key=seed, counter=first_step * increments).random_raw(count * increments * 4)
     rows = numbers.reshape(count, increments * 4)[:, :batch_size]
     return (rows % np.uint64(num_items)).astype(np.int64)
+
+
+def permute(positions: np.ndarray, num_items: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Returns the items at some positions of an epoch's order, which contains each item once; int64 `[N]`.
+
+    The order is a pseudo-random permutation that depends on `seed` and `epoch` only, and of which any part can be
+    computed alone. It is the generalized Feistel network with cycle walking of Black & Rogaway (2002), "Ciphers with
+    arbitrary finite domains", sections 4 and 5: a number is a pair of digits, to which hashes of each other are added
+    in turn. Pairs that stand for no item are permuted again until they do; there are fewer than `sqrt(num_items)`.
+
+    Args:
+      positions: int64 `[N]`, in [0, `num_items`).
+      num_items: the number of items.
+      seed: random seed, at least 0.
+      epoch: number of the epoch, at least 0.
+    """
+    height = math.isqrt(num_items - 1) + 1
+    width = -(-num_items // height)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(_NUM_ROUNDS, np.uint64)
+    items = positions.astype(np.uint64)
+    outside = np.ones(len(items), bool)
+    while outside.any():
+        high, low = np.divmod(items[outside], np.uint64(width))
+        for number, key in enumerate(keys):
+            if number % 2:
+                low = (low + _hash(high, key)) % np.uint64(width)
+            else:
+                high = (high + _hash(low, key)) % np.uint64(height)
+        items[outside] = high * np.uint64(width) + low
+        outside = items >= num_items
+    return items.astype(np.int64)
+
+
+def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Returns 63-bit hashes, with the mixing function of SplitMix64.
+
+    Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators", figure 17.
+    """
+    values = values ^ key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return (values ^ (values >> np.uint64(31))) >> np.uint64(1)
+
+
+def find_shard(step: int, batch_size: int, num_items: int, *, rank: int, world_size: int) -> np.ndarray:
+    """Returns the positions in an epoch's order that one of several processes reads in a step, int64 `[N]`.
+
+    In each step, the processes read the next `batch_size * world_size` positions, one after the other. The positions
+    that are left for the last step are divided as evenly as possible, and a process gets none if there are too few.
+
+    Args:
+      step: number of the step in its epoch, from 0; it must have an item.
+      batch_size: number of items of a process.
+      num_items: number of items of all processes.
+      rank: number of the process, in [0, `world_size`).
+      world_size: number of processes.
+    """
+    first = step * batch_size * world_size
+    count = min(batch_size * world_size, num_items - first)
+    return np.arange(first + count * rank // world_size, first + count * (rank + 1) // world_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields as dataclass_fields
 from typing import Any
@@ -25,6 +26,11 @@ EPISODE_RECORD = np.dtype([("num_steps", "<i8"), ("digest", "u1", 16), ("attribu
 _MIN_FRAME_BYTES = 2048
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 _ALIGNMENT = 8
+#: Larger images are left to Pillow, which refuses those that would need too much memory.
+_MAX_JPEG_PIXELS = 1 << 24
+#: The markers in a JPEG file (ITU T.81, table B.1) of the frame headers of the usual encodings, and of the segments
+#: that may precede them: tables, restart intervals, application data and comments.
+_JPEG_FRAMES, _JPEG_SEGMENTS = {0xC0, 0xC1, 0xC2}, {0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Layout:
           SpecMismatchError: If the episodes have other fields, dtypes or shapes, or frames that are no stack.
         """
         arrays, num_steps = leaves(batch.steps), batch.num_steps
-        self._require_match(batch)
+        self.require_match(batch)
         total = int(num_steps.sum())
         rows = np.zeros((total, self.row_bytes), np.uint8)
         added: dict[str, np.ndarray] = {ROWS: rows}
@@ -192,7 +198,8 @@ class Layout:
         column = content.view(spec.dtype) if content.shape[1] else np.zeros((len(rows), 0), spec.dtype)
         return column.reshape(len(rows), *spec.shape)
 
-    def _require_match(self, batch: EpisodeBatch) -> None:
+    def require_match(self, batch: EpisodeBatch) -> None:
+        """Raises `SpecMismatchError` if the episodes have other fields, dtypes or shapes."""
         got = [(path, array.dtype, array.shape[1:]) for path, array in leaves(batch.steps)]
         expected = [(column.path, column.spec.dtype, column.spec.shape) for column in self.columns]
         if got == expected:
@@ -250,8 +257,27 @@ def decode_image(content: bytes) -> np.ndarray:
     """Returns the pixels of a JPEG or PNG file, uint8 (or uint16) `[H, W, C]`."""
     from PIL import Image
 
-    pixels = np.asarray(Image.open(io.BytesIO(content)))
+    shape = _find_jpeg_shape(content)
+    if shape is None or shape[0] * shape[1] > _MAX_JPEG_PIXELS:
+        pixels = np.asarray(Image.open(io.BytesIO(content)))
+    else:  # Takes half as long, because Pillow's own reading of the header is slow.
+        mode = "L" if shape[2] == 1 else "RGB"
+        pixels = np.asarray(Image.frombytes(mode, (shape[1], shape[0]), content, "jpeg", mode, ""))
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
+    """Returns `(H, W, C)` of a JPEG file with 8 bits per sample and 1 or 3 channels; None for all other files."""
+    place = 2 if content.startswith(b"\xff\xd8") else len(content)
+    while place + 10 <= len(content) and content[place] == 0xFF:
+        kind, size = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
+        if kind in _JPEG_FRAMES:
+            bits, height, width, channels = struct.unpack_from(">BHHB", content, place + 4)
+            return (height, width, channels) if bits == 8 and channels in (1, 3) and height and width else None
+        if kind not in _JPEG_SEGMENTS or size < 2:
+            return None
+        place += 2 + size
+    return None
 
 
 def blank_images(count: int, pixels: ArraySpec) -> np.ndarray:

@@ -10,6 +10,7 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import load, train
 from rlds2reverb.cli import run
+from rlds2reverb.sources import store
 from rlds2reverb.training import dataset
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
@@ -74,12 +75,12 @@ def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
 def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, data):
     config = TrainingConfig("iql", cache_dir=str(tmp_path))
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
-    opened, build = [], dataset.build_store
+    opened, build = [], store.build_store
 
     def build_slowly(source, path):
         build(source, path, on_progress=lambda *counts: time.sleep(0.2))
 
-    monkeypatch.setattr(dataset, "build_store", build_slowly)
+    monkeypatch.setattr(store, "build_store", build_slowly)
     threads = [threading.Thread(target=lambda: opened.append(open_data(source, config))) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -94,12 +95,12 @@ def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
     options = {"steps": 20, "env": None, "log_every": 10, "hyperparameters": {"hidden_sizes": (8,)}, "progress": False}
     train(path, "iql", tmp_path / "memory", **options)
     train(path, "iql", tmp_path / "first", cache_dir=str(cache), **options)
-    (store,) = cache.iterdir()
-    before = (store / "store.json").stat().st_mtime_ns
+    (built,) = cache.iterdir()
+    before = (built / "store.json").stat().st_mtime_ns
     command = ["train", "--algo", "iql", "--data", path, "--run-dir", str(tmp_path / "second"), "--steps", "20"]
     settings = ["--env", "none", "--log-every", "10", "--set", "hidden_sizes=(8,)", "--cache-dir", str(cache)]
     assert run([*command, *settings]) == 0
-    assert [*cache.iterdir()] == [store] and (store / "store.json").stat().st_mtime_ns == before
+    assert [*cache.iterdir()] == [built] and (built / "store.json").stat().st_mtime_ns == before
     losses = []
     for name in ("memory", "first", "second"):
         with (tmp_path / name / "progress.csv").open() as file:

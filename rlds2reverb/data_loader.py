@@ -1,0 +1,299 @@
+"""Batches of a dataset, a store or the table of a server, for loops in NumPy, PyTorch or JAX, without TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb._arguments import require_count, require_defaults
+from rlds2reverb._system.text import suggest
+from rlds2reverb._system.threads import map_ahead
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.errors import SourceError
+from rlds2reverb.locations import server_address
+from rlds2reverb.sources import load
+from rlds2reverb.sources.source import Source
+from rlds2reverb.sources.store import cache_store, open_columns, open_stored
+from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.item_index import ItemIndex, find_shard, permute, sample_uniformly
+from rlds2reverb.store.layout import Layout
+from rlds2reverb.store.step_columns import Decoder, MemoryColumns, StepColumns
+
+DEFAULT_ITEMS = Transitions()
+
+
+class Batches(Iterable[Any]):
+    """Batches, read from the first one by each iteration; see `batches`.
+
+    Attributes:
+      num_items: number of items of the dataset or store; None for the table of a server.
+      num_batches: number of batches of an iteration; None if it does not end.
+    """
+
+    def __init__(
+        self,
+        open_batches: Callable[[Callable[[Nest], Any]], Iterator[Any]],
+        num_items: int | None = None,
+        num_batches: int | None = None,
+        convert: Callable[[Nest], Any] = lambda batch: batch,
+    ):
+        """
+        Args:
+          open_batches: function that starts an iteration, given the function that converts each batch.
+          num_items: see `Batches`.
+          num_batches: see `Batches`.
+          convert: function that converts a batch of NumPy arrays.
+        """
+        self.num_items, self.num_batches = num_items, num_batches
+        self._open_batches, self._convert = open_batches, convert
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._open_batches(self._convert)
+
+    def __len__(self) -> int:
+        if self.num_batches is None:
+            raise TypeError("these batches do not end; pass epochs to batches(), or stop after a number of steps")
+        return self.num_batches
+
+    def as_torch(self, *, pin_memory: bool = False) -> Batches:
+        """Returns the same batches as tensors, which share the memory of the arrays; text becomes lists of bytes.
+
+        Args:
+          pin_memory: whether to copy the tensors to pinned memory, from which they can be copied to a GPU while it
+            computes (`tensor.to("cuda", non_blocking=True)`).
+
+        Raises:
+          ImportError: If PyTorch is not installed.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(f"as_torch() requires PyTorch ({error}); run pip install torch") from error
+
+        def convert(column: np.ndarray) -> Any:
+            tensor = torch.from_numpy(column)
+            return tensor.contiguous().pin_memory() if pin_memory else tensor
+
+        return self._map_columns(convert)
+
+    def as_jax(self) -> Batches:
+        """Returns the same batches as JAX arrays; text becomes lists of bytes.
+
+        JAX turns 64-bit numbers into 32-bit numbers unless its option jax_enable_x64 is set. The keys of items (uint64)
+        stay NumPy arrays, because they would no longer be those of the items.
+
+        Raises:
+          ImportError: If JAX is not installed.
+        """
+        try:
+            import jax.numpy as jnp
+        except ImportError as error:
+            raise ImportError(f"as_jax() requires JAX ({error}); run pip install jax") from error
+        return self._map_columns(lambda column: column if column.dtype == np.uint64 else jnp.asarray(column))
+
+    def _map_columns(self, convert: Callable[[np.ndarray], Any]) -> Batches:
+        def convert_leaf(column: np.ndarray) -> Any:
+            return column.tolist() if column.dtype.kind == "O" else convert(column)
+
+        return Batches(self._open_batches, self.num_items, self.num_batches, partial(map_structure, convert_leaf))
+
+
+def batches(
+    source: Any,
+    batch_size: int,
+    *,
+    items: Cut = DEFAULT_ITEMS,
+    seed: int = 0,
+    epochs: int | None = None,
+    drop_last: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    first_step: int = 0,
+    prefetch: int = 2,
+    cache_dir: str | Path | None = None,
+    decode: Decoder | None = None,
+    table: str | None = None,
+) -> Batches:
+    """Returns batches of items as dicts of NumPy arrays `[batch_size, ...]`; `as_torch` and `as_jax` convert them.
+
+    TensorFlow is imported only to read RLDS and TFDS, neither for other datasets and stores nor for servers.
+
+    Without `epochs`, items are sampled uniformly with replacement, without end. With `epochs`, each epoch contains each
+    item exactly once, in a permutation of the whole dataset that differs between epochs; no buffer is shuffled. A batch
+    depends only on the dataset, `seed`, its step, `rank` and the sizes. To continue, pass the number of batches that
+    were used as `first_step`.
+
+    In each step, each of `world_size` processes reads the batch of its `rank`. In an epoch, no two of them read the
+    same item, and together they read all items, with the same number of batches each. The last batches of an epoch are
+    smaller if there are too few items for full ones: the remaining items are divided as evenly as possible, and some
+    processes get an empty batch if there are fewer items than processes. With `drop_last`, incomplete batches are left
+    out in all processes; the items that are missing differ between epochs. Use it to train with several processes.
+
+    Servers choose the items themselves, so most options do not apply. Their batches are `ReplaySample`s of `info`
+    (keys, importance weights, ...) and `data`, as `rlds2reverb.sampling.sample` yields them, which has more options.
+
+    Args:
+      source: a dataset (any argument of `load`, or a `Source`), which is read into memory; a store, whose files are
+        mapped into memory; or servers: an address 'HOST:PORT', a `ReplayServer`, and so on (see `sample`).
+      batch_size: number of items per batch of each process, at least 1.
+      items: the kind of the items: `Transitions`, `Windows`, `ActionChunks`, or a custom `Cut`.
+      seed: random seed for sampling and for the order of epochs, in [0, 2^31).
+      epochs: number of epochs, at least 1; None to sample with replacement.
+      drop_last: whether to leave out the incomplete batches at the end of each epoch.
+      rank: number of this process, in [0, `world_size`).
+      world_size: number of processes that share the dataset.
+      first_step: number of batches to skip, over all epochs.
+      prefetch: number of batches that are read ahead, each in a separate thread; 0 to read in the calling thread.
+        For servers, at least 1.
+      cache_dir: directory in which the dataset is stored on first use, and read from files instead of memory;
+        a store is read where it is.
+      decode: function that decodes images `(files, spec of one image) -> [N, H, W, C]`; Pillow if None.
+      table: name of the table of a server; 'replay' if None.
+
+    Raises:
+      ImportError: If the format requires a package that is not installed.
+      InvalidEpisodeError: If an episode that is read into memory is invalid; see `ingest`.
+      ServerUnavailableError: If no server answers.
+      SourceError: If the dataset cannot be read, or has no items.
+      SpecMismatchError: If the episodes differ in their fields, shapes or dtypes.
+      TypeError: If `source` or `items` is of a different type.
+      ValueError: If a number is out of range, an option does not apply, or the dataset has no field that is asked for.
+    """
+    options = _Options(
+        batch_size, items, seed, epochs, drop_last, rank, world_size, first_step, prefetch, cache_dir, decode, table
+    )
+    if _is_server(source):
+        return _open_server(source, options)
+    require_defaults(options, ["table"], "for datasets")
+    reader = _StoredBatches(_open_steps(source, cache_dir), options)
+    return Batches(reader.read_all, reader.index.num_items, reader.num_batches)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options of `batches`."""
+
+    batch_size: int
+    items: Cut = DEFAULT_ITEMS
+    seed: int = 0
+    epochs: int | None = None
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    first_step: int = 0
+    prefetch: int = 2
+    cache_dir: str | Path | None = None
+    decode: Decoder | None = None
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch_size", 1), ("world_size", 1), ("first_step", 0), ("prefetch", 0)):
+            require_count(name, getattr(self, name), low)
+        require_count("seed", self.seed, 0, 2**31 - 1)
+        require_count("rank", self.rank, 0, self.world_size - 1)
+        if self.epochs is None:
+            require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
+        else:
+            require_count("epochs", self.epochs)
+        if not isinstance(self.items, Cut):
+            kinds = "Transitions, Windows, ActionChunks or a custom Cut"
+            raise TypeError(f"items must be of a kind that is cut when it is read ({kinds}), got {self.items!r}")
+
+
+class _StoredBatches:
+    """The batches of steps in memory or in files."""
+
+    def __init__(self, steps: StepColumns, options: _Options):
+        self._steps, self._options = steps, options
+        self._names = sorted({str(column.path[0]) for column in steps.layout.columns})
+        self.index = ItemIndex(steps, options.items)
+        if not self.index.num_items:
+            raise SourceError("there are no items; check whether all episodes are shorter than an item")
+        self._read_items(np.zeros(1, np.int64))  # Raises errors of the options.
+        size = options.batch_size * options.world_size
+        self._steps_per_epoch = self.index.num_items // size if options.drop_last else -(-self.index.num_items // size)
+        if not self._steps_per_epoch:
+            raise SourceError(
+                f"there are {self.index.num_items} items, too few for a batch of {options.batch_size} in "
+                f"{options.world_size} processes; use a smaller batch_size, or drop_last=False"
+            )
+        self.num_batches = None
+        if options.epochs is not None:
+            num_steps = options.epochs * self._steps_per_epoch
+            require_count("first_step", options.first_step, 0, num_steps)
+            self.num_batches = num_steps - options.first_step
+
+    def read_all(self, convert: Callable[[Nest], Any]) -> Iterator[Any]:
+        """Yields all batches, each converted in the thread that reads it."""
+        first = self._options.first_step
+        steps = itertools.count(first) if self.num_batches is None else range(first, first + self.num_batches)
+        return map_ahead(lambda step: convert(self.read(step)), steps, self._options.prefetch)
+
+    def read(self, step: int) -> dict[str, Nest]:
+        """Returns the batch of a step."""
+        return self._read_items(self._choose_items(step))
+
+    def _read_items(self, items: np.ndarray) -> dict[str, Nest]:
+        return self._options.items.read(self._take, *self.index.find_rows(items))
+
+    def _choose_items(self, step: int) -> np.ndarray:
+        options, num_items = self._options, self.index.num_items
+        rank, world_size = options.rank, options.world_size
+        if options.epochs is None:
+            return sample_uniformly(options.seed, step * world_size + rank, 1, options.batch_size, num_items)[0]
+        epoch, step = divmod(step, self._steps_per_epoch)
+        positions = find_shard(step, options.batch_size, num_items, rank=rank, world_size=world_size)
+        return permute(positions, num_items, seed=options.seed, epoch=epoch)
+
+    def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
+        unknown = [name for name in names if name not in self._names]
+        if unknown:
+            similar = suggest(unknown[0], self._names)
+            raise ValueError(f"the dataset has no field {unknown[0]!r}{similar}; it has {', '.join(self._names)}")
+        return self._steps.take(rows, names, decode=self._options.decode)
+
+
+def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:
+    """Returns the steps of a dataset, from a store or in memory."""
+    source = load(source)
+    stored = open_stored(source)
+    if stored is None and cache_dir is not None:
+        return open_columns(cache_store(source, cache_dir), random_access=True)
+    return _read_steps(source) if stored is None else stored
+
+
+def _read_steps(source: Source) -> StepColumns:
+    """Reads a dataset into memory, and validates its episodes as `ingest` does, except for images that stay encoded."""
+    layout = Layout.of_steps(source.first_episode.steps)
+    columns, spec = MemoryColumns(layout), layout.step_spec
+    for batch in batch_episodes(source.read()):
+        if batch.num_steps.any():
+            layout.require_match(batch)
+            hidden = layout.hide_images(batch.steps)
+            checked = batch if hidden is batch.steps else EpisodeBatch.from_columns(hidden, batch.num_steps)
+            checked.require_valid(spec)
+            columns.append(batch)
+    return columns.finish()
+
+
+def _is_server(source: Any) -> bool:
+    if isinstance(source, (list, tuple)) and source:
+        return all(map(_is_server, source))
+    names = ("address", "servers", "server_address", "localhost_client")
+    return server_address(source) is not None or any(hasattr(source, name) for name in names)
+
+
+def _open_server(servers: Any, options: _Options) -> Batches:
+    from rlds2reverb.sampling.batches import SamplePlan
+
+    names = [option.name for option in fields(options) if option.name not in ("batch_size", "prefetch", "table")]
+    require_defaults(options, names, "for servers, which choose the items themselves")
+    plan = SamplePlan(servers, options.table or "replay", options.batch_size, prefetch=options.prefetch)
+    return Batches(lambda convert: map(convert, plan.open()))
