@@ -29,7 +29,7 @@ from bench_data import make_float_episodes, print_machine
 BATCH_SIZE, EPISODE_STEPS, SHUFFLED = 256, 200, 10_000
 CGROUPS = Path("/sys/fs/cgroup")
 #: Memory of a process besides the cache of files: TensorFlow with its code, and some batches.
-BASE_BYTES = 700 << 20
+BASE_BYTES = 400 << 20
 
 
 @contextmanager
