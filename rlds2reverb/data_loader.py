@@ -19,7 +19,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
-from rlds2reverb.sources.store import cache_store, open_columns, open_stored
+from rlds2reverb.sources.store import cache_store, find_store, open_columns
 from rlds2reverb.specs import Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Transitions
 from rlds2reverb.store.item_index import ItemIndex, find_shard, permute, sample_uniformly
@@ -263,10 +263,10 @@ class _StoredBatches:
 def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:
     """Returns the steps of a dataset, from a store or in memory."""
     source = load(source)
-    stored = open_stored(source)
-    if stored is None and cache_dir is not None:
-        return open_columns(cache_store(source, cache_dir), random_access=True)
-    return _read_steps(source) if stored is None else stored
+    path = find_store(source)
+    if path is None and cache_dir is not None:
+        path = cache_store(source, cache_dir)
+    return _read_steps(source) if path is None else open_columns(path, random_access=True)
 
 
 def _read_steps(source: Source) -> StepColumns:

@@ -30,7 +30,7 @@ from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
-from rlds2reverb.sources.store import cache_store, open_columns, open_store
+from rlds2reverb.sources.store import cache_store, find_store, open_columns, open_store
 from rlds2reverb.sources.transforms import (
     CastFloats,
     Clipping,
@@ -285,10 +285,10 @@ def read_dataset(
     builder: _DatasetBuilder | None = None
     texts: list[str] = []
     num_empty, stored = 0, None
-    if config.cache_dir is None:
+    path = find_or_build_store(source, config, texts)
+    if path is None:
         episodes = _drop_texts(_preprocess(source, config), texts)
     else:
-        path = store_dataset(source, config, texts)
         stored, episodes = open_columns(path, random_access=True), open_store(path, with_images=False).read()
     for batch in batch_episodes(_report(episodes, progress)):
         if not batch.num_steps.any():
@@ -315,7 +315,7 @@ def read_dataset(
 
 def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
-    if config.cache_dir is not None:
+    if config.cache_dir is not None or find_store(source) is not None:
         return read_dataset(source, config, action_space=None, progress=lambda stage, episode: None).fingerprint
     fingerprint = Fingerprint()
     for batch in batch_episodes(_drop_texts(_preprocess(source, config), [])):
@@ -347,24 +347,29 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
 
 
-def store_dataset(source: Source, config: TrainingConfig, texts: list[str]) -> Path:
-    """Builds the store of a dataset in `cache_dir`, unless it is there, and returns its directory.
+def find_or_build_store(source: Source, config: TrainingConfig, texts: list[str]) -> Path | None:
+    """Returns the directory of the store that a run reads: the dataset's own, or one in `cache_dir`; None for neither.
 
     The name of the directory contains a digest of the dataset and of what is dropped or cut.
 
     Args:
       source: the dataset.
       config: the options of the run.
-      texts: list to which the paths of text in observations are added, which the store does not contain.
+      texts: list to which the paths of text in observations are added, which a store in `cache_dir` does not contain.
 
     Raises:
       Exception: See `sources.store.cache_store`.
     """
-    texts += _find_texts(source.first_episode.steps[fields.OBSERVATION], fields.OBSERVATION)
+    own = find_store(source)
+    if own is None and config.cache_dir is None:
+        return None
+    found = _find_texts(source.first_episode.steps[fields.OBSERVATION], fields.OBSERVATION)
+    is_changed = bool(found or config.drop_fields or config.cut_at_terminal)
+    if config.cache_dir is None or not (own is None or is_changed):
+        return None if is_changed else own
+    texts += found
     source = _preprocess(source, config.replace(drop_fields=(*config.drop_fields, *texts)))
-    return cache_store(
-        source, config.cache_dir or "", drop_fields=config.drop_fields, cut_at_terminal=config.cut_at_terminal
-    )
+    return cache_store(source, config.cache_dir, drop_fields=config.drop_fields, cut_at_terminal=config.cut_at_terminal)
 
 
 def _preprocess(source: Source, config: TrainingConfig) -> Source:

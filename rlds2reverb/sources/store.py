@@ -508,10 +508,10 @@ def _read_array(path: Path, spec: ArraySpec, length: int | None, random_access: 
     return array
 
 
-def open_stored(source: Source) -> StepColumns | None:
-    """Returns the steps of a dataset that is a store, unchanged, for reading in random order; None for others."""
+def find_store(source: Source) -> Path | None:
+    """Returns the directory of a dataset that is a store, unchanged; None for others."""
     episodes = getattr(source.read, "__self__", None)
-    return open_columns(episodes.path, random_access=True) if isinstance(episodes, _StoredEpisodes) else None
+    return episodes.path if isinstance(episodes, _StoredEpisodes) else None
 
 
 class _StoredEpisodes:

@@ -54,6 +54,16 @@ def test_store_has_the_items_of_memory(tmp_path, data, path, algo, options):
     assert got.returns.tolist() == expected.returns.tolist() and got.num_episodes == expected.num_episodes
 
 
+def test_store_is_read_where_it_is(tmp_path, data):
+    source = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
+    store.build_store(source, tmp_path / "store")
+    got = open_data(str(tmp_path / "store"), TrainingConfig("bc"))
+    assert got.items._steps.layout.columns[5].pixels is not None and len(list(tmp_path.iterdir())) == 1
+    assert_equal_nests(read_items(got), read_items(open_data(source, TrainingConfig("bc"))))
+    changed = TrainingConfig("bc", drop_fields=("observation/image",), cache_dir=str(tmp_path / "cache"))
+    assert [*read_items(open_data(str(tmp_path / "store"), changed))["observation"]] == ["state"]
+
+
 def test_encoded_images_are_decoded_for_each_batch(data):
     path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
     got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))

@@ -1,5 +1,6 @@
 """Stores: what they give back, that interruptions and processes leave no trace, and what is refused."""
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -15,7 +16,7 @@ from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.errors import ResourceInUseError
+from rlds2reverb.errors import ResourceInUseError, StorageFullError
 from rlds2reverb.sources import store
 from rlds2reverb.sources.store import MANIFEST, build_store, find_identity, open_columns, open_store, verify_store
 from rlds2reverb.specs import leaves
@@ -215,6 +216,24 @@ def test_errors_of_processes_reach_the_caller(tmp_path, monkeypatch):
     source.read, source.count = read_some, lambda: 4
     with pytest.raises(SourceError, match="the disk is gone"):
         build_store(source, tmp_path / "store", num_workers=2)
+
+
+def test_build_continues_after_the_disk_was_full(tmp_path, monkeypatch, data):
+    source, write, written = load(data / "d4rl/hopper_medium-v2.hdf5"), store._write_all, []
+
+    def write_some(file, array):
+        written.append(array.nbytes)
+        if sum(written) > 200_000:
+            raise OSError(errno.ENOSPC, "no space")
+        write(file, array)
+
+    monkeypatch.setattr(store, "_write_all", write_some)
+    with pytest.raises(StorageFullError, match="existing data are kept"):
+        build_store(source, tmp_path / "store", num_workers=0)
+    monkeypatch.undo()
+    build_store(source, tmp_path / "store", num_workers=0)
+    build_store(source, tmp_path / "whole", num_workers=0)
+    assert hash_files(tmp_path / "store") == hash_files(tmp_path / "whole")
 
 
 def test_one_process_at_a_time_builds_a_store(tmp_path, data):
