@@ -84,7 +84,8 @@ class LeafMoments:
     @cached_property
     def std(self) -> np.ndarray:
         """The standard deviation of each element, float64; NaN for elements that are not finite in all rows."""
-        return np.sqrt(self._round(self._squares * self._share - (self._sum * self._share) ** 2))
+        variance = self._round(self._squares * self._share - (self._sum * self._share) ** 2)
+        return np.sqrt(np.maximum(variance, 0))  # The squares of numbers below 1e-150 are rounded.
 
     @property
     def _share(self) -> Fraction:

@@ -114,7 +114,7 @@ def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, ad
         if isinstance(adder, NStep):
             more = ("--sampler", "prioritized", "--data", server.address, "--run-dir", tmp_path / "three")
             code, _, err = call(capsys, *options, *more, "--gamma", 0.9)
-            assert code == 1 and "is no power of 0.9; pass the gamma of the conversion" in err
+            assert code == 1 and "is not a power of 0.9; use that of the conversion (--gamma)" in err
             code, _, err = call(capsys, *options, *more, "--algo", "rebrac")
             assert code == 1 and "are transitions, but rebrac learns from trajectories of two steps; convert" in err
     code, _, err = call(capsys, *options, "--data", tmp_path / "table", "--run-dir", tmp_path / "x", "--clip-actions")

@@ -59,6 +59,12 @@ def test_moments_do_not_depend_on_the_parts(rows, data):
     np.testing.assert_array_equal(merged.std, whole.std)
 
 
+def test_deviation_of_numbers_whose_squares_are_rounded_is_not_negative():
+    moments = LeafMoments((1,))
+    moments.add(np.full((3, 1), 3.73e-155))
+    assert moments.mean == 3.73e-155 and moments.std == 0
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_moments_are_rounded_once(dtype):
     rows = np.random.default_rng(0).normal(1000, 1e-2, (5000, 3)).astype(dtype)
