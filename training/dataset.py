@@ -180,13 +180,17 @@ def open_dataset(
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
-    items = StoredItems(dataset.steps, make_cut(common["adder"]), 1, seed=config.seed, is_used=is_used, convert=convert)
+    items = StoredItems(
+        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
+    )
     return ItemData(**common, items=items)
 
 
-def make_cut(adder: NStep | TrajectoryWindows) -> Cut:
-    """Returns the cut that makes the items of an adder from `data.make_adder`."""
-    return TrajectoryCut(adder.length) if isinstance(adder, TrajectoryWindows) else Transitions(adder.n, adder.gamma)
+def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
+    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
+    if isinstance(adder, TrajectoryWindows):
+        return TrajectoryCut(adder.length)
+    return Transitions(adder.n, adder.gamma, reads_next=get_algorithm(algo).learns_from_rewards)
 
 
 def _prepare(

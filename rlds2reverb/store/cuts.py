@@ -52,11 +52,14 @@ class Transitions(Cut):
       n: number of steps, at least 1; fewer at the end of an episode.
       gamma: discount factor of the sums, in [0, 1].
       other_fields: further fields of the first step.
+      reads_next: whether to read the next observations. If not, the observations stand for them, for algorithms that do
+        not use them: images then need not be decoded twice.
     """
 
     n: int = 1
     gamma: float = 0.99
     other_fields: tuple[str, ...] = ()
+    reads_next: bool = True
 
     def __post_init__(self) -> None:
         require_count("n", self.n)
@@ -72,7 +75,7 @@ class Transitions(Cut):
         lengths = np.minimum(self.n, last_rows - rows)
         names = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT, *_ENDS, *self.other_fields)
         first = take(rows, names)
-        last = take(rows + lengths, (fields.OBSERVATION, fields.IS_TERMINAL))
+        last = take(rows + lengths, (*((fields.OBSERVATION,) if self.reads_next else ()), fields.IS_TERMINAL))
         if self.n == 1:
             reward = first[fields.REWARD]
             discount = np.where(last[fields.IS_TERMINAL], np.float32(0), first[fields.DISCOUNT])
@@ -83,7 +86,7 @@ class Transitions(Cut):
             fields.ACTION: first[fields.ACTION],
             fields.REWARD: reward,
             fields.DISCOUNT: discount.astype(np.float32),
-            f"next_{fields.OBSERVATION}": last[fields.OBSERVATION],
+            f"next_{fields.OBSERVATION}": (last if self.reads_next else first)[fields.OBSERVATION],
             **{name: first[name] for name in self.other_fields},
         }
 
