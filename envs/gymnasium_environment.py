@@ -193,10 +193,8 @@ class GymnasiumEnvironment(Environment):
         if self._is_single:
             if observation.shape != self._shape:
                 self._raise_invalid(observation)
-            if self._is_checked:
-                flat = observation if observation.ndim == 1 else observation.ravel()
-                if not math.isfinite(flat.dot(flat)):  # The fastest test, which never warns about overflow.
-                    self._raise_invalid(observation)  # Unless only the sum exceeds the range of float32.
+            if self._is_checked and not math.isfinite(np.vdot(observation, observation)):  # Never warns about overflow.
+                self._raise_invalid(observation)  # Unless only the sum exceeds the range of float32.
         else:
             self._raise_invalid(observation)
         return observation

@@ -154,11 +154,12 @@ class _Plan:
     @classmethod
     def make(cls, source: Source) -> _Plan:
         """Plans the store of a dataset."""
-        identity, layout = find_identity(source), Layout.of_steps(source.first_episode.steps)
-        count = identity["episodes"]
+        identity, first = find_identity(source), source.first_episode
+        layout, count = Layout.of_steps(first.steps), identity["episodes"]
         if count is None:
             return cls(identity, layout, ((0, None),))
-        num_parts = min(_MAX_PARTS, count, -(-(identity["rows"] or sys.maxsize) // _MIN_PART_ROWS))
+        num_rows = identity["rows"] or count * first.num_steps
+        num_parts = min(_MAX_PARTS, count, -(-num_rows // _MIN_PART_ROWS))
         bounds = np.linspace(0, count, num_parts + 1).astype(int).tolist()
         return cls(identity, layout, tuple(itertools.pairwise(bounds)))
 
