@@ -158,8 +158,8 @@ def open_dataset(
         notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
-    step_spec = dataset.steps.layout.step_spec
-    time_step_spec = time_step.time_step_spec(to_tensor_spec(step_spec[fields.OBSERVATION]))
+    observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
+    time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
     is_used = dataset.steps.num_steps > 1
     is_used[is_used] = is_kept
     transform = fit_reward(config, dataset.returns, dataset.name)

@@ -54,6 +54,18 @@ def test_store_has_the_items_of_memory(tmp_path, data, path, algo, options):
     assert got.returns.tolist() == expected.returns.tolist() and got.num_episodes == expected.num_episodes
 
 
+def test_stored_float64_is_cast_when_it_is_read(tmp_path):
+    place = np.arange(4.0)
+    log = {"observations": {"x": place[:, None] / 3, "n": np.arange(4)}, "actions": place[:3, None] / 3}
+    source = load([{**log, "rewards": np.array([1, 2, 3]), "terminated": True}])
+    got, expected = (
+        open_data(source, TrainingConfig("td3", cache_dir=folder, clip_actions=True, action_bounds=(0, 0.5)))
+        for folder in (str(tmp_path), None)
+    )
+    assert got.time_step_spec == expected.time_step_spec and got.identity() == expected.identity()
+    assert_equal_nests(read_items(got), read_items(expected))
+
+
 def test_store_is_read_where_it_is(tmp_path, data):
     source = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
     store.build_store(source, tmp_path / "store")
