@@ -15,8 +15,9 @@ from rlds2reverb.errors import CheckpointError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
+from rlds2reverb.store.item_index import sample_uniformly
 
-from .feeds import Feed, sample_uniformly
+from .feeds import Feed
 
 #: Separates the random numbers used here from those of other parts with the same seed.
 _SALT = 0x43_4F_4C_4C

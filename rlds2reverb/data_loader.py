@@ -14,7 +14,7 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_defaults
 from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
-from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 from rlds2reverb.sources import load
@@ -276,9 +276,7 @@ def _read_steps(source: Source) -> StepColumns:
     for batch in batch_episodes(source.read()):
         if batch.num_steps.any():
             layout.require_match(batch)
-            hidden = layout.hide_images(batch.steps)
-            checked = batch if hidden is batch.steps else EpisodeBatch.from_columns(hidden, batch.num_steps)
-            checked.require_valid(spec)
+            layout.hide_images(batch).require_valid(spec)
             columns.append(batch)
     return columns.finish()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -37,6 +37,13 @@ class EpisodeBatch:
         """
         batch = cls(SplitEpisodes(steps, num_steps))
         vars(batch).update(steps=steps, num_steps=num_steps)  # The values of the cached properties.
+        return batch
+
+    def with_steps(self, steps: dict[str, Nest]) -> EpisodeBatch:
+        """Returns the same episodes with other columns `[R, ...]`, which are not copied."""
+        parts = SplitEpisodes(steps, self.num_steps)
+        batch = EpisodeBatch([replace(one, steps=part.steps) for one, part in zip(self.episodes, parts, strict=True)])
+        vars(batch).update(steps=steps, num_steps=self.num_steps)
         return batch
 
     @cached_property

@@ -463,6 +463,8 @@ class _DatasetBuilder:
 
     def __init__(self, step_spec: Nest, action_spec: ArraySpec, observations: Layout, stored: StepColumns | None):
         self.step_spec, self._observations, self._stored = step_spec, observations, stored
+        #: Whether the fingerprint is made of what is read, rather than that of a store, whose images are not read.
+        self._is_hashed = stored is None or not stored.has_images
         self._steps: MemoryColumns | None = None
         self.returns: list[float] = []
         self.fingerprint = Fingerprint()
@@ -475,7 +477,7 @@ class _DatasetBuilder:
         self._require_valid(raw)
         self.left_out.count_left_out(raw)
         batch = _convert_batch(raw)
-        if self._stored is None or not self._stored.has_images:
+        if self._is_hashed:
             self.fingerprint.update(b"".join(episode_digests(batch)))
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
@@ -491,9 +493,7 @@ class _DatasetBuilder:
 
     def _require_valid(self, raw: EpisodeBatch) -> None:
         """Validates episodes, whose images need not be decoded for that, and adds their observations to the moments."""
-        hidden = self._observations.hide_images({fields.OBSERVATION: raw.steps[fields.OBSERVATION]})
-        if hidden[fields.OBSERVATION] is not raw.steps[fields.OBSERVATION]:
-            raw = EpisodeBatch.from_columns({**raw.steps, **hidden}, raw.num_steps)
+        raw = self._observations.hide_images(raw)
         raw.require_valid(self.step_spec)
         self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
 
@@ -503,12 +503,11 @@ class _DatasetBuilder:
         if stored is None:
             assert self._steps is not None
             stored = self._steps.finish()
-        is_hashed = self._stored is None or not stored.has_images
         return LoadedDataset(
             name,
             stored,
             np.array(self.returns),
-            self.fingerprint.hexdigest() if is_hashed else stored.fingerprint,
+            self.fingerprint.hexdigest() if self._is_hashed else stored.fingerprint,
             self.moments,
             self.actions,
             [

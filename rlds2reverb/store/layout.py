@@ -181,15 +181,20 @@ class Layout:
             records["digest"] = np.frombuffer(b"".join(digests), np.uint8).reshape(len(num_steps), -1)
         return {**added, ATTRIBUTES: np.frombuffer(b"".join(attributes), np.uint8), EPISODES: records}
 
-    def hide_images(self, steps: dict[str, Nest]) -> dict[str, Nest]:
-        """Returns columns `[R, ...]` with views of zeros in place of image files; the same dict without such files."""
+    def hide_images(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """Returns episodes with views of zeros in place of image files; the same ones without such files.
+
+        Args:
+          batch: episodes with the fields of the layout, and possibly others.
+        """
         if all(column.pixels is None for column in self.columns):
-            return steps
+            return batch
+        columns = leaves({name: batch.steps[name] for name in self._structure})
         hidden = {
             number: array if column.pixels is None else blank_images(len(array), column.pixels)
-            for number, ((_, array), column) in enumerate(zip(leaves(steps), self.columns, strict=True))
+            for number, ((_, array), column) in enumerate(zip(columns, self.columns, strict=True))
         }
-        return self.restore(hidden)
+        return batch.with_steps({**batch.steps, **self.restore(hidden)})
 
     def unpack(self, rows: np.ndarray, number: int) -> np.ndarray:
         """Returns a packed column from rows, uint8 `[N, row_bytes]`, as a view where possible."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
 
-from rlds2reverb import load, train
+from rlds2reverb import InvalidEpisodeError, load, train
 from rlds2reverb.cli import run
 from rlds2reverb.sources import store
 from rlds2reverb.training import dataset
@@ -81,6 +81,14 @@ def test_encoded_images_are_decoded_for_each_batch(data):
     got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))
     assert got.items._steps.num_bytes < expected.items._steps.num_bytes / 10
     assert_equal_nests(read_items(got), read_items(expected))
+
+
+def test_invalid_episode_with_encoded_images_is_named(data):
+    episodes = list(load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False).read())
+    steps = {**episodes[5].steps, "reward": np.full(episodes[5].num_steps, np.nan, np.float32)}
+    with pytest.raises(InvalidEpisodeError) as error:
+        open_data([*[one.steps for one in episodes[:5]], steps], TrainingConfig("bc"))
+    assert error.value.problems[0].episode == 5
 
 
 def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
