@@ -41,6 +41,7 @@ def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item], num_
     remaining, pending = iter(items), deque[Future[_Result]]()
     if not num_ahead:
         yield from map(function, remaining)
+        return
     while True:
         for item in islice(remaining, num_ahead + 1 - len(pending)):
             pending.append(call_in_thread(lambda item=item: function(item), daemon=False))  # type: ignore[misc]
