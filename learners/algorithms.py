@@ -63,7 +63,7 @@ class Algorithm:
         return self.factory is not None or self.has_td_errors is not False
 
 
-_ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1, for all three.
+_ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1; the authors of the others use it too.
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -101,6 +101,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             has_td_errors=False,
         ),
         Algorithm(
+            "discrete_bcq",
+            "discrete_bcq:DiscreteBCQAgent",
+            "batch-constrained Q-learning",
+            "Fujimoto et al. 2019, arXiv:1910.01708",
+            "discrete",
+            batch_size=_ATARI_BATCH_SIZE,
+        ),
+        Algorithm(
             "discrete_cql",
             "dqn:DQNAgent",
             "conservative Q-learning on DQN",
@@ -110,6 +118,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in
             # their README for 10 % of the data.
             defaults={"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
+        ),
+        Algorithm(
+            "discrete_iql",
+            "discrete_iql:DiscreteIQLAgent",
+            "implicit Q-learning with discrete actions",
+            "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
+            "discrete",
         ),
         Algorithm(
             "double_dqn",

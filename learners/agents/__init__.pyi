@@ -7,8 +7,14 @@ from .custom_networks import (
     FullyConnected as FullyConnected,
     make_network as make_network,
 )
-from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedyActor as EpsilonGreedyActor
+from .discrete_actors import (
+    CategoricalActor as CategoricalActor,
+    ConstrainedActor as ConstrainedActor,
+    EpsilonGreedyActor as EpsilonGreedyActor,
+)
 from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
+from .discrete_bcq import DiscreteBCQAgent as DiscreteBCQAgent
+from .discrete_iql import DiscreteIQLAgent as DiscreteIQLAgent
 from .dqn import DQNAgent as DQNAgent
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
 from .hyperparameters import Option as Option, Range as Range

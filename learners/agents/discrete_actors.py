@@ -1,5 +1,6 @@
 """Actors for discrete actions."""
 
+import numpy as np
 import tensorflow as tf
 
 from .networks import Network
@@ -19,18 +20,50 @@ class EpsilonGreedyActor(tf.Module):
         self.network = network
         self._epsilon = epsilon
 
+    def values(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns the values of the actions, float32 [B, actions]."""
+        return self.network(observation)
+
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the best actions, int32 [B], from 0."""
-        return tf.argmax(self.network(observation), axis=-1, output_type=tf.int32)
+        return tf.argmax(self.values(observation), axis=-1, output_type=tf.int32)
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns sampled actions, int32 [B], from 0. `seed` is [2] integers."""
-        values = self.network(observation)
+        values = self.values(observation)
         greedy = tf.argmax(values, axis=-1, output_type=tf.int32)
         seeds = tf.random.experimental.stateless_split(seed, 2)
         explores = tf.random.stateless_uniform(tf.shape(greedy), seeds[0]) < self._epsilon
         any_action = tf.random.stateless_uniform(tf.shape(greedy), seeds[1], 0, tf.shape(values)[-1], tf.int32)
         return tf.where(explores, any_action, greedy)
+
+
+class ConstrainedActor(EpsilonGreedyActor):
+    """An actor that takes the action with the highest value among those that are likely in the data.
+
+        pi(s) = argmax Q(s, a) over the actions with G(a|s) > threshold * max_b G(b|s)
+
+    Fujimoto, Conti, Ghavamzadeh & Pineau (2019), "Benchmarking batch deep reinforcement learning algorithms", eq. 6.
+    """
+
+    def __init__(self, network: Network, imitation: Network, *, threshold: float, epsilon: float) -> None:
+        """Sets the networks.
+
+        Args:
+          network: network from observations [B, D] to values [B, actions].
+          imitation: network from observations to the logits of G [B, actions].
+          threshold: minimum probability of an action in relation to the most likely one, in [0, 1).
+          epsilon: probability of a uniformly random action in `sample`.
+        """
+        super().__init__(network, epsilon=epsilon)
+        self.imitation = imitation
+        self._threshold = threshold
+
+    def values(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns the values of the actions, float32 [B, actions]; -inf for unlikely ones."""
+        logits = self.imitation(observation)
+        likelihoods = tf.exp(logits - tf.reduce_max(logits, axis=-1, keepdims=True))
+        return tf.where(likelihoods > self._threshold, self.network(observation), -np.inf)
 
 
 class CategoricalActor(tf.Module):

@@ -93,14 +93,18 @@ class DQNAgent(OfflineAgent):
         self._target_update_rate = target_update_rate
         self._double = double
         self._conservative_weight = conservative_weight
-        actor = EpsilonGreedyActor(self._critic, epsilon=exploration_epsilon)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        super().__init__(
+            time_step_spec, action_spec, observations, actions, self._make_actor(exploration_epsilon), seed=seed
+        )
+
+    def _make_actor(self, epsilon: float) -> EpsilonGreedyActor:
+        return EpsilonGreedyActor(self._critic, epsilon=epsilon)
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
-        """Returns 'q', Q(s, a), and 'v', the maximum of Q(s, .), float32 [B]; see `OfflineAgent.estimate_values`."""
-        values = self._critic(self._observations(observation))
-        q = tf.gather(values, self._unit_action(action), batch_dims=1)
-        return {"q": q, "v": tf.reduce_max(values, axis=-1)}
+        """Returns 'q', Q(s, a), and 'v', Q of the greedy action, float32 [B]; see `OfflineAgent.estimate_values`."""
+        inputs = self._observations(observation)
+        q = tf.gather(self._critic(inputs), self._unit_action(action), batch_dims=1)
+        return {"q": q, "v": tf.reduce_max(self._actor.values(inputs), axis=-1)}
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
@@ -120,8 +124,8 @@ class DQNAgent(OfflineAgent):
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""
         values = self._target_critic(batch.next_observation)
-        selection_values = self._critic(batch.next_observation) if self._double else values
-        value = tf.gather(values, tf.argmax(selection_values, axis=-1), batch_dims=1)
+        next_action = self._actor.mode(batch.next_observation) if self._double else tf.argmax(values, axis=-1)
+        value = tf.gather(values, next_action, batch_dims=1)
         return batch.reward + self._discount * batch.discount * value
 
     def critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -109,9 +109,9 @@ class IQLAgent(OfflineAgent):
         self._target_critic = self._critic.copy()
         self._value = network("value", value_network, 1)
         actor_variables = [*actor.network.trained_variables, actor.log_std]
-        self._actor_optimizer = Adam(actor_variables, actor_learning_rate, decay_steps=num_updates)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
-        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
+        self._create_optimizers(
+            actor_variables, actor_learning_rate, critic_learning_rate, value_learning_rate, num_updates
+        )
         self._discount = discount
         self._target_update_rate = target_update_rate
         self._expectile = expectile
@@ -119,8 +119,16 @@ class IQLAgent(OfflineAgent):
         self._max_weight = max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
+    def _create_optimizers(
+        self, actor_variables: list[tf.Variable], actor: float, critic: float, value: float, num_updates: int | None
+    ) -> None:
+        """Creates the optimisers of the actor, of the critics and of V, given their learning rates."""
+        self._actor_optimizer = Adam(actor_variables, actor, decay_steps=num_updates)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic)
+        self._value_optimizer = Adam(self._value.trained_variables, value)
+
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        q = tf.reduce_min(critic_values(self._target_critic, batch.observation, batch.action), axis=0)
+        q = tf.reduce_min(self._action_values(self._target_critic, batch.observation, batch.action), axis=0)
         with tf.GradientTape() as tape:
             value_loss = self.value_loss(batch, q)
         self._value_optimizer.minimize(value_loss, tape)
@@ -153,7 +161,7 @@ class IQLAgent(OfflineAgent):
 
     def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss of both critics, float32 [], and Q - targets, float32 [2, B]."""
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        td = self._action_values(self._critic, batch.observation, batch.action) - targets
         return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
     def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:

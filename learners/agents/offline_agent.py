@@ -6,7 +6,7 @@ import tensorflow as tf
 from tf_agents.agents import data_converter, tf_agent
 from tf_agents.trajectories import time_step, trajectory
 
-from .networks import critic_values
+from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
@@ -123,8 +123,12 @@ class OfflineAgent(tf_agent.TFAgent):
         if self._critic is None:
             return {}
         inputs = self._observations(observation)
-        q = tf.reduce_min(critic_values(self._critic, inputs, self._unit_action(action)), axis=0)
+        q = tf.reduce_min(self._action_values(self._critic, inputs, self._unit_action(action)), axis=0)
         return {"q": q} | ({} if self._value is None else {"v": critic_values(self._value, inputs)})
+
+    def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """Returns each critic's Q(s, a), float32 [copies, B], in the networks' units."""
+        return critic_values(critic, observation, action)
 
     def batch(self, experience: Any, weights: Any = None) -> TransitionBatch:
         """Converts experience to the networks' units.

@@ -59,7 +59,9 @@ def test_unsupported_continuous_action_specs_raise():
         BoundedActions(infinite)
     with pytest.raises(ValueError, match=r"action spec must be a BoundedTensorSpec .*, got TensorSpec"):
         BoundedActions(tf.TensorSpec([2], tf.float32))
-    discrete = r"an algorithm for discrete actions \(discrete_bc, discrete_cql, double_dqn, dqn\)"
+    discrete = (
+        r"an algorithm for discrete actions \(discrete_bc, discrete_bcq, discrete_cql, discrete_iql, double_dqn, dqn\)"
+    )
     with pytest.raises(ValueError, match=rf"actions must be floats of shape \[A\], got int32 \[\]; use {discrete}"):
         BoundedActions(bounded_spec(0, 3, (), tf.int32))
     with pytest.raises(ValueError, match=r"actions must be floats of shape \[A\], got float32 \[2, 2\]; reshape them"):
