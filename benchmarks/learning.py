@@ -53,6 +53,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rebrac": {"algo": "rebrac"},
     "cql": {"algo": "cql"},
     "awac": {"algo": "awac"},
+    "sac_n": {"algo": "sac_n"},
+    "edac": {"algo": "edac"},
 }
 
 

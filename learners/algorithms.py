@@ -129,6 +129,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             batch_size=_ATARI_BATCH_SIZE,
         ),
         Algorithm(
+            "edac",
+            "sac:SACAgent",
+            "ensemble-diversified actor-critic",
+            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
+            "continuous",
+            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
+        ),
+        Algorithm(
             "iql",
             "iql:IQLAgent",
             "implicit Q-learning",
@@ -150,6 +158,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "soft actor-critic",
             "Haarnoja et al. 2018b, arXiv:1812.05905",
             "continuous",
+        ),
+        Algorithm(
+            "sac_n",
+            "sac:SACAgent",
+            "soft actor-critic with N critics",
+            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
+            "continuous",
+            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
         Algorithm(
             "td3",
