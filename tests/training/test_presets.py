@@ -55,5 +55,5 @@ def test_ensembles_of_hopper_match_the_paper():
 def test_unknown_preset_raises_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"unknown preset 'iql-antmase'; did you mean 'iql-antmaze'\?"):
         get_preset("iql-antmase")
-    with pytest.raises(ValueError, match=r"unknown preset 'x'; use one of cql-antmaze, "):
+    with pytest.raises(ValueError, match=r"unknown preset 'x'; use one of cal_ql-antmaze, "):
         get_preset("x")
