@@ -10,8 +10,9 @@ from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step as ts
 
-from rlds2reverb import Training, TrainingConfig, ingest
+from rlds2reverb import Training, TrainingConfig, ingest, register_agent
 from rlds2reverb.adders import NStep
+from rlds2reverb.learners.agents import CQLAgent
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
 from rlds2reverb.training.sources import open_data
@@ -37,6 +38,12 @@ def make_episode(rewards, *, terminal):
 
 
 EPISODES = [make_episode([1, 2, 4], terminal=True), make_episode([8, 16], terminal=False)]
+
+
+class NumberedCQLAgent(CQLAgent):
+    """An agent of the user's own."""
+
+
 #: The returns of the scaled rewards with a discount factor of 1/2, by reward.
 RETURNS = {1: 30, 2: 40, 4: 40, 8: 160, 16: 160}
 
@@ -75,6 +82,17 @@ def read_returns(data, config):
 def test_transitions_of_a_dataset_contain_returns_of_the_transformed_rewards(options):
     config = CONFIG.replace(**options)
     assert read_returns(open_data(EPISODES, config), config) == RETURNS
+
+
+def test_custom_agents_ask_for_step_info():
+    with pytest.raises(ValueError, match="step_info must be one of 'return_to_go', 'time_step', got 'value'"):
+        register_agent("numbered_cql", NumberedCQLAgent, step_info=["value"])
+    register_agent("numbered_cql", NumberedCQLAgent, step_info=["time_step"])
+    with open_data(EPISODES, CONFIG.replace(algo="numbered_cql")).open_batches(CONFIG) as batches:
+        transition = next(read_transitions(batches.feed))
+    times = {1: 0, 2: 1, 4: 2, 8: 0, 16: 1}
+    rewards = transition.time_step.observation.numpy()[:, 0]
+    assert transition.action_step.info["time_step"].numpy().tolist() == [times[reward] for reward in rewards]
 
 
 def test_other_algorithms_receive_no_step_info():
