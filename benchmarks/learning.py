@@ -52,7 +52,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "td3_bc": {"algo": "td3_bc"},
     "rebrac": {"algo": "rebrac"},
     "cql": {"algo": "cql"},
+    "cal_ql": {"algo": "cal_ql"},
     "awac": {"algo": "awac"},
+    "sac_n": {"algo": "sac_n"},
+    "edac": {"algo": "edac"},
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -15,6 +15,9 @@ from .references import describe_reference, is_reference, resolve_reference
 
 #: Items per batch of an agent that declares no other number.
 _BATCH_SIZE = 256
+
+#: Numbers that an algorithm may learn from in addition to the fields of RLDS; see `Algorithm.step_info`.
+STEP_INFO = ("return_to_go", "time_step")
 
 #: Hyperparameters that a training run determines, and the options of the run that they are taken from.
 RUN_HYPERPARAMETERS = {"discount": "gamma", "gamma": "gamma", "num_updates": "steps", "seed": "seed"}
@@ -36,6 +39,8 @@ class Algorithm:
       batch_size: published number of items per batch.
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether the published results use normalised observations.
+      step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
+        transitions: 'return_to_go', the discounted return from the step on, and 'time_step', the step's number.
       defaults: hyperparameters whose defaults differ from those of the class.
       factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
     """
@@ -49,6 +54,7 @@ class Algorithm:
     batch_size: int = _BATCH_SIZE
     has_td_errors: bool | None = True
     normalizes_observations: bool = False
+    step_info: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     factory: Callable[..., Any] | None = field(default=None, repr=False)
 
@@ -84,6 +90,16 @@ ALGORITHMS: dict[str, Algorithm] = {
             "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
             "continuous",
             has_td_errors=False,
+        ),
+        Algorithm(
+            "cal_ql",
+            "cql:CQLAgent",
+            "calibrated Q-learning",
+            "Nakamoto et al. 2023, arXiv:2303.05479",
+            "continuous",
+            step_info=("return_to_go",),
+            # The script of the authors' code, JaxCQL/conservative_sac_main.py.
+            defaults={"is_calibrated": True, "hidden_sizes": (256, 256), "max_q_backup": True},
         ),
         Algorithm(
             "cql",
@@ -144,6 +160,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             batch_size=_ATARI_BATCH_SIZE,
         ),
         Algorithm(
+            "edac",
+            "sac:SACAgent",
+            "ensemble-diversified actor-critic",
+            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
+            "continuous",
+            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
+        ),
+        Algorithm(
             "iql",
             "iql:IQLAgent",
             "implicit Q-learning",
@@ -165,6 +189,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "soft actor-critic",
             "Haarnoja et al. 2018b, arXiv:1812.05905",
             "continuous",
+        ),
+        Algorithm(
+            "sac_n",
+            "sac:SACAgent",
+            "soft actor-critic with N critics",
+            "An, Moon, Kim & Song 2021, arXiv:2110.01548",
+            "continuous",
+            defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
         Algorithm(
             "td3",
@@ -204,6 +236,7 @@ def register_agent(
     batch_size: int = _BATCH_SIZE,
     has_td_errors: bool | None = None,
     normalizes_observations: bool = False,
+    step_info: Sequence[str] = (),
     summary: str = "",
 ) -> None:
     """Registers a custom agent, so that `train` accepts its name in this process.
@@ -228,6 +261,8 @@ def register_agent(
       has_td_errors: whether the agent returns `td_error` [B] in `LossInfo.extra`, which prioritized sampling requires;
         None to find out when it is required.
       normalizes_observations: whether observations are normalised by default.
+      step_info: numbers that the agent receives as the policy info of transitions, 'return_to_go' or 'time_step'; see
+        `Algorithm`.
       summary: full name, for `rlds2reverb agents`.
 
     Raises:
@@ -239,8 +274,11 @@ def register_agent(
     require_count("batch_size", batch_size)
     require_one_of("actions", actions or "continuous", ("continuous", "discrete"))
     require_one_of("items", items or "transitions", ("transitions", "trajectories"))
+    for number in step_info:
+        require_one_of("step_info", number, STEP_INFO)
     options: dict[str, Any] = {"actions": actions, "items": items, "has_td_errors": has_td_errors}
     options |= {"batch_size": batch_size, "normalizes_observations": normalizes_observations, "summary": summary}
+    options |= {"step_info": tuple(step_info)}
     set_options = {option: value for option, value in options.items() if value is not None}
     algorithm = replace(_describe_own(name, agent), **set_options)
     registered = list_algorithms().get(name)

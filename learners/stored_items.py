@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class StoredItems(Feed):
         seed: int = 0,
         is_used: np.ndarray | None = None,
         convert: Callable[[dict[str, Nest]], dict[str, Nest]] = lambda steps: steps,
+        added: Mapping[str, Nest] = MappingProxyType({}),
     ):
         """Reads one item, for the spec of the batches.
 
@@ -73,6 +75,7 @@ class StoredItems(Feed):
           seed: random seed for sampling, in [0, 2^31).
           is_used: bool `[E]`, the episodes to sample from; None for all.
           convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
+          added: further fields that a cut can read, nests of arrays `[R, ...]` with a row for each step.
 
         Raises:
           SourceError: If there are no items.
@@ -80,7 +83,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self._steps, self._cut, self._convert = steps, cut, convert
+        self._steps, self._cut, self._convert, self._added = steps, cut, convert, added
         self._index = ItemIndex(steps, cut, is_used)
         self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
         if not self.num_items:
@@ -130,7 +133,10 @@ class StoredItems(Feed):
         return self._cut.read(self._take, rows, last_rows)
 
     def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
-        return self._convert(self._steps.take(rows, names, decode=decode_images))
+        stored = [name for name in names if name not in self._added]
+        taken = self._convert(self._steps.take(rows, stored, decode=decode_images))
+        added = {name: self._added[name] for name in names if name in self._added}
+        return taken | map_structure(lambda column: column[rows], added)
 
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:

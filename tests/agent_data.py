@@ -23,17 +23,19 @@ def make_columns(size, seed=0):
         "discount": discount.astype(np.float32),
         "next_observation": rng.normal(size=(size, OBSERVATION)).astype(np.float32),
         "next_action": rng.uniform([-2, 0], [2, 1], size=(size, ACTION)).astype(np.float32),
+        "return_to_go": rng.normal(size=size).astype(np.float32),
     }
 
 
 def to_transition(data):
-    """Converts columns to TF-Agents' Transition [B, ...]."""
+    """Converts columns to TF-Agents' Transition [B, ...], with the return to go as policy info if there is one."""
     size = len(data["reward"])
     first = time_step.TimeStep(tf.ones([size], tf.int32), tf.zeros([size]), tf.ones([size]), data["observation"])
     step_type = np.where(data["discount"] == 0, time_step.StepType.LAST, time_step.StepType.MID).astype(np.int32)
     end = time_step.TimeStep(step_type, data["reward"], data["discount"], data["next_observation"])
+    info = {"return_to_go": data["return_to_go"]} if "return_to_go" in data else ()
     return tf.nest.map_structure(
-        tf.convert_to_tensor, trajectory.Transition(first, policy_step.PolicyStep(data["action"], (), ()), end)
+        tf.convert_to_tensor, trajectory.Transition(first, policy_step.PolicyStep(data["action"], (), info), end)
     )
 
 

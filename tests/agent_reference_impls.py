@@ -57,10 +57,36 @@ def mlp(flat, sizes, x, layer_norm=False):
     return out
 
 
-def twin_values(flat, sizes, observation, action, layer_norm=False):
-    """Returns the values of both critics, [B] each."""
+def twin_values(flat, sizes, observation, action, layer_norm=False, copies=2):
+    """Returns the values of both critics, or of more, [B] each."""
     x = np.concatenate([observation, action], axis=1)
-    return [mlp(half, sizes, x, layer_norm)[:, 0] for half in np.split(flat, 2)]
+    return [mlp(part, sizes, x, layer_norm)[:, 0] for part in np.split(flat, copies)]
+
+
+def input_gradient(flat, sizes, x):
+    """Returns the gradient [B, in] of a network's sum of outputs with respect to its input, by backpropagation."""
+    at, layers = 0, []
+    for rows, columns in itertools.pairwise(sizes):
+        weights = flat[at : at + rows * columns].reshape(rows, columns)
+        at += (rows + 1) * columns
+        x = x @ weights + flat[at - columns : at]
+        layers.append((weights, x.real > 0))
+        x = np.where(x.real > 0, x, 0)
+    grad = np.ones_like(x)
+    for number, (weights, is_positive) in enumerate(reversed(layers)):
+        grad = (grad if number == 0 else grad * is_positive) @ weights.T
+    return grad
+
+
+def gradient_similarity(gradients):
+    """Returns EDAC's sum of the cosines of all pairs of different gradients [N, B, A], divided by N - 1; [B]."""
+    total = 0
+    for i, one in enumerate(gradients):
+        for j, other in enumerate(gradients):
+            if i != j:
+                norms = [(each**2).sum(axis=1) ** 0.5 + 1e-10 for each in (one, other)]
+                total = total + (one * other).sum(axis=1) / (norms[0] * norms[1])
+    return total / (len(gradients) - 1)
 
 
 class Adam:

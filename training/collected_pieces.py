@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,36 +19,54 @@ from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.encoding.packing import pack_columns
 from rlds2reverb.items import Items
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
 from rlds2reverb.writing.bulk_writer import BulkWriter
 
 from .collector import Piece
+from .config import TrainingConfig
+from .data import TrainingData
+from .step_info import POLICY_INFO, make_step_info, step_info_spec
 
 
 class PieceConverter:
     """Converts the pieces that a `Collector` returns into items.
 
-    Items that would reach beyond the end of a piece follow with the next one, which repeats the last `num_kept` steps.
+    For an algorithm with `step_info`, a piece is a whole episode, because its returns are known only when it has ended.
+    Otherwise, items that would reach beyond the end of a piece follow with the next one, which repeats the last
+    `num_kept` steps.
 
     Attributes:
       num_kept: number of steps that consecutive pieces must share.
       squeeze: whether items are single rows without a time axis.
     """
 
-    def __init__(self, adder: Any, reward_transform: Any = None):
+    def __init__(self, adder: Any, reward_transform: Any = None, *, step_info: Sequence[str] = (), gamma: float = 1.0):
         """Sets the conversion.
 
         Args:
           adder: `NStep`, or `TrajectoryWindows`.
           reward_transform: transform of the rewards, as applied to the dataset; None to leave them unchanged.
+          step_info: names of the numbers to add to each step; see `Algorithm.step_info`.
+          gamma: discount factor of the returns among them.
         """
         self._adder, self._reward_transform = adder, reward_transform
+        self._step_info, self._gamma = tuple(step_info), gamma
         self.squeeze = isinstance(adder, NStep)
         self.num_kept: int = adder.n - 1 if isinstance(adder, NStep) else adder.length - 1
+        if step_info:
+            self.num_kept = sys.maxsize  # All steps, until the episode has ended.
+
+    @classmethod
+    def of_run(cls, config: TrainingConfig, data: TrainingData) -> PieceConverter:
+        """Returns the converter of what a run collects."""
+        names = get_algorithm(config.algo).step_info
+        return cls(data.collected_adder, data.reward_transform, step_info=names, gamma=config.gamma)
 
     def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
         """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""
         number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
+        info = {POLICY_INFO: step_info_spec(self._step_info)} if self._step_info else {}
         return self._adder.item_spec(
             {
                 fields.OBSERVATION: tf.nest.map_structure(_make_array_spec, observation_spec),
@@ -56,6 +76,7 @@ class PieceConverter:
                 fields.IS_FIRST: flag,
                 fields.IS_LAST: flag,
                 fields.IS_TERMINAL: flag,
+                **info,
             }
         )
 
@@ -65,6 +86,11 @@ class PieceConverter:
         if self._reward_transform is not None:
             rewards = self._reward_transform.transform(steps)
             piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
+        if self._step_info:
+            steps = piece.episode.steps
+            num_steps = np.array([len(steps[fields.REWARD])])
+            info = make_step_info(steps, num_steps, self._step_info, gamma=self._gamma)
+            piece = piece._replace(episode=replace(piece.episode, steps={**steps, POLICY_INFO: info}))
         items: Items = self._adder(piece.episode)
         if piece.is_complete:
             return items

@@ -69,6 +69,7 @@ from .actions import (
 )
 from .config import TrainingConfig
 from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
+from .step_info import POLICY_INFO, SOURCE_FIELDS, make_step_info
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -179,9 +180,15 @@ def open_dataset(
     }
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
+        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
     items = StoredItems(
-        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
+        dataset.steps,
+        make_cut(common["adder"], config.algo),
+        1,
+        seed=config.seed,
+        is_used=is_used,
+        convert=convert,
+        added=_read_step_info(dataset.steps, convert, config),
     )
     return ItemData(**common, items=items)
 
@@ -190,7 +197,23 @@ def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
-    return Transitions(adder.n, adder.gamma, reads_next=get_algorithm(algo).learns_from_rewards)
+    algorithm = get_algorithm(algo)
+    other_fields = (POLICY_INFO,) if algorithm.step_info else ()
+    return Transitions(adder.n, adder.gamma, other_fields, reads_next=algorithm.learns_from_rewards)
+
+
+def _read_step_info(
+    steps: StepColumns, convert: Callable[[dict[str, Nest]], dict[str, Nest]], config: TrainingConfig
+) -> dict[str, Nest]:
+    """Returns the field with what the algorithm learns from in addition to the steps; {} if it needs nothing else."""
+    names = get_algorithm(config.algo).step_info
+    if not names:
+        return {}
+    parts = [
+        make_step_info(convert(columns), num_steps, names, gamma=config.gamma)
+        for columns, num_steps in steps.read_batches(SOURCE_FIELDS)
+    ]
+    return {POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}
 
 
 def _prepare(
@@ -217,16 +240,23 @@ def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> 
 
 
 def _make_source(
-    dataset: LoadedDataset, is_used: np.ndarray, convert: Callable[[dict[str, Nest]], dict[str, Nest]]
+    dataset: LoadedDataset,
+    is_used: np.ndarray,
+    convert: Callable[[dict[str, Nest]], dict[str, Nest]],
+    config: TrainingConfig,
 ) -> Source:
     """Returns the episodes to train on."""
+    names = get_algorithm(config.algo).step_info
 
     def read() -> Iterator[Episode]:
         first = 0
         for steps, num_steps in dataset.steps.read_batches(fields.STEP_FIELDS):
             used = is_used[first : first + len(num_steps)]
             first += len(num_steps)
-            kept = select_episodes(EpisodeBatch.from_columns(convert(steps), num_steps), used)
+            steps = convert(steps)
+            if names:
+                steps[POLICY_INFO] = make_step_info(steps, num_steps, names, gamma=config.gamma)
+            kept = select_episodes(EpisodeBatch.from_columns(steps, num_steps), used)
             yield from () if kept is None else kept.episodes
 
     num_rows = int(dataset.steps.num_steps[is_used].sum())

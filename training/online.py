@@ -26,7 +26,7 @@ class OnlinePhase:
     Batches consist of items of the dataset and collected ones, sampled uniformly from each (Ball et al. 2023,
     "Efficient Online Reinforcement Learning with Offline Data", arXiv:2302.02948, section 4.1: half and half). Without
     a dataset, all items are collected ones. Rewards are transformed as those of the dataset, and a timeout keeps the
-    value of the last observation.
+    value of the last observation. An algorithm with `step_info` learns from an episode once it has ended.
 
     Attributes:
       feed: the feed of the learner during the phase.
@@ -46,7 +46,7 @@ class OnlinePhase:
           policy: the policy that collects.
         """
         self._config, self._data = config, data
-        self._convert = PieceConverter(data.collected_adder, data.reward_transform)
+        self._convert = PieceConverter.of_run(config, data)
         self._collector = Collector(
             make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=self._convert.num_kept
         )
@@ -108,6 +108,7 @@ class OnlinePhase:
           learner: the learner, which is running; its updates on the dataset are done.
 
         Raises:
+          ValueError: If the algorithm learns from whole episodes, and none has ended.
           Exception: See `Learner.advance` and `Collector.collect`.
         """
         config, collector = self._config, self._collector
@@ -123,6 +124,12 @@ class OnlinePhase:
             is_random = not config.steps and collector.num_collected < config.warmup_steps
             for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
                 self._items.append(self._convert(piece))
+        if not learner.stop_reason and not self._items.num_added:
+            raise ArgumentError(
+                f"must be larger, got {config.online_steps:,}: no episode has ended, and {config.algo} learns from the "
+                "returns of whole episodes",
+                about="online_steps",
+            )
 
     def save_data(self, folder: Path) -> None:
         """Writes the collected items, and the states of the environments; see `checkpoints.Replay`."""

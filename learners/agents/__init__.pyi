@@ -27,6 +27,7 @@ from .networks import (
     Network as Network,
     TanhActor as TanhActor,
     critic_values as critic_values,
+    values_and_action_gradients as values_and_action_gradients,
 )
 from .offline_agent import OfflineAgent as OfflineAgent, TransitionBatch as TransitionBatch
 from .policies import ActorPolicy as ActorPolicy
@@ -38,7 +39,7 @@ from .registry import (
     parse_hyperparameter as parse_hyperparameter,
     resolve_hyperparameters as resolve_hyperparameters,
 )
-from .sac import SACAgent as SACAgent
+from .sac import SACAgent as SACAgent, gradient_similarity as gradient_similarity
 from .spaces import BoundedActions as BoundedActions, DiscreteActions as DiscreteActions, Observations as Observations
 from .squashed_gaussian import SquashedGaussianActor as SquashedGaussianActor
 from .td3_bc import TD3BCAgent as TD3BCAgent

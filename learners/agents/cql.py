@@ -1,9 +1,11 @@
-"""Conservative Q-learning (CQL) for continuous actions."""
+"""Conservative Q-learning (CQL) for continuous actions, and its calibration for a later online phase (Cal-QL)."""
 
 from typing import Annotated, Any
 
 import numpy as np
 import tensorflow as tf
+
+from rlds2reverb.errors import SpecMismatchError
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
@@ -59,6 +61,11 @@ class CQLAgent(OfflineAgent):
     pi(s'), and evaluates all of them at s. With `lagrange_threshold` its weight is learned (eq. 30): it grows while
     min_q_weight * penalty exceeds the threshold.
 
+    In Cal-QL (Nakamoto et al. 2023, "Cal-QL: Calibrated Offline RL Pre-Training for Efficient Online Fine-Tuning",
+    section 5), the penalty of the actions of pi(s) and pi(s') contains max(Q_i(s, a_j), return to go) in place of
+    Q_i(s, a_j). Values below the return of the data's policy are therefore not decreased further, and have the scale of
+    returns when the online phase begins.
+
     As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
     """
@@ -86,6 +93,7 @@ class CQLAgent(OfflineAgent):
         target_entropy: float | None = None,
         num_bc_updates: Annotated[int, Range(0)] = 0,
         max_q_backup: bool = False,
+        is_calibrated: bool = False,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -117,6 +125,8 @@ class CQLAgent(OfflineAgent):
             paper uses none; the authors' script uses 40,000 and says that it matters little.
           max_q_backup: whether targets use, for each critic, the maximum target value of `num_samples` actions of
             pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
+          is_calibrated: whether the penalty is that of Cal-QL, which requires the return to go of each item; the
+            algorithm 'cal_ql' sets this, and adds the return.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
@@ -160,6 +170,7 @@ class CQLAgent(OfflineAgent):
         self._lagrange_threshold = lagrange_threshold
         self._num_bc_updates = num_bc_updates
         self._max_q_backup = max_q_backup
+        self._is_calibrated = is_calibrated
         actor = SquashedGaussianActor(network)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
@@ -235,13 +246,26 @@ class CQLAgent(OfflineAgent):
         Args:
           batch: batch of transitions.
           targets: float32 [B].
-          sampled: float32 [N, B, A], actions of the penalty.
+          sampled: float32 [N, B, A], actions of the penalty; the first `num_samples` are uniform.
           log_densities: float32 [N, B].
         """
         actions = tf.concat([batch.action[tf.newaxis], sampled], axis=0)
         values = self._values(self._critic, batch.observation, actions)
-        q = values[:, 0]
-        return q - targets, conservative_penalty(values[:, 1:], log_densities, q)
+        q, uniform_values, policy_values = tf.split(values, [1, self._num_samples, -1], axis=1)
+        if self._is_calibrated:
+            policy_values = tf.maximum(policy_values, self._get_return_to_go(batch))
+        sampled_values = tf.concat([uniform_values, policy_values], axis=1)
+        q = tf.squeeze(q, axis=1)
+        return q - targets, conservative_penalty(sampled_values, log_densities, q)
+
+    def _get_return_to_go(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the discounted return of the data's policy from each item on, float32 [B]."""
+        if "return_to_go" not in batch.step_info:
+            raise SpecMismatchError(
+                "is_calibrated requires experience with policy_info['return_to_go'], got none; train 'cal_ql', which "
+                "adds it, or set is_calibrated to False"
+            )
+        return batch.step_info["return_to_go"]
 
     def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss of both critics, float32 [], from the terms [2, B]."""

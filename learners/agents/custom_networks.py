@@ -12,7 +12,7 @@ from ..references import describe_reference
 from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs, require_images
-from .networks import MLP, Network
+from .networks import MLP, Network, split_copies
 from .replicas import assign_on_replica
 from .spaces import Observations
 
@@ -106,11 +106,11 @@ class CustomNetwork(tf.Module):
         return [variable for variable in self._weights if variable.trainable]
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in]; see `MLP`."""
-        nest = self._inputs.nest(x)
+        """Computes the outputs, float32 [B, out] or [copies, B, out]; see `MLP`."""
         if self._copies is None or copy_index is not None:
-            return self._calls[copy_index or 0](nest)
-        return tf.stack([call(nest) for call in self._calls])
+            return self._calls[copy_index or 0](self._inputs.nest(x))
+        inputs = split_copies(x, self._copies)
+        return tf.stack([call(self._inputs.nest(x)) for call, x in zip(self._calls, inputs, strict=True)])
 
     def copy(self) -> "CustomNetwork":
         """Returns a target network: the same weights in separate variables of new networks."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from .hyperparameters import ImageEncoderName
 from .network_inputs import NetworkInputs, is_channels_first
-from .networks import MLP
+from .networks import MLP, split_copies
 from .replicas import assign_on_replica
 
 #: Returns the next weights of an encoder, whose initial values are uniform between two bounds: `(shape, low, high)`.
@@ -217,14 +217,16 @@ class ImageNetwork(tf.Module):
         return [*(encoder.flat for encoders in self._encoders for encoder in encoders), self._mlp.flat]
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in]; see `MLP`."""
-        fields, action = self._inputs.split(x)
-        actions = [] if action is None else [action]
+        """Computes the outputs, float32 [B, out] or [copies, B, out]; see `MLP`."""
+
+        def compute_features(x: tf.Tensor, index: int) -> tf.Tensor:
+            fields, action = self._inputs.split(x)
+            return tf.concat([*self._encode(fields, index), *([] if action is None else [action])], axis=1)
+
         if self._copies is None or copy_index is not None:
-            features = tf.concat([*self._encode(fields, copy_index or 0), *actions], axis=1)
-            return self._mlp(features, copy_index=copy_index)
-        features = [tf.concat([*self._encode(fields, index), *actions], axis=1) for index in range(self._copies)]
-        return self._mlp(tf.stack(features))
+            return self._mlp(compute_features(x, copy_index or 0), copy_index=copy_index)
+        inputs = split_copies(x, self._copies)
+        return self._mlp(tf.stack([compute_features(x, index) for index, x in enumerate(inputs)]))
 
     def call_with_actions(self, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Computes the outputs, float32 [copies, N * B, out], of several actions; each image is encoded only once.

@@ -1,7 +1,7 @@
 """Fully connected networks with one variable each, and actors based on them."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +10,9 @@ import tensorflow as tf
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
+#: Maximum number of networks that are computed by products of their own, which are fused with bias and ReLU. For more
+#: networks, one batched product per layer is faster.
+_MAX_SEPARATE_COPIES = 2
 
 
 class Network(Protocol):
@@ -22,7 +25,7 @@ class Network(Protocol):
         """The variables for the optimiser."""
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
-        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in]."""
+        """Computes the outputs, float32 [B, out] or [copies, B, out], of inputs [B, in] or [copies, B, in]."""
 
     def copy(self) -> Any:
         """Returns a target network, with the same weights in separate variables."""
@@ -88,8 +91,21 @@ class MLP(tf.Module):
         shapes = self._shapes * (self._copies or 1)
         split = tf.split(self.flat, [int(np.prod(shape)) for shape in shapes])
         parts = iter(tf.reshape(part, shape) for part, shape in zip(split, shapes, strict=True))
+        return [self._group(parts) for _ in range(self._copies or 1)]
+
+    def _stacked_layers(self) -> list[list[tf.Tensor]]:
+        """Returns the same of all networks at once: weights [copies, in, out], others [copies, 1, out]."""
+        flat = tf.reshape(self.flat, [self._copies, -1])
+        split = tf.split(flat, [int(np.prod(shape)) for shape in self._shapes], axis=1)
+        shapes = [shape if len(shape) == 2 else (1, *shape) for shape in self._shapes]
+        return self._group(
+            iter(tf.reshape(part, [self._copies, *shape]) for part, shape in zip(split, shapes, strict=True))
+        )
+
+    def _group(self, parts: Iterator[tf.Tensor]) -> list[list[tf.Tensor]]:
+        """Returns the next parameters of one network by layer."""
         counts = [4 if self._layer_norm else 2] * (self._num_layers - 1) + [2]
-        return [[list(itertools.islice(parts, count)) for count in counts] for _ in range(self._copies or 1)]
+        return [list(itertools.islice(parts, count)) for count in counts]
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
         """Computes the outputs, float32 [B, out] or [copies, B, out].
@@ -98,21 +114,22 @@ class MLP(tf.Module):
           x: float32 [B, in]; with copies either [B, in], shared by all, or [copies, B, in].
           copy_index: index of a single copy to compute, with result [B, out]; None for all.
         """
-        networks = self.layers()
         if self._copies is None or copy_index is not None:
-            return self._forward(networks[copy_index or 0], x)
-        inputs = tf.unstack(x) if x.shape.rank == 3 else [x] * self._copies
-        return tf.stack([self._forward(layers, x) for layers, x in zip(networks, inputs, strict=True)])
+            return self._forward(self.layers()[copy_index or 0], x)
+        if self._copies > _MAX_SEPARATE_COPIES:
+            return self._forward(self._stacked_layers(), x)
+        inputs = split_copies(x, self._copies)
+        return tf.stack([self._forward(layers, x) for layers, x in zip(self.layers(), inputs, strict=True)])
 
     def _forward(self, layers: list[list[tf.Tensor]], x: tf.Tensor) -> tf.Tensor:
-        """Returns the output [B, out] of one network."""
+        """Returns the output [B, out] of one network, or [copies, B, out] if the parameters have that axis."""
         *hidden, last = layers
         for weights, bias, *norm in hidden:
-            x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), bias))
+            x = tf.nn.relu(_transform(x, weights, bias))
             if norm:
                 mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
                 x = (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * norm[0] + norm[1]
-        return tf.nn.bias_add(tf.matmul(x, last[0]), last[1])
+        return _transform(x, *last)
 
     def copy(self) -> "MLP":
         """Returns a target network: the same weights in a separate, untrained variable."""
@@ -128,9 +145,37 @@ class MLP(tf.Module):
         assign_on_replica(self.flat, self.flat + rate * (online.flat - self.flat))
 
 
+def split_copies(x: tf.Tensor, copies: int) -> list[tf.Tensor]:
+    """Returns the input [B, in] of each of several networks, from [copies, B, in], or [B, in] shared by all."""
+    return tf.unstack(x, copies) if x.shape.rank == 3 else [x] * copies
+
+
+def _transform(x: tf.Tensor, weights: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Returns x * weights + bias, [B, out], or [copies, B, out] if the parameters have that axis."""
+    product = tf.matmul(x, weights)
+    return tf.nn.bias_add(product, bias) if bias.shape.rank == 1 else product + bias
+
+
 def critic_values(critic: Network, *inputs: tf.Tensor, copy_index: int | None = None) -> tf.Tensor:
     """Returns the values of concatenated inputs, float32 [B] or [copies, B]; [B] for the copy `copy_index`."""
     return tf.squeeze(critic(tf.concat(inputs, axis=-1), copy_index=copy_index), axis=-1)
+
+
+def values_and_action_gradients(
+    critic: Network, observation: tf.Tensor, actions: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the values of each critic, float32 [copies, B], and their gradients with respect to its actions.
+
+    Args:
+      critic: several critics.
+      observation: float32 [B, D].
+      actions: float32 [copies, B, A], the actions of each critic; the gradients have the same shape.
+    """
+    observations = tf.tile(observation[tf.newaxis], [actions.shape[0], 1, 1])
+    with tf.GradientTape() as tape:
+        tape.watch(actions)
+        values = critic_values(critic, observations, actions)
+    return values, tape.gradient(values, actions, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
 class TanhActor(tf.Module):

@@ -1,5 +1,7 @@
 """The base class of the agents: makes one update per batch, and returns the loss and TD errors."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -32,6 +34,7 @@ class TransitionBatch(NamedTuple):
       next_action: like `action`, the data's action at `next_observation`; None if the experience does not contain it.
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.
+      step_info: float32 or int32 [B] by name, what `Algorithm.step_info` declares; empty if the experience has none.
     """
 
     observation: tf.Tensor
@@ -42,6 +45,7 @@ class TransitionBatch(NamedTuple):
     weights: tf.Tensor
     next_action: tf.Tensor | None = None
     next_action_mask: tf.Tensor | None = None
+    step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
 class OfflineAgent(tf_agent.TFAgent):
@@ -157,6 +161,7 @@ class OfflineAgent(tf_agent.TFAgent):
             weights=weights,
             next_action=next_action,
             next_action_mask=mask,
+            step_info=experience.action_step.info or {},
         )
 
     def _unit_action(self, action: Any) -> tf.Tensor:

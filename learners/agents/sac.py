@@ -1,28 +1,51 @@
-"""Soft actor-critic (SAC) for continuous actions."""
+"""Soft actor-critic (SAC) for continuous actions, and its ensembles of critics for fixed datasets: SAC-N and EDAC."""
 
 import math
 from typing import Any
 
 import tensorflow as tf
 
+from rlds2reverb.errors import ArgumentError
+
 from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import (
+    Count,
     Fraction,
     ImageEncoderName,
     LayerSizes,
     LogStdBounds,
+    NonNegative,
     Positive,
     PositiveFraction,
     Seed,
     configurable,
 )
-from .networks import critic_values
+from .networks import critic_values, values_and_action_gradients
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
+
+
+def gradient_similarity(gradients: tf.Tensor) -> tf.Tensor:
+    """Computes how much the critics agree on the direction in which the action should change.
+
+        similarity = 1 / (N - 1) * sum_{i != j} <g_i, g_j> = 1 / (N - 1) * (|sum_i g_i|^2 - sum_i |g_i|^2),
+        g_i        = grad_a Q_i(s, a) / |grad_a Q_i(s, a)|
+
+    An et al. (2021), "Uncertainty-Based Offline Reinforcement Learning with Diversified Q-Ensemble", algorithm 1.
+
+    Args:
+      gradients: float32 [N, B, A], of N >= 2 critics. A gradient of 0 has no direction and is similar to none.
+
+    Returns:
+      float32 [B], at most N, for equal directions; 0 for orthogonal ones.
+    """
+    directions = tf.math.l2_normalize(gradients, axis=-1, epsilon=1e-20)
+    sums = tf.reduce_sum(tf.square(tf.reduce_sum(directions, axis=0)), axis=-1)
+    return (sums - tf.reduce_sum(tf.square(directions), axis=[0, -1])) / (gradients.shape[0] - 1)
 
 
 @configurable
@@ -30,14 +53,17 @@ class SACAgent(OfflineAgent):
     """SAC (Haarnoja et al. 2018b, "Soft Actor-Critic Algorithms and Applications", arXiv:1812.05905).
 
         y           = r + gamma * discount * (min_i Q'_i(s', a') - temperature * log pi(a'|s')),  a' ~ pi(s')
-        critic      = sum_i mean((Q_i(s, a) - y)^2)                                       (eq. 5)
+        critic      = mean(sum_i (Q_i(s, a) - y)^2 + diversity_weight * similarity)       (eq. 5)
         actor       = mean(temperature * log pi(a_pi|s) - min_i Q_i(s, a_pi)),  a_pi ~ pi(s)    (eq. 7)
         temperature = -log(temperature) * mean(log pi(a_pi|s) + target entropy)           (eq. 18)
 
     As in the paper's algorithm 1, each step updates the critics, then the actor with the new critics, then the
     temperature, then the targets. Eq. 5 has a factor of 1/2, which Adam's normalisation makes irrelevant.
 
-    SAC is meant for data that the agent collects itself; on a fixed dataset its values usually diverge.
+    SAC is meant for data that the agent collects itself; on a fixed dataset the values of two critics usually diverge.
+    SAC-N and EDAC (An et al. 2021, arXiv:2110.01548, algorithm 1) learn from fixed datasets: the minimum of many
+    critics is low where their values differ, which is far from the data. EDAC needs fewer critics because the
+    `gradient_similarity` keeps them different.
     """
 
     def __init__(
@@ -60,6 +86,8 @@ class SACAgent(OfflineAgent):
         initial_temperature: Positive = 1.0,
         target_entropy: float | None = None,
         log_std_bounds: LogStdBounds = (-20.0, 2.0),
+        num_critics: Count = 2,
+        diversity_weight: NonNegative = 0.0,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -85,7 +113,18 @@ class SACAgent(OfflineAgent):
           initial_temperature: initial weight of the entropy.
           target_entropy: entropy of the actor that the temperature aims at; None for -A.
           log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
+          num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
+          diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and SAC-N.
+
+        Raises:
+          ValueError: If there is only one critic, but the weight is not 0.
         """
+        if diversity_weight and num_critics == 1:
+            raise ArgumentError(
+                "must be at least 2 for EDAC's diversity_weight, which compares critics, got 1; use more critics, or a "
+                "weight of 0",
+                about="num_critics",
+            )
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
@@ -104,7 +143,7 @@ class SACAgent(OfflineAgent):
             action_size=width,
             seed=seed,
             image_encoder=image_encoder,
-            copies=2,
+            copies=num_critics,
             name="critic",
         )
         self._target_critic = self._critic.copy()
@@ -115,6 +154,7 @@ class SACAgent(OfflineAgent):
         )
         self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
+        self._num_critics, self._diversity_weight = num_critics, diversity_weight
         self._discount = discount
         self._target_update_rate = target_update_rate
         actor = SquashedGaussianActor(network, mean_bound=math.inf, log_std_bounds=log_std_bounds)
@@ -149,9 +189,16 @@ class SACAgent(OfflineAgent):
         return batch.reward + self._discount * batch.discount * (value - self._temperature() * log_prob)
 
     def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
-        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+        """Returns the loss of all critics, float32 [], and Q - y, float32 [N, B]."""
+        penalty: Any = 0.0
+        if self._diversity_weight:
+            actions = tf.tile(batch.action[tf.newaxis], [self._num_critics, 1, 1])
+            values, gradients = values_and_action_gradients(self._critic, batch.observation, actions)
+            penalty = self._diversity_weight * gradient_similarity(gradients)
+        else:
+            values = critic_values(self._critic, batch.observation, batch.action)
+        td = values - targets
+        return tf.reduce_mean(batch.weights * (tf.reduce_sum(tf.square(td), axis=0) + penalty)), td
 
     def actor_loss(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""

@@ -45,8 +45,15 @@ def test_penalties_of_rebrac_match_the_paper():
         assert (values["actor_penalty"], values["critic_penalty"]) == penalties, name
 
 
+def test_ensembles_of_hopper_match_the_paper():
+    """Hopper requires many critics, of which EDAC needs a tenth (An et al. 2021, abstract)."""
+    _, sac_n = read_gin([get_preset("sac_n-hopper-medium")], "sac_n")
+    _, edac = read_gin([get_preset("edac-hopper")], "edac")
+    assert sac_n == {"num_critics": 500} and edac == {"num_critics": 50, "diversity_weight": 1.0}
+
+
 def test_unknown_preset_raises_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"unknown preset 'iql-antmase'; did you mean 'iql-antmaze'\?"):
         get_preset("iql-antmase")
-    with pytest.raises(ValueError, match=r"unknown preset 'x'; use one of cql-antmaze, "):
+    with pytest.raises(ValueError, match=r"unknown preset 'x'; use one of cal_ql-antmaze, "):
         get_preset("x")

@@ -100,7 +100,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
             # The other processes may not have registered it.
             environment = replace(environment, make_env=find_spec(environment.make_env))
         arguments = None if evaluator is None or environment is None else evaluator_arguments(config, environment)
-        convert = PieceConverter(data.collected_adder, data.reward_transform)
+        convert = PieceConverter.of_run(config, data)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
         return Preparation(
             task=_make_task(config, data, key, run_dir),

@@ -1,4 +1,4 @@
-"""CQL against the reference implementation, and its penalty against that of TF-Agents."""
+"""CQL and Cal-QL against the reference implementation, and its penalty against that of TF-Agents."""
 
 import agent_reference_impls as reference
 import numpy as np
@@ -9,6 +9,7 @@ from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
+from rlds2reverb import SpecMismatchError
 from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
 from rlds2reverb.learners.agents.networks import MLP
 from rlds2reverb.learners.agents.squashed_gaussian import squash
@@ -47,11 +48,12 @@ def act(actor, observation, noise):
     "overrides",
     [
         {},
+        {"is_calibrated": True},
         {"lagrange_threshold": 2.0, "min_q_weight": 3.0, "deterministic_backup": False},
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),
         pytest.param({"max_q_backup": True}, marks=pytest.mark.slow),
     ],
-    ids=["published", "lagrange", "warm start", "max backup"],
+    ids=["published", "calibrated", "lagrange", "warm start", "max backup"],
 )
 def test_updates_match_the_reference(overrides):
     agent = make(**overrides)
@@ -100,10 +102,12 @@ def test_updates_match_the_reference(overrides):
             act(actor, s, sample_noise) for sample_noise in noise[0, 1:]
         ]
 
-        def penalties(w, s=s, action=action, samples=samples):
+        def penalties(w, s=s, action=action, samples=samples, returns=data["return_to_go"]):
             total = [0, 0]
-            for candidate, density in samples:
+            for number, (candidate, density) in enumerate(samples):
                 for i, q in enumerate(reference.twin_values(w, CRITIC, s, candidate)):
+                    if overrides.get("is_calibrated") and number >= SAMPLES:
+                        q = np.where(q.real > returns, q, returns)
                     total[i] = total[i] + np.exp(q) / np.exp(density)
             return [np.log(one) - q for one, q in zip(total, reference.twin_values(w, CRITIC, s, action), strict=True)]
 
@@ -160,6 +164,13 @@ def test_actor_is_cloned_in_the_first_updates_only():
         loss, usual_loss = (one.actor_loss(batch, action, log_prob) for one in (agent, plain))
         is_cloned.append(abs(loss - usual_loss) > 0.01)
     assert is_cloned == [True, True, False, False]
+
+
+def test_calibration_without_returns_raises():
+    data = make_columns(SIZE)
+    del data["return_to_go"]
+    with pytest.raises(SpecMismatchError, match="is_calibrated requires .* train 'cal_ql', which adds it"):
+        make(is_calibrated=True).train(to_transition(data))
 
 
 def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold():

@@ -8,14 +8,15 @@ from rlds2reverb.learners.agents import MLP, Adam, GaussianActor, TanhActor
 SIZES = (3, 5, 4, 2)
 
 
+@pytest.mark.parametrize("copies", [2, 3])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_copies_are_independent_networks(layer_norm):
-    network = MLP(SIZES, seed=0, copies=2, layer_norm=layer_norm)
+def test_copies_are_independent_networks(layer_norm, copies):
+    network = MLP(SIZES, seed=0, copies=copies, layer_norm=layer_norm)
     network.flat.assign_add(0.1 * tf.random.stateless_normal(network.flat.shape, [0, 0]))
-    x = np.random.default_rng(0).normal(size=(2, 6, 3)).astype(np.float32)
-    halves = np.split(network.flat.numpy().astype(float), 2)
-    assert not np.array_equal(*halves)
-    expected = [reference.mlp(half, SIZES, inputs, layer_norm) for half, inputs in zip(halves, x, strict=True)]
+    x = np.random.default_rng(0).normal(size=(copies, 6, 3)).astype(np.float32)
+    parts = np.split(network.flat.numpy().astype(float), copies)
+    assert not np.array_equal(*parts[:2])
+    expected = [reference.mlp(part, SIZES, inputs, layer_norm) for part, inputs in zip(parts, x, strict=True)]
     x = tf.constant(x)
     np.testing.assert_allclose(network(x), expected, atol=1e-5)
     np.testing.assert_allclose(network(x[0])[0], expected[0], atol=1e-5)

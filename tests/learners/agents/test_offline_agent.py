@@ -8,7 +8,7 @@ from rlds2reverb.learners.agents import get_agent_class, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
-CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac"]
+CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac"]
 
 
 def make(name, **overrides):

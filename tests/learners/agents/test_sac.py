@@ -1,4 +1,6 @@
-"""SAC against the reference implementation."""
+"""SAC, SAC-N and EDAC against the reference implementation."""
+
+import functools
 
 import agent_reference_impls as reference
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 import tensorflow as tf
 from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
 
-from rlds2reverb.learners.agents import Temperature, make_agent
+from rlds2reverb.learners.agents import Temperature, gradient_similarity, make_agent, values_and_action_gradients
 
 SIZE, HIDDEN = 6, (4, 3)
 ACTOR, CRITIC = (OBSERVATION, *HIDDEN, 2 * ACTION), (OBSERVATION + ACTION, *HIDDEN, 1)
@@ -22,8 +24,27 @@ def act(actor, observation, noise):
     return action, reference.gaussian_log_prob(before, mean, log_std) - np.log(1 - action**2).sum(axis=1)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"target_entropy": -1.0, "initial_temperature": 0.2}])
+def minimum(values):
+    return functools.reduce(reference.minimum, values)
+
+
+def action_gradients(critics, observation, action, copies):
+    x = np.concatenate([observation, action], axis=1)
+    return [reference.input_gradient(flat, CRITIC, x)[:, OBSERVATION:] for flat in np.split(critics, copies)]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"target_entropy": -1.0, "initial_temperature": 0.2},
+        {"num_critics": 3, "diversity_weight": 0.7},
+    ],
+    ids=["published", "temperature", "edac"],
+)
 def test_updates_match_the_reference(overrides):
+    copies, eta = overrides.get("num_critics", 2), overrides.get("diversity_weight", 0)
+    twin_values = functools.partial(reference.twin_values, copies=copies)
     agent = make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, seed=3, **overrides)
     actor, critic = (network.flat.numpy().astype(float) for network in (agent._actor.network, agent._critic))
     target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
@@ -38,22 +59,24 @@ def test_updates_match_the_reference(overrides):
 
         temperature = np.exp(log_temperature)
         next_action, next_log_prob = act(actor, end, noise[0])
-        value = np.minimum(*reference.twin_values(target, CRITIC, end, next_action)) - temperature * next_log_prob
+        value = minimum(twin_values(target, CRITIC, end, next_action)) - temperature * next_log_prob
         y = data["reward"] + 0.99 * data["discount"] * value
 
         def critic_loss(w, s=s, action=action, y=y):
-            return sum((WEIGHTS * (q - y) ** 2).mean() for q in reference.twin_values(w, CRITIC, s, action))
+            loss = sum((WEIGHTS * (q - y) ** 2).mean() for q in twin_values(w, CRITIC, s, action))
+            if not eta:
+                return loss
+            gradients = action_gradients(w, s, action, copies)
+            return loss + eta * (WEIGHTS * reference.gradient_similarity(gradients)).mean()
 
-        td = [q - y for q in reference.twin_values(critic, CRITIC, s, action)]
+        td = [q - y for q in twin_values(critic, CRITIC, s, action)]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), rtol=1e-4)
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=2e-5)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
 
         def actor_loss(w, s=s, noise=noise, critic=critic, temperature=temperature):
             sampled, log_prob = act(w, s, noise[1])
-            return (
-                temperature * log_prob - reference.minimum(*reference.twin_values(critic, CRITIC, s, sampled))
-            ).mean()
+            return (temperature * log_prob - minimum(twin_values(critic, CRITIC, s, sampled))).mean()
 
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=2e-5)
         _, log_prob = act(actor, s, noise[1])
@@ -80,3 +103,42 @@ def test_temperature_rises_while_the_entropy_is_below_its_target():
     np.testing.assert_allclose(temperature(), np.exp(0.1), rtol=1e-6)  # Adam's first step is the learning rate.
     temperature.update(tf.constant([-9.0]))
     assert temperature() < np.exp(0.1)
+
+
+def test_gradient_similarity_equals_the_sum_over_pairs():
+    gradients = np.random.default_rng(0).normal(size=(5, 7, 3))
+    expected = reference.gradient_similarity(list(gradients))
+    np.testing.assert_allclose(gradient_similarity(tf.constant(gradients, tf.float32)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_similarity_matches_hand_computed_values():
+    """Three equal directions have 6 pairs of cosine 1, over 2; the others have cosines -1, 0 and 0, each twice."""
+    gradients = tf.constant([[[3.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [-2.0, 0.0]], [[9.0, 0.0], [0.0, 4.0]]])
+    np.testing.assert_allclose(gradient_similarity(gradients), [3, -1], atol=1e-6)
+
+
+def test_similarity_of_a_vanishing_gradient_is_differentiable():
+    gradients = tf.Variable([[[0.0, 0.0]], [[1.0, 0.0]]])
+    with tf.GradientTape() as tape:
+        similarity = gradient_similarity(gradients)
+    assert similarity == 0 and np.isfinite(tape.gradient(similarity, gradients)).all()
+
+
+def test_diversity_weight_makes_the_gradients_of_the_critics_diverge():
+    def train(weight):
+        agent = make_agent("edac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(16,), diversity_weight=weight, seed=1)
+        batch, update = to_transition(make_columns(32)), tf.function(agent.train, autograph=False)
+        for _ in range(40):
+            update(batch)
+        columns = agent.batch(batch)
+        actions = tf.tile(columns.action[tf.newaxis], [10, 1, 1])
+        gradients = values_and_action_gradients(agent._critic, columns.observation, actions)[1]
+        return tf.reduce_mean(gradient_similarity(gradients))
+
+    assert train(20.0) < train(0.0) - 0.5
+
+
+def test_diversity_of_a_single_critic_raises():
+    with pytest.raises(ValueError, match="num_critics must be at least 2 for EDAC's diversity_weight.* got 1"):
+        make_agent("edac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)
+    assert make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)._critic.flat.shape

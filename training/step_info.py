@@ -1,0 +1,49 @@
+"""Numbers of each step that depend on the rest of its episode, for the algorithms that declare them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rlds2reverb import fields
+from rlds2reverb.adders import ReturnToGo
+from rlds2reverb.specs import ArraySpec, Nest
+
+#: The field of steps, items and transitions that contains them, by name.
+POLICY_INFO = "policy_info"
+#: The fields of steps that they are computed from.
+SOURCE_FIELDS = (fields.REWARD, fields.DISCOUNT, *fields.FLAG_FIELDS)
+_DTYPES = {"return_to_go": np.float32, "time_step": np.int32}
+
+
+def make_step_info(steps: Nest, num_steps: np.ndarray, names: Sequence[str], *, gamma: float) -> dict[str, np.ndarray]:
+    """Returns numbers of each step of complete episodes, `[R]` by name.
+
+        return_to_go[t] = sum_{k >= t} gamma^(k - t) * r_k        (float32)
+        time_step[t]    = t                                       (int32)
+
+    The sum ends with the episode. If it is truncated, the rewards that it would have collected after that are missing,
+    as in `ReturnToGo`. The return of the last step, which has no action, is 0.
+
+    Args:
+      steps: columns `[R, ...]` of the episodes, with `SOURCE_FIELDS`.
+      num_steps: int64 `[E]`, the number of steps of each episode.
+      names: names of the numbers.
+      gamma: discount factor.
+    """
+    info: dict[str, Any] = {}
+    if "return_to_go" in names:
+        columns = {name: tf.convert_to_tensor(steps[name]) for name in SOURCE_FIELDS}
+        rows, _ = ReturnToGo(gamma).make_batch_rows(columns, tf.convert_to_tensor(num_steps))
+        info["return_to_go"] = rows["return_to_go"].numpy()
+    if "time_step" in names:
+        info["time_step"] = np.arange(num_steps.sum()) - np.repeat(np.cumsum(num_steps) - num_steps, num_steps)
+    return {name: info[name].astype(_DTYPES[name]) for name in names}
+
+
+def step_info_spec(names: Sequence[str]) -> dict[str, ArraySpec]:
+    """Returns the specs of what `make_step_info` returns, of one step."""
+    return {name: ArraySpec((), np.dtype(_DTYPES[name])) for name in names}
