@@ -79,7 +79,7 @@ _MEMORY_SHARE = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class ItemData(TrainingData):
-    """A dataset whose items are sampled uniformly, and cut from its steps when they are read.
+    """A dataset whose items are sampled uniformly or in epochs, and cut from its steps when they are read.
 
     Attributes:
       items: the items of a batch of any size, from which those of a run's size are made.
@@ -90,8 +90,12 @@ class ItemData(TrainingData):
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
         """See `TrainingData.open_batches`."""
-        feed = self.items.resize(config.batch_size or 1)
-        yield Batches(feed, feed.resize)
+        feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
+        yield Batches(feed, self.items.resize)
+
+    def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
+        """See `TrainingData.resolve_steps`."""
+        return config.for_items(self.items.num_items)
 
 
 @dataclass(frozen=True, kw_only=True)
