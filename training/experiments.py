@@ -362,7 +362,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{run.name}: {error}") from error
     for run in {str(run.source): run for run in runs if isinstance(run.source, (str, Path))}.values():
-        open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
+        open_source(run.source)
 
 
 def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
@@ -379,9 +379,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     for run in runs:
         if not any((root / run.name / "checkpoints").glob("*")):
             continue
-        source = (
-            None if run.source is None else open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
-        )
+        source = None if run.source is None else open_source(run.source)
         name = str(run.source) if isinstance(run.source, (str, Path)) else id(run.source)
         key = (name, run.config.drop_fields, run.config.cut_at_terminal)
         if key not in fingerprints:

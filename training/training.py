@@ -141,7 +141,7 @@ class Training:
             repeat = repeat or _python_command(source, config, self.run_dir)
             if source is not None:
                 with self._progress.activity("opening the data"):
-                    source = open_source(source, are_images_encoded=config.cache_dir is not None)
+                    source = open_source(source)
             self.environment = self._find_environment(source)
             self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
             if self.evaluator is not None and not self.evaluator.is_limited:

@@ -84,7 +84,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
       Exception: See `Training`.
     """
     _require_options(source, config)
-    source = None if source is None else open_source(source, are_images_encoded=config.cache_dir is not None)
+    source = None if source is None else open_source(source)
     environment = resolve_environment(config.env, source)
     has_environment = environment is not None and environment.make_env is not None
     if config.online_steps and not has_environment:
