@@ -13,7 +13,7 @@ import click
 
 from rlds2reverb.locations import server_address
 from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.loading import FORMATS, load_encoded
+from rlds2reverb.sources.loading import FORMATS
 from rlds2reverb.sources.transforms import (
     ActionBounds,
     CastFloats,
@@ -424,12 +424,11 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
     return TrajectoryWindows(options["sequence_length"], discount_source=discount_source, **window_options)
 
 
-def open_source(options: dict[str, Any], *, are_images_encoded: bool = False) -> Source:
+def open_source(options: dict[str, Any]) -> Source:
     """Opens the source that the `source_options` describe, and prints its warnings.
 
     Args:
       options: the values of all options.
-      are_images_encoded: whether images are the bytes of their files if the format has such images.
     """
     location = options["source"]
     for path in [location] if isinstance(location, str) else location:
@@ -437,11 +436,7 @@ def open_source(options: dict[str, Any], *, are_images_encoded: bool = False) ->
             raise click.UsageError(f"SRC must be a dataset, got the server {path!r}; use its original data")
     name = location if isinstance(location, str) else f"{len(location)} datasets"
     with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
-        reading = get_reading_options(options)
-        if are_images_encoded:
-            source = load_encoded(location, **{name: reading[name] for name in reading if name != "image_decoding"})
-        else:
-            source = load(location, **reading)
+        source = load(location, **get_reading_options(options))
     for warning in source.warnings:
         warn(warning)
     return source

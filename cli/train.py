@@ -153,9 +153,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     if source is None:
         require_unused(set(parameter_names(reading_options)), "requires a dataset")
     elif server_address(source) is None and not is_table_directory(source):
-        source = replace(
-            open_source(options, are_images_encoded=options["cache_dir"] is not None), warnings=()
-        )  # Which it has printed.
+        source = replace(open_source(options), warnings=())  # Which it has printed.
     else:
         require_unused(set(parameter_names(reading_options)), "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")

@@ -321,8 +321,9 @@ def _get_behaviour(run: Run, metric: str) -> float | None:
 
 def _get_online_start(run: Run) -> int | None:
     """Returns the update after which the run's online phase begins; None without one, or without updates before it."""
-    num_updates, num_collected = (run.configuration.get(name) for name in ("steps", "online_steps"))
-    return num_updates if num_updates and num_collected else None
+    if not run.configuration.get("online_steps"):
+        return None
+    return run.identity.get("steps", run.configuration.get("steps")) or None
 
 
 def _get_group_settings(run: Run) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Take, Windows
-from rlds2reverb.store.item_index import ItemIndex, sample_uniformly
+from rlds2reverb.store.item_index import ItemIndex, permute_epochs, sample_uniformly
 from rlds2reverb.store.step_columns import StepColumns
 from rlds2reverb.trajectories import FIRST, make_trajectory, step_types, transition_discounts
 
@@ -46,14 +46,16 @@ class TrajectoryCut(Windows):
 
 
 class StoredItems(Feed):
-    """Items of stored steps, sampled uniformly with replacement.
+    """Items of stored steps, sampled uniformly with replacement, or in epochs (see `resize`).
 
-    The sample of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
+    The batch of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
     items as an uninterrupted one.
 
     Attributes:
       num_items: the number of items.
     """
+
+    _in_epochs = False
 
     def __init__(
         self,
@@ -102,11 +104,17 @@ class StoredItems(Feed):
             lambda leaf: tf.TensorSpec([self._batch_size, *leaf.shape], leaf.dtype), self._item_spec
         )
 
-    def resize(self, batch_size: int) -> StoredItems:
-        """Returns a feed with batches of a different size of the same items, which are not copied."""
+    def resize(self, batch_size: int, *, in_epochs: bool = False) -> StoredItems:
+        """Returns a feed with batches of a different size of the same items, which are not copied.
+
+        Args:
+          batch_size: number of items in a batch, at least 1.
+          in_epochs: whether each epoch contains each item once, in the order of `permute`. All batches are full: the
+            one in which an epoch ends contains the first items of the next epoch as well.
+        """
         require_count("batch_size", batch_size)
         resized = copy.copy(self)
-        resized._batch_size = batch_size
+        resized._batch_size, resized._in_epochs = batch_size, in_epochs
         for name in ("experience_spec", "data_spec"):
             resized.__dict__.pop(name, None)
         return resized
@@ -125,7 +133,11 @@ class StoredItems(Feed):
 
     def sample_indices(self, first_step: int, count: int = 1) -> np.ndarray:
         """Implements `Feed.sample_indices`."""
-        return sample_uniformly(self._seed ^ SEED_SALT, first_step, count, self._batch_size, self.num_items)
+        seed, size = self._seed ^ SEED_SALT, self._batch_size
+        if not self._in_epochs:
+            return sample_uniformly(seed, first_step, count, size, self.num_items)
+        positions = np.arange(first_step * size, (first_step + count) * size).reshape(count, size)
+        return permute_epochs(positions, self.num_items, seed=seed)
 
     def read_items(self, items: np.ndarray) -> Nest:
         """Returns items by number, int64 `[N]`, as a nest of arrays `[N, ...]`."""

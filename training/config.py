@@ -31,6 +31,7 @@ AUTO, NO_ENVIRONMENT = "auto", "none"
 #: Headings of the options of the online phase and of evaluation.
 _ONLINE = "Online phase"
 _EVALUATION = "Evaluation"
+DEFAULT_STEPS = 100_000
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
 NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
@@ -105,13 +106,16 @@ class TrainingConfig:
     """The options of a training run. Creating one checks every value, before any data are read.
 
     `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
-    attributes then contain that choice. `algo` is always a string, even if the custom agent was passed as a
-    class or function. The entries below are also the texts of `--help` and of the documentation.
+    attributes then contain that choice. With `epochs`, `steps` is None until `for_items` has computed it. `algo` is
+    always a string, even if the custom agent was passed as a class or function. The entries below are also the texts of
+    `--help` and of the documentation.
 
     Attributes:
       algo: Algorithm to train, such as iql (rlds2reverb agents lists all of them), or my_module:MyAgent for a custom
         agent.
       steps: Number of gradient updates on the dataset, before the online phase if there is one.
+      epochs: Number of passes over the dataset, in place of steps; each epoch contains each item once, in random order.
+        The number of updates is epochs * items / batch size, rounded up.
       seed: Random seed for weight initialisation, batch sampling and noise.
       deterministic: Make runs with the same seed bit-identical, even if they are continued; slower.
       allow_config_mismatch: Continue a run even if its data or options differ from those of this call.
@@ -169,7 +173,12 @@ class TrainingConfig:
         values_text="name, class or function",
         identifies=True,
     )
-    steps: Annotated[int, Range(0)] = make_option("Run", default=100_000)
+    steps: Annotated[int, Range(0)] | None = make_option(
+        "Run", default=None, default_text=f"{DEFAULT_STEPS:,}, unless epochs are set"
+    )
+    epochs: Annotated[int, Range(1)] | None = make_option(
+        "Run", default=None, default_text="items are sampled with replacement"
+    )
     seed: Annotated[int, Range(0, 2**31 - 1)] = make_option("Run", default=0, identifies=True)
     deterministic: bool = make_option("Run", default=False)
     allow_config_mismatch: bool = make_option("Run", default=False)
@@ -267,6 +276,8 @@ class TrainingConfig:
         object.__setattr__(self, "algo", algorithm.name)
         object.__setattr__(self, "hooks", _read_hooks(self.hooks))
         object.__setattr__(self, "track", require_trackers(self.track))
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
         if self.batch_size is None:
             object.__setattr__(self, "batch_size", algorithm.batch_size)
         if self.normalize_observations is None:
@@ -285,6 +296,11 @@ class TrainingConfig:
 
     def _require_consistent(self) -> None:
         algorithm = get_algorithm(self.algo)
+        if self.epochs is not None and self.steps is not None:
+            sentence = f"cannot be combined with {self.steps:,} updates; leave out one of them"
+            raise ArgumentError(sentence, about="epochs", steps=...)
+        if self.epochs is not None and self.sampler == "prioritized":
+            raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
         if algorithm.items == "trajectories" and self.n_step > 1:
             raise ArgumentError(f"must be 1 for {self.algo}, which learns from the next action as well", about="n_step")
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
@@ -300,7 +316,7 @@ class TrainingConfig:
 
     def _require_online(self) -> None:
         if not self.online_steps:
-            require_count("steps", self.steps)
+            require_count("steps", 1 if self.steps is None else self.steps)
             return
         algorithm = get_algorithm(self.algo)
         if not algorithm.learns_from_rewards:
@@ -355,6 +371,8 @@ class TrainingConfig:
             return cls(algo, **options)
         names = declared_options().keys() - {"algo", "hyperparameters"}
         run_options, hyperparameters = read_gin(sources, algo, options=names)
+        if options.get("steps", options.get("epochs")) is not None:
+            run_options = {name: value for name, value in run_options.items() if name not in ("steps", "epochs")}
         hyperparameters = {**hyperparameters, **options.pop("hyperparameters", {})}
         return cls(algo, hyperparameters=hyperparameters, **{**run_options, **options})
 
@@ -386,10 +404,14 @@ class TrainingConfig:
         values["hooks"] = [
             hook if isinstance(hook, (str, Mapping)) else describe_reference(hook) for hook in values["hooks"]
         ]
+        if self.epochs is not None:
+            values["steps"] = None
         return dict(json.loads(json.dumps(values, default=_describe)))
 
     def replace(self, **options: Any) -> TrainingConfig:
-        """Returns a configuration with some options changed."""
+        """Returns a configuration with some options changed; with `epochs`, the number of steps is unknown again."""
+        if options.get("epochs", self.epochs) is not None:
+            options.setdefault("steps", None)
         return replace(self, **options)
 
     def for_source(self, source: Any) -> TrainingConfig:
@@ -398,6 +420,8 @@ class TrainingConfig:
         Raises:
           ValueError: If `source` is None, but there is no online phase.
         """
+        if source is None and self.epochs is not None:
+            raise ArgumentError("requires a dataset, whose items each epoch contains once", about="epochs")
         if source is not None or (self.online_steps and not self.steps):
             return self
         if not self.online_steps:
@@ -406,15 +430,39 @@ class TrainingConfig:
             raise ArgumentError("requires a dataset, whose best episodes it selects", about="top_percent")
         return self.replace(steps=0)
 
+    def for_items(self, num_items: int) -> TrainingConfig:
+        """Returns the configuration of a run on a dataset with this number of items: `epochs` determine `steps`."""
+        if self.epochs is None:
+            return self
+        config = self.replace()
+        object.__setattr__(config, "steps", -(-self.epochs * num_items // (self.batch_size or 1)))
+        return config
+
     @property
-    def num_updates(self) -> int:
-        """The total number of gradient updates, those of the online phase included."""
-        return self.count_updates(self.online_steps)
+    def num_updates(self) -> int | None:
+        """The total number of gradient updates, those of the online phase included; None if `steps` is None."""
+        return None if self.steps is None else self.count_updates(self.online_steps)
 
     def count_updates(self, num_collected: int) -> int:
         """Returns how many gradient updates are due in total when `num_collected` environment steps are collected."""
         num_steps = min(num_collected, self.online_steps) - self.warmup_steps
-        return self.steps + int(max(num_steps, 0) * self.updates_per_step + _ROUNDING)
+        return self.num_offline_updates + int(max(num_steps, 0) * self.updates_per_step + _ROUNDING)
+
+    @property
+    def num_offline_updates(self) -> int:
+        """The number of gradient updates on the dataset.
+
+        Raises:
+          ValueError: If it depends on the size of the dataset; see `for_items`.
+        """
+        if self.steps is None:
+            raise ValueError("the number of updates of epochs depends on the dataset; call for_items() first")
+        return self.steps
+
+    @property
+    def length_option(self) -> tuple[str, str]:
+        """The option that determines the number of updates on the dataset, and the verb between it and their number."""
+        return ("steps", "must be") if self.epochs is None else ("epochs", "must take")
 
     @cached_property
     def resolved_hyperparameters(self) -> dict[str, Any]:
@@ -438,6 +486,8 @@ class TrainingConfig:
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         if "num_updates" in determined:
             determined["num_updates"] = self.num_updates
+        if self.steps is None:  # The default stands for it until the data are read.
+            determined.pop("num_updates", None)
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
     def require_valid_hyperparameters(self) -> None:
@@ -491,7 +541,9 @@ class TrainingConfig:
         functions = {name: part for name, part in parts.items() if isinstance(part, (FunctionType, partial))}
         if functions:
             values["code"] = {name: fingerprint_code(function) for name, function in functions.items()}
-        if self.online_steps:  # Otherwise the updates on the dataset may still continue.
+        if self.epochs is not None:
+            values["sampler"] = "epochs"
+        if self.online_steps and self.steps is not None:  # Otherwise the updates on the dataset may still continue.
             values["steps"] = self.steps
         return dict(json.loads(json.dumps(values, default=_describe)))
 

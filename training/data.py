@@ -118,6 +118,10 @@ class TrainingData(ABC):
           config: the options of the run.
         """
 
+    def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
+        """Returns the configuration with the number of updates that `epochs` of these data take."""
+        return config
+
     @property
     def collected_adder(self) -> Any:
         """The adder of the items that the agent collects."""
@@ -179,7 +183,7 @@ def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitSta
     lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
     writer = stack.enter_context(PriorityWriter(server, table, new_items_first=True, on_server_lost=lost))
     samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)
-    feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.steps))
+    feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.num_offline_updates))
     stack.callback(feed.close)
     return Batches(feed, open_feed, writer, server if is_own else None)
 

@@ -25,7 +25,7 @@ from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut
+from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut, decode_images
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
@@ -54,7 +54,7 @@ from rlds2reverb.specs import (
     to_tensor_spec,
 )
 from rlds2reverb.store.cuts import Cut, Transitions
-from rlds2reverb.store.layout import Layout, find_image
+from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.report import IngestWarning
@@ -80,7 +80,7 @@ _MEMORY_SHARE = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class ItemData(TrainingData):
-    """A dataset whose items are sampled uniformly, and cut from its steps when they are read.
+    """A dataset whose items are sampled uniformly or in epochs, and cut from its steps when they are read.
 
     Attributes:
       items: the items of a batch of any size, from which those of a run's size are made.
@@ -91,8 +91,12 @@ class ItemData(TrainingData):
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
         """See `TrainingData.open_batches`."""
-        feed = self.items.resize(config.batch_size or 1)
-        yield Batches(feed, feed.resize)
+        feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
+        yield Batches(feed, self.items.resize)
+
+    def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
+        """See `TrainingData.resolve_steps`."""
+        return config.for_items(self.items.num_items)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,9 +337,12 @@ def read_dataset(
             step_spec = {**make_step_spec(batch.steps), **observations.step_spec}
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
             require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
-            builder = _DatasetBuilder(step_spec, cast_spec(action_spec), observations, stored)
             if stored is None:
-                _require_memory(source, batch)
+                _require_memory(source, observations.hide_images(batch) if source.decodes_images else batch)
+            has_raw_digests = stored.has_images if stored is not None else has_images(batch.episodes[0].steps)
+            builder = _DatasetBuilder(
+                step_spec, cast_spec(action_spec), observations, stored, has_raw_digests, source.decodes_images
+            )
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
@@ -351,10 +358,11 @@ def compute_fingerprint(source: Source, config: TrainingConfig) -> str:
     """Returns the fingerprint of a dataset, as `read_dataset` does; raises as `Source`."""
     if config.cache_dir is not None or find_store(source) is not None:
         return read_dataset(source, config, action_space=None, progress=lambda stage, episode: None).fingerprint
-    fingerprint = Fingerprint()
+    fingerprint, is_raw = Fingerprint(), None
     for batch in batch_episodes(_drop_texts(_preprocess(source, config), [])):
         if batch.num_steps.any():
-            fingerprint.update(b"".join(episode_digests(_convert_batch(batch))))
+            is_raw = has_images(batch.episodes[0].steps) if is_raw is None else is_raw
+            fingerprint.update(b"".join(episode_digests(batch if is_raw else _convert_batch(batch))))
     return fingerprint.hexdigest()
 
 
@@ -491,10 +499,19 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
 class _DatasetBuilder:
     """A builder of a `LoadedDataset`, from a single pass over a dataset."""
 
-    def __init__(self, step_spec: Nest, action_spec: ArraySpec, observations: Layout, stored: StepColumns | None):
+    def __init__(
+        self,
+        step_spec: Nest,
+        action_spec: ArraySpec,
+        observations: Layout,
+        stored: StepColumns | None,
+        has_raw_digests: bool,
+        decodes_images: bool,
+    ):
         self.step_spec, self._observations, self._stored = step_spec, observations, stored
-        #: Whether the fingerprint is made of what is read, rather than that of a store, whose images are not read.
-        self._is_hashed = stored is None or not stored.has_images
+        #: Whether the fingerprint is that of the episodes before they are converted: a store has it, so that its images
+        #: need not be read.
+        self._has_raw_digests, self._decodes_images = has_raw_digests, decodes_images
         self._steps: MemoryColumns | None = None
         self.returns: list[float] = []
         self.fingerprint = Fingerprint()
@@ -507,8 +524,8 @@ class _DatasetBuilder:
         self._require_valid(raw)
         self.left_out.count_left_out(raw)
         batch = _convert_batch(raw)
-        if self._is_hashed:
-            self.fingerprint.update(b"".join(episode_digests(batch)))
+        if self._stored is None or not self._has_raw_digests:
+            self.fingerprint.update(b"".join(episode_digests(raw if self._has_raw_digests else batch)))
         has_action = mark_transitions(batch.num_steps)
         self.actions.add(batch.steps[fields.ACTION][has_action])
         kept = select_episodes(batch, batch.num_steps > 1)
@@ -517,6 +534,8 @@ class _DatasetBuilder:
         self.returns += sum_rewards(kept)
         if self._stored is not None:
             return
+        if self._decodes_images:
+            kept = self._observations.decode_images(kept, decode_images)
         steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
         self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
@@ -537,7 +556,7 @@ class _DatasetBuilder:
             name,
             stored,
             np.array(self.returns),
-            self.fingerprint.hexdigest() if self._is_hashed else stored.fingerprint,
+            stored.fingerprint if self._stored is not None and self._has_raw_digests else self.fingerprint.hexdigest(),
             self.moments,
             self.actions,
             [

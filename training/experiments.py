@@ -328,7 +328,7 @@ def run_plan(
             replace_text(root / REPEAT_FILE, repeat + "\n")
 
         def report(name: str, outcome: Outcome) -> None:
-            status[name] = {**outcome.as_dict(), "steps": planned[name].config.num_updates}
+            status[name] = {**outcome.as_dict(), **_describe_length(planned[name].config)}
             save_json(root / STATUS_FILE, status)
 
         stop_reason = place(waiting, root, report) if waiting else ""
@@ -362,7 +362,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{run.name}: {error}") from error
     for run in {str(run.source): run for run in runs if isinstance(run.source, (str, Path))}.values():
-        open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
+        open_source(run.source)
 
 
 def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
@@ -379,9 +379,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     for run in runs:
         if not any((root / run.name / "checkpoints").glob("*")):
             continue
-        source = (
-            None if run.source is None else open_source(run.source, are_images_encoded=run.config.cache_dir is not None)
-        )
+        source = None if run.source is None else open_source(run.source)
         name = str(run.source) if isinstance(run.source, (str, Path)) else id(run.source)
         key = (name, run.config.drop_fields, run.config.cut_at_terminal)
         if key not in fingerprints:
@@ -403,10 +401,19 @@ def _set_reference_returns(run_dir: Path, config: TrainingConfig) -> None:
             directory.set_reference_returns(references, option=config.as_dict()["reference_returns"])
 
 
+def _describe_length(config: TrainingConfig) -> dict[str, int]:
+    """Returns how long a run is, as far as that is known before its data are read, as JSON values."""
+    if config.num_updates is None:
+        return {"epochs": config.epochs or 0, "online_steps": config.online_steps}
+    return {"steps": config.num_updates}
+
+
 def _is_complete(status: Mapping[str, Any] | None, run: PlannedRun, root: Path) -> bool:
     """Returns whether a run needs no more updates; one that a hook ended early is complete as well."""
-    is_complete = status is not None and status["state"] == "complete" and status["steps"] >= run.config.num_updates
-    return is_complete and _is_run(root / run.name)
+    if status is None or status["state"] != "complete":
+        return False
+    is_long = all(status.get(name, 0) >= number for name, number in _describe_length(run.config).items())
+    return is_long and _is_run(root / run.name)
 
 
 def _is_run(path: Path) -> bool:

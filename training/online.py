@@ -94,11 +94,12 @@ class OnlinePhase:
 
     def require_reachable(self, step: int) -> None:
         """Raises `ValueError` if a run without collected steps has made more updates than precede the phase."""
-        if step > self._config.steps and not self._collector.num_collected:
+        if step > self._config.num_offline_updates and not self._collector.num_collected:
+            about, verb = self._config.length_option
             raise ArgumentError(
-                f"must be at least {step:,}, the number of updates that the run has already made, got "
-                f"{self._config.steps:,}",
-                about="steps",
+                f"{verb} at least {step:,}, the number of updates that the run has already made, got "
+                f"{self._config.num_offline_updates:,}",
+                about=about,
             )
 
     def run(self, learner: Learner) -> None:
@@ -121,7 +122,7 @@ class OnlinePhase:
             missing = config.online_steps - collector.num_collected
             if learner.stop_reason or missing <= 0:
                 break
-            is_random = not config.steps and collector.num_collected < config.warmup_steps
+            is_random = not config.num_offline_updates and collector.num_collected < config.warmup_steps
             for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
                 self._items.append(self._convert(piece))
         if not learner.stop_reason and not self._items.num_added:

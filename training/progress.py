@@ -17,16 +17,19 @@ class Progress:
     """Prints notes, warnings, the current activity, and the numbers that a learner logs.
 
     On a terminal and in a notebook the latest numbers replace the previous ones, and evaluations stay visible.
+
+    Attributes:
+      num_iterations: total number of iterations of the run; None if the run sets it once the data are read.
     """
 
-    def __init__(self, num_iterations: int, *, quiet: bool = False):
+    def __init__(self, num_iterations: int | None, *, quiet: bool = False):
         """Prints nothing yet.
 
         Args:
-          num_iterations: total number of iterations of the run.
+          num_iterations: see `Progress`.
           quiet: whether to print only notes and warnings.
         """
-        self._total, self._quiet = num_iterations, quiet
+        self.num_iterations, self._quiet = num_iterations, quiet
         self._console = make_console(soft_wrap=True)
         self._line: _LiveLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""
@@ -68,17 +71,20 @@ class Progress:
             rate = numbers.get("evaluation/success_rate")
             success = "" if rate is None else f" success {rate:.0%}"
             self._score = f"return {numbers['evaluation/mean_return']:,.1f}{score}{success}"
-            self._line.print(f"{step:>9,} of {self._total:,}   {self._score}")
+            self._line.print(f"{self._format_step(step)}   {self._score}")
         else:
             self._line.show(self._format_numbers(step, numbers))
 
+    def _format_step(self, step: int) -> str:
+        return f"{step:>9,} of {self.num_iterations:,}"
+
     def _format_numbers(self, step: int, numbers: Mapping[str, float]) -> str:
         rate = numbers.get("steps_per_sec", 0.0)
-        parts = [f"{step:>9,} of {self._total:,}", f"loss {numbers.get('loss', float('nan')):.4g}"]
+        parts = [self._format_step(step), f"loss {numbers.get('loss', float('nan')):.4g}"]
         if rate:
             parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
-        if rate and step < self._total:
-            secs = (self._total - step) / rate
+        if rate and step < (total := self.num_iterations or 0):
+            secs = (total - step) / rate
             parts.append(f"{secs:.0f} s left" if secs < 60 else f"{secs / 60:.1f} min left")
         if self._score and self._line.is_live:  # Elsewhere the score is on a previous line.
             parts.insert(2, self._score)

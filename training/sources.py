@@ -18,7 +18,7 @@ from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import Message, SpecMismatchError
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
-from rlds2reverb.sources.loading import load_encoded
+from rlds2reverb.sources.source import keep_images_encoded
 from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec
 
@@ -41,22 +41,19 @@ class EnvironmentData(TrainingData):
         yield None
 
 
-def open_source(source: Any, *, are_images_encoded: bool = False) -> Any:
+def open_source(source: Any) -> Any:
     """Opens a source of training data without reading it.
 
     Args:
       source: see `open_data`.
-      are_images_encoded: whether images are the bytes of their files if the format has such images; for `cache_dir`.
 
     Returns:
-      A `Source`; tables are returned unchanged.
+      A `Source`, whose images are in the encoding of their files if the format has it; tables are returned unchanged.
 
     Raises:
       FileNotFoundError, SourceError, TypeError: As `rlds2reverb.load`.
     """
-    if is_table(source):
-        return source
-    return load_encoded(source) if are_images_encoded else load(source)
+    return source if is_table(source) else keep_images_encoded(load(source))
 
 
 def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
@@ -64,7 +61,7 @@ def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
     if source is None:
         return _NO_DATA
     if not is_table(source):
-        return compute_fingerprint(open_source(source, are_images_encoded=config.cache_dir is not None), config)
+        return compute_fingerprint(open_source(source), config)
     location, table = split_source(source)
     if not isinstance(location, (str, Path)) or not is_table_directory(location):
         return None
@@ -108,8 +105,9 @@ def open_data(
     """
     if is_table(source):
         return open_table(source, config, action_space)
-    opened = open_source(source, are_images_encoded=config.cache_dir is not None)
-    return open_dataset(opened, config, action_space=action_space, as_episodes=as_episodes, progress=progress)
+    return open_dataset(
+        open_source(source), config, action_space=action_space, as_episodes=as_episodes, progress=progress
+    )
 
 
 def open_evaluated_data(

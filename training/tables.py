@@ -303,6 +303,8 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
 
 def require_table_options(config: TrainingConfig) -> None:
     """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have."""
+    if config.epochs is not None:
+        raise ArgumentError("requires a dataset; servers choose the items of a batch themselves", about="epochs")
     if config.deterministic:
         raise ArgumentError(
             "requires a dataset; servers sample nondeterministically", about="deterministic", value=True

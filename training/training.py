@@ -141,7 +141,7 @@ class Training:
             repeat = repeat or _python_command(source, config, self.run_dir)
             if source is not None:
                 with self._progress.activity("opening the data"):
-                    source = open_source(source, are_images_encoded=config.cache_dir is not None)
+                    source = open_source(source)
             self.environment = self._find_environment(source)
             self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
             if self.evaluator is not None and not self.evaluator.is_limited:
@@ -154,6 +154,7 @@ class Training:
                 )
             require_same_run(self.run_dir, config, self._evaluated_in)
             self.data = stack.enter_context(self._open_data(source))
+            self.config = config = self._resolve_steps()
             augment = make_augmentation(config, self.data.time_step_spec.observation)
             self.agent = make_agent(
                 config.algo,
@@ -234,7 +235,7 @@ class Training:
         """
         with full_disk_as_error(self.run_dir):
             with self.learner.running():
-                self.learner.advance(self.config.steps)
+                self.learner.advance(self.config.num_offline_updates)
                 if self._online is not None:
                     self._online.run(self.learner)
             with self._progress.activity("exporting the policy"):
@@ -286,6 +287,20 @@ class Training:
         for warning in data.warnings:
             self._progress.warn(warning)
         return data
+
+    def _resolve_steps(self) -> TrainingConfig:
+        """Returns the options of the run, whose number of updates is known now.
+
+        Raises:
+          CheckpointError: If the run has already made more updates than the epochs take.
+        """
+        config = self.data.resolve_steps(self.config)
+        if config.epochs is not None:
+            require_same_run(self.run_dir, config, self._evaluated_in)
+            self._progress.num_iterations = config.num_updates
+            sentence = f"takes {config.num_offline_updates:,} updates"
+            self._progress.note(Message(sentence, about="epochs", value=config.epochs))
+        return config
 
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
@@ -382,11 +397,12 @@ def require_same_run(
             now = {name: value for name, value in now.items() if not name.startswith("environment")}
         changes = differences(saved, now, only_common=True).values()
         require_same(f"{run_dir} contains a different run", changes)
-    if saved and max(steps) > config.num_updates:
+    if saved and config.num_updates is not None and max(steps) > config.num_updates:
+        about, verb = config.length_option
         raise CheckpointError(
-            f"must be at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
-            f"{config.num_updates:,}; set more steps, or use a different run directory",
-            about="steps",
+            f"{verb} at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
+            f"{config.num_updates:,}; set more {about}, or use a different run directory",
+            about=about,
         )
 
 
@@ -440,6 +456,8 @@ def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str |
         values["env"] = _make_portable(values["env"])
     except (ImportError, ValueError):
         return None
+    if config.epochs is not None:
+        defaults["steps"] = None
     options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
     arguments = ", ".join([repr(source and str(source)), repr(config.algo), repr(str(run_dir)), *options])
     code = f"from rlds2reverb import train; train({arguments})"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
-from .source import Source
+from .source import Source, keep_images_encoded
 
 
 def concatenate_sources(sources: Sequence[Source]) -> Source:
@@ -37,7 +37,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
     return Source(
         name,
         kinds[0],
-        lambda *bounds: _read(sources, *bounds),
+        _Concatenation(sources).read,
         num_episodes=_sum([source.num_episodes for source in sources]),
         num_rows=_sum([source.num_rows for source in sources]),
         warnings=tuple(dict.fromkeys(warning for source in sources for warning in source.warnings)),
@@ -59,14 +59,26 @@ def _common(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def _read(sources: Sequence[Source], first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-    """Yields all episodes, or those of a range, numbered consecutively."""
-    parts = [(source, ()) for source in sources] if stop is None else _divide(sources, first, stop)
-    index = first
-    for source, bounds in parts:
-        for episode in source.read(*bounds):
-            yield replace(episode, index=index)
-            index += 1
+@dataclass(frozen=True)
+class _Concatenation:
+    """The episodes of several sources."""
+
+    sources: Sequence[Source]
+
+    @property
+    def encoded(self) -> _Concatenation | None:
+        """See `source.keep_images_encoded`."""
+        encoded = [keep_images_encoded(source) for source in self.sources]
+        return _Concatenation(encoded) if any(source.decodes_images for source in encoded) else None
+
+    def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        """Yields all episodes, or those of a range, numbered consecutively."""
+        parts = [(source, ()) for source in self.sources] if stop is None else _divide(self.sources, first, stop)
+        index = first
+        for source, bounds in parts:
+            for episode in source.read(*bounds):
+                yield replace(episode, index=index)
+                index += 1
 
 
 def _divide(sources: Sequence[Source], first: int, stop: int) -> Iterator[tuple[Source, tuple[int, ...]]]:

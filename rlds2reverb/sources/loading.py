@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._system.text import suggest
-from rlds2reverb.errors import ArgumentError, SourceError
+from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import server_address
 
 from . import (
@@ -166,16 +166,6 @@ def load(
         "download": download or None,
     }
     return _open(source, {name: value for name, value in options.items() if value is not None})
-
-
-def load_encoded(source: Any, **options: Any) -> Source:
-    """Opens a dataset as `load` does, with images in the encoding of their files if the format has such images."""
-    try:
-        return load(source, image_decoding=False, **options)
-    except ArgumentError as error:
-        if getattr(error.args[0], "about", "") != "image_decoding":
-            raise
-        return load(source, **options)
 
 
 def _open(source: Any, options: dict[str, Any]) -> Source:

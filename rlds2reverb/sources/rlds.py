@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -289,6 +290,16 @@ class _PreparedEpisodes:
     def dataset(self) -> tf.data.Dataset:
         """The RLDS dataset of the whole split."""
         return self.open_dataset(image_decoding=self._image_decoding)
+
+    @property
+    def encoded(self) -> _PreparedEpisodes | None:
+        """See `source.keep_images_encoded`."""
+        if not self._image_decoding:
+            return None
+        episodes = copy.copy(self)
+        episodes._image_decoding = False
+        vars(episodes).pop("dataset", None)
+        return episodes
 
     @cached_property
     def ranges(self) -> list[tuple[str, int, int]]:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ class Source:
       observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
       assumed_fields: fields of the steps that the dataset does not contain and whose values are invented, such as
         'reward'; algorithms that learn from them cannot use the dataset.
+      decodes_images: whether training in memory decodes images that `read` yields as files, such as JPEG, once rather
+        than for each batch; see `keep_images_encoded`.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
     """
@@ -71,6 +73,7 @@ class Source:
     observation_space: Any = field(default=None, repr=False)
     count: Callable[[], int] | None = field(default=None, repr=False)
     assumed_fields: tuple[str, ...] = ()
+    decodes_images: bool = False
 
     def __post_init__(self) -> None:
         read = self.read
@@ -191,6 +194,16 @@ def split_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     described = {name: load_space(metadata.get(name)) for name in (ACTION_SPACE, OBSERVATION_SPACE)}
     described[ENV_SPEC] = env_spec if isinstance(env_spec, str) else None
     return {"metadata": {name: value for name, value in metadata.items() if name not in described}, **described}
+
+
+def keep_images_encoded(source: Source) -> Source:
+    """Returns a dataset with images in the encoding of their files, which `decodes_images` then marks.
+
+    A dataset is returned unchanged if its format has no encoded images, if transforms were applied to it, or if it was
+    opened with `image_decoding=False`.
+    """
+    encoded = getattr(getattr(source.read, "__self__", None), "encoded", None)
+    return source if encoded is None else replace(source, read=encoded.read, decodes_images=True)
 
 
 class IndexedEpisodes:

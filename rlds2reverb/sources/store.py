@@ -86,7 +86,17 @@ def build_store(
     """
     if num_workers is not None:
         require_count("num_workers", num_workers, 0)
-    plan = _Plan.make(source)
+    _build(source, _Plan.make(source), path, num_workers, on_progress)
+
+
+def _build(
+    source: Source,
+    plan: _Plan,
+    path: Path,
+    num_workers: int | None = None,
+    on_progress: OnProgress = lambda stored, total: None,
+) -> None:
+    """Builds the planned store; see `build_store`."""
     if _is_complete(path, plan):
         return
     with full_disk_as_error(path):
@@ -126,12 +136,13 @@ def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
     Raises:
       Exception: See `build_store`.
     """
-    identity = json.dumps([find_identity(source), {name: value for name, value in changes.items() if value}])
+    plan = _Plan.make(source)
+    identity = json.dumps([plan.identity, {name: value for name, value in changes.items() if value}])
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
     path = Path(cache_dir).expanduser() / name
     while True:
         try:
-            build_store(source, path)
+            _build(source, plan, path)
             return path
         except ResourceInUseError:  # Another process builds it; the lock is released if that one dies.
             time.sleep(_POLL_SECS)
@@ -154,7 +165,8 @@ class _Plan:
     @classmethod
     def make(cls, source: Source) -> _Plan:
         """Plans the store of a dataset."""
-        identity, first = find_identity(source), source.first_episode
+        first = source.first_episode
+        identity = find_identity(source, first)
         layout, count = Layout.of_steps(first.steps), identity["episodes"]
         if count is None:
             return cls(identity, layout, ((0, None),))
@@ -172,13 +184,13 @@ class _Plan:
         }
 
 
-def find_identity(source: Source) -> dict[str, Any]:
+def find_identity(source: Source, first: Episode) -> dict[str, Any]:
     """Returns what distinguishes a dataset from others, as JSON values.
 
-    Only the first episode is read, and the last one if it can be read alone.
+    Of the episodes after the first one with steps, only the last one is read, if it can be read alone.
     """
     count = source.count() if source.count is not None else None
-    ends = [source.first_episode, *(source.read(count - 1, count) if count else ())]
+    ends = [first, *(source.read(count - 1, count) if count else ())]
     digests = [episode_digests(EpisodeBatch([episode]))[0].hex() for episode in ends]
     return {"name": source.name, "kind": source.kind, "episodes": count, "rows": source.num_rows, "ends": digests}
 
@@ -524,6 +536,11 @@ class _StoredEpisodes:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": None}
+
+    @property
+    def encoded(self) -> _StoredEpisodes | None:
+        """See `source.keep_images_encoded`."""
+        return _StoredEpisodes(self.path, False, self._with_images) if self._image_decoding else None
 
     @property
     def columns(self) -> StepColumns:

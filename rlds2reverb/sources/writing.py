@@ -154,9 +154,10 @@ def write_dataset(
         source, or else 30.
       video: LeRobot only: whether images with three channels become H.264 videos rather than PNG images. Videos are
         lossy; the report states the maximum error of a pixel.
-      num_workers: number of processes that read the source first, into a store beside `path` (`.NAME.steps`); 0 for
+      num_workers: number of processes that read the source first, into a store next to `path` (`.NAME.steps`); 0 for
         the calling process. The same call then continues with the episode at which it was interrupted, and the written
-        dataset is the same for any number. None to read and write in one pass, of which nothing is kept.
+        dataset is the same for any number. After an interruption while writing, it writes again from the store. None to
+        read and write in one pass, of which nothing is kept.
       progress: function called with 'writing' and each episode.
       on_read: function called with the number of episodes that were read into the store, and of all, or None.
 

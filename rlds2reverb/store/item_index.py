@@ -86,6 +86,21 @@ def permute(positions: np.ndarray, num_items: int, *, seed: int, epoch: int) -> 
     return items.astype(np.int64)
 
 
+def permute_epochs(positions: np.ndarray, num_items: int, *, seed: int) -> np.ndarray:
+    """Returns the items at some positions of the orders of all epochs, one after the other; int64, of the same shape.
+
+    Args:
+      positions: int64, at least 0; the order of epoch k (see `permute`) begins at `k * num_items`.
+      num_items: the number of items.
+      seed: random seed, at least 0.
+    """
+    epochs, items = np.divmod(positions, num_items)
+    for epoch in np.unique(epochs).tolist():
+        is_in_epoch = epochs == epoch
+        items[is_in_epoch] = permute(items[is_in_epoch], num_items, seed=seed, epoch=epoch)
+    return items
+
+
 def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
     """Returns 63-bit hashes, with the mixing function of SplitMix64.
 

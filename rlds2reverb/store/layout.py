@@ -6,7 +6,7 @@ import functools
 import io
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields as dataclass_fields
 from typing import Any
 
@@ -182,19 +182,24 @@ class Layout:
         return {**added, ATTRIBUTES: np.frombuffer(b"".join(attributes), np.uint8), EPISODES: records}
 
     def hide_images(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """Returns episodes with views of zeros in place of image files; the same ones without such files.
+        """Returns episodes with views of zeros in place of image files; see `decode_images`."""
+        return self.decode_images(batch, lambda files, pixels: blank_images(len(files), pixels))
+
+    def decode_images(self, batch: EpisodeBatch, decode: Callable[[Any, ArraySpec], np.ndarray]) -> EpisodeBatch:
+        """Returns episodes with pixels in place of image files; the same ones without such files.
 
         Args:
           batch: episodes with the fields of the layout, and possibly others.
+          decode: see `step_columns.Decoder`.
         """
         if all(column.pixels is None for column in self.columns):
             return batch
         columns = leaves({name: batch.steps[name] for name in self._structure})
-        hidden = {
-            number: array if column.pixels is None else blank_images(len(array), column.pixels)
+        decoded = {
+            number: array if column.pixels is None else decode(array, column.pixels)
             for number, ((_, array), column) in enumerate(zip(columns, self.columns, strict=True))
         }
-        return batch.with_steps({**batch.steps, **self.restore(hidden)})
+        return batch.with_steps({**batch.steps, **self.restore(decoded)})
 
     def unpack(self, rows: np.ndarray, number: int) -> np.ndarray:
         """Returns a packed column from rows, uint8 `[N, row_bytes]`, as a view where possible."""
@@ -256,6 +261,12 @@ def find_image(column: np.ndarray) -> bytes | None:
     """Returns the first JPEG or PNG file of a column of objects `[T]`; None if the column contains something else."""
     first = next((value for value in column.reshape(-1) if value), None)
     return first if isinstance(first, bytes) and first.startswith(_IMAGE_STARTS) else None
+
+
+def has_images(steps: dict[str, Nest]) -> bool:
+    """Returns whether any column `[T, ...]` of steps consists of images; see `Column.is_image`."""
+    columns = [(path, column) for path, column in leaves(steps) if column.dtype != object or column.ndim == 1]
+    return any(_make_column(path, column).is_image for path, column in columns)
 
 
 def decode_image(content: bytes) -> np.ndarray:

@@ -80,8 +80,8 @@ class StepColumns:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the content; see `fingerprints.Fingerprint`. Encoded images count as their bytes."""
-        return Fingerprint(self._records["digest"].tobytes()).hexdigest()
+        """The fingerprint of the episodes with steps, as they were stored; see `fingerprints.Fingerprint`."""
+        return Fingerprint(self._records["digest"][self.num_steps > 0].tobytes()).hexdigest()
 
     def take(
         self,

@@ -39,6 +39,7 @@ from rlds2reverb.training.training import require_same_run
 CHANGED = {
     "algo": "td3",
     "steps": 90,
+    "epochs": 2,
     "seed": 1,
     "deterministic": True,
     "allow_config_mismatch": True,
@@ -125,7 +126,7 @@ def test_change_of_an_option_is_refused_or_free(name, tmp_path):
     else:
         with pytest.raises(CheckpointError, match="contains a different run: .* was .*, is now .*; use a different"):
             require_same_run(tmp_path, now, find_key(now))
-        assert declared_options()[name].identifies or name in ("env", "hyperparameters", "steps")
+        assert declared_options()[name].identifies or name in ("env", "hyperparameters", "steps", "epochs")
 
 
 def test_fewer_updates_than_made_are_refused(tmp_path):

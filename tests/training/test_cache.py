@@ -11,9 +11,10 @@ from reference_impls import assert_equal_nests
 from rlds2reverb import InvalidEpisodeError, load, train
 from rlds2reverb.cli import run
 from rlds2reverb.sources import store
+from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 from rlds2reverb.training import dataset
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.sources import open_data
+from rlds2reverb.training.sources import find_fingerprint, open_data
 
 
 def read_items(data):
@@ -46,6 +47,7 @@ def test_store_has_the_items_of_memory(tmp_path, data, path, algo, options):
         for folder in (str(tmp_path), None)
     )
     assert_equal_nests(read_items(got), read_items(expected))
+    assert got.identity() == expected.identity()
     assert (got.time_step_spec, got.action_spec, got.notes) == (
         expected.time_step_spec,
         expected.action_spec,
@@ -81,6 +83,20 @@ def test_encoded_images_are_decoded_for_each_batch(data):
     got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))
     assert got.items._steps.num_bytes < expected.items._steps.num_bytes / 10
     assert_equal_nests(read_items(got), read_items(expected))
+    assert got.fingerprint == expected.fingerprint == find_fingerprint(path, TrainingConfig("bc"))
+    pixels = expected.items._steps.take(np.arange(9), ["observation"])["observation"]["image"]
+    first = load(path).first_episode.steps["observation"]["image"]  # As TFDS decodes them.
+    np.testing.assert_array_equal(pixels, first[:9])
+
+
+def test_fingerprint_of_images_is_that_of_their_files(tmp_path, data):
+    path = data / "formats/rlds/a4/nested_cameras/1.0.0"
+    stored = TrainingConfig("bc", cache_dir=str(tmp_path))
+    both, twice = ({find_fingerprint(source, config) for config in (stored, TrainingConfig("bc"))}
+                   for source in (load(path), [path, path]))  # fmt: skip
+    assert len(both) == len(twice) == 1 and both != twice
+    changed = apply_transforms(load(path), [CastFloats()])[0]  # Its images were decoded before.
+    assert {find_fingerprint(changed, TrainingConfig("bc"))}.isdisjoint(both)
 
 
 def test_invalid_episode_with_encoded_images_is_named(data):
@@ -105,12 +121,12 @@ def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
 def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, data):
     config = TrainingConfig("iql", cache_dir=str(tmp_path))
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
-    opened, build = [], store.build_store
+    opened, build = [], store._build
 
-    def build_slowly(source, path):
-        build(source, path, on_progress=lambda *counts: time.sleep(0.2))
+    def build_slowly(source, plan, path):
+        build(source, plan, path, on_progress=lambda *counts: time.sleep(0.2))
 
-    monkeypatch.setattr(store, "build_store", build_slowly)
+    monkeypatch.setattr(store, "_build", build_slowly)
     threads = [threading.Thread(target=lambda: opened.append(open_data(source, config))) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -26,10 +26,13 @@ def test_defaults_are_those_of_the_algorithm():
     [
         ({"algo": "iqll"}, ValueError, "algo must be one of awac, .*, got 'iqll'; did you mean 'iql'?"),
         ({"steps": 0}, ValueError, "steps must be an integer >= 1, got 0"),
-        ({"steps": 2.5}, ValueError, "steps must be an integer >= 0, got 2.5"),
+        ({"steps": 2.5}, ValueError, "steps must be an integer >= 0 or None, got 2.5"),
         ({"seed": -1}, ValueError, r"seed must be an integer in \[0, 2147483647\], got -1"),
         ({"seed": 2**31}, ValueError, r"seed must be an integer in \[0, 2147483647\], got 2147483648"),
         ({"gamma": 1.5}, ValueError, r"gamma must be a number in \[0, 1\], got 1.5"),
+        ({"epochs": 0}, ValueError, "epochs must be an integer >= 1 or None, got 0"),
+        ({"epochs": 2, "steps": 30}, ValueError, r"epochs cannot be combined with 30 updates; .* \(steps\)"),
+        ({"epochs": 2, "sampler": "prioritized"}, ValueError, r"epochs requires a uniform .* \(sampler='uniform'\)"),
         ({"top_percent": 0}, ValueError, r"top_percent must be a number in \(0, 100\] or None, got 0"),
         ({"top_percent": 101}, ValueError, r"top_percent must be a number in \(0, 100\] or None, got 101"),
         ({"sampler": "prioritised"}, ValueError, "sampler must be 'uniform' or 'prioritized', got 'prioritised'"),
@@ -85,6 +88,33 @@ def test_the_run_determines_discount_schedule_and_seed():
     assert TrainingConfig("iql", hyperparameters={"num_updates": None}).resolved_hyperparameters["num_updates"] is None
 
 
+def test_epochs_determine_the_steps_once_the_items_are_counted():
+    config = TrainingConfig("iql", epochs=3, batch_size=8)
+    assert (config.steps, config.num_updates, config.replace(seed=1).steps) == (None, None, None)
+    assert config.resolved_hyperparameters["num_updates"] == 1_000_000  # The published number stands for it.
+    resolved = config.for_items(10)
+    assert (resolved.steps, resolved.num_updates, resolved.resolved_hyperparameters["num_updates"]) == (4, 4, 4)
+    assert TrainingConfig.from_dict(resolved.as_dict()) == config and resolved.replace() == config
+    assert resolved.identity(None) == config.replace(epochs=9).identity(None)
+    online = config.replace(online_steps=20, warmup_steps=10, env="Pendulum-v1")
+    assert (online.for_items(10).num_updates, online.for_items(10).identity(None)["steps"]) == (14, 4)
+    with pytest.raises(ValueError, match=r"depends on the dataset; call for_items\(\) first"):
+        online.count_updates(15)
+    with pytest.raises(ValueError, match="epochs requires a dataset"):
+        online.for_source(None)
+
+
+def test_epochs_and_steps_replace_each_other(tmp_path):
+    assert TrainingConfig("bc", steps=5).replace(epochs=2).steps is None
+    assert TrainingConfig("bc", epochs=2).replace(epochs=None).steps == 100_000
+    (tmp_path / "mine.gin").write_text("train.steps = 7")
+    config = TrainingConfig.from_gin("bc", gin_files=[tmp_path / "mine.gin"], epochs=2)
+    assert (config.steps, config.epochs) == (None, 2)
+    (tmp_path / "mine.gin").write_text("train.epochs = 7")
+    config = TrainingConfig.from_gin("bc", gin_files=[tmp_path / "mine.gin"], steps=2)
+    assert (config.steps, config.epochs) == (2, None)
+
+
 def test_updates_are_due_for_each_step_after_the_warm_up():
     options = {"env": "Pendulum-v1", "steps": 5, "online_steps": 108, "warmup_steps": 10, "updates_per_step": 1 / 49}
     config = TrainingConfig("sac", **options)
@@ -136,7 +166,7 @@ def test_every_option_is_described():
     defaults = {name: options[name].describe_default() for name in ("seed", "algo", "clip_actions")}
     assert defaults == {"seed": "0", "algo": "required", "clip_actions": "no"}
     assert options["top_percent"].describe_values() == "a number in (0, 100] or None"
-    assert options["steps"].describe_values() == "an integer >= 0"
+    assert options["steps"].describe_values() == "an integer >= 0 or None"
     assert all(name in options["reward"].text for name in REWARD_RECIPES)
     assert all(name in options["algo"].text for name in ALGORITHMS)
 

@@ -268,6 +268,13 @@ def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, mon
     assert list_started(plan_sweep({**options, "steps": 71}), tmp_path) == ["a/bc/seed_0", "a/bc/seed_1"]
 
 
+def test_complete_experiment_is_extended_by_more_epochs(pendulum, tmp_path):
+    options = {"data": {"a": pendulum}, "algo": "bc", "epochs": 2}
+    assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete
+    assert list_started(plan_sweep(options), tmp_path) == []
+    assert list_started(plan_sweep({**options, "epochs": 3}), tmp_path) == ["a/bc/seed_0"]
+
+
 def test_runs_that_have_begun_are_compared_with_their_own_data(pendulum, tmp_path):
     plan = plan_sweep({"data": {"a": pendulum, "b": pendulum.parent / "hopper_medium-v2.hdf5"}, "algo": "bc"})
     names = [run.name for run in plan]

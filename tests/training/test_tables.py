@@ -112,6 +112,7 @@ def test_tables_that_do_not_match_raise(server, config, table, space, message):
     ("options", "message"),
     [
         ({"top_percent": 10}, "top_percent requires a dataset; the items of a table are already converted"),
+        ({"epochs": 2}, "epochs requires a dataset; servers choose the items"),
         ({"n_step": 3}, "n_step requires a dataset"),
         ({"reward": "scale:2"}, "reward requires a dataset"),
         ({"clip_actions": True}, "clip_actions requires a dataset"),

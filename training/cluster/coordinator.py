@@ -254,7 +254,7 @@ class Coordinator:
             self._save_sometimes()
             config, total = self._config, self._num_collected
             num_steps = min(config.update_every, max(self._max_collected() - total, 0))
-            is_random = not config.steps and total < config.warmup_steps
+            is_random = not config.num_offline_updates and total < config.warmup_steps
             variables = None if self._variables is None else self._variables_address()
             step = self._policy_step if variables else -1
             return CollectOrder(
@@ -268,9 +268,9 @@ class Coordinator:
     def _max_collected(self) -> int:
         """Returns the number of environment steps that may be collected up to now."""
         config = self._config
-        if self._learner_step < config.steps:
+        if self._learner_step < config.num_offline_updates:
             return 0
-        num_used = (self._learner_step - config.steps) / config.updates_per_step
+        num_used = (self._learner_step - config.num_offline_updates) / config.updates_per_step
         return min(config.online_steps, config.warmup_steps + int(num_used) + self._lead_steps)
 
     # --- The evaluator
@@ -348,7 +348,7 @@ class Coordinator:
             collected, collectors = self._num_collected, self._alive_collectors()
             returns = [value for collector in collectors for value in collector.returns]
             oldest = min((collector.policy_step for collector in collectors), default=self._policy_step)
-            online_updates = max(self._learner_step - self._config.steps, 0)
+            online_updates = max(self._learner_step - self._config.num_offline_updates, 0)
             return {
                 "step": self._learner_step,
                 "steps_per_sec": self._rates["learner"].per_sec(),

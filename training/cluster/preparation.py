@@ -84,7 +84,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
       Exception: See `Training`.
     """
     _require_options(source, config)
-    source = None if source is None else open_source(source, are_images_encoded=config.cache_dir is not None)
+    source = None if source is None else open_source(source)
     environment = resolve_environment(config.env, source)
     has_environment = environment is not None and environment.make_env is not None
     if config.online_steps and not has_environment:
@@ -121,6 +121,9 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
 def _require_options(source: Any, config: TrainingConfig) -> None:
     if config.deterministic:
         raise ArgumentError("requires a single process; use train", about="deterministic", value=True)
+    if config.epochs is not None:
+        sentence = "requires a single process, because servers choose the items of a batch themselves; use train"
+        raise ArgumentError(sentence, about="epochs")
     if tuple(config.track) != (TENSORBOARD,):
         raise ArgumentError(f"must be ('{TENSORBOARD}',) on a cluster, got {config.track}", about="track")
     if isinstance(source, (str, Path)) and is_table_directory(source):
@@ -177,8 +180,8 @@ def _describe_replay(config: TrainingConfig, data: TrainingData) -> ReplayTables
         has_offline=not isinstance(data, EnvironmentData),
         offline_servers=servers,
         offline_table=OFFLINE_TABLE if table is None else table.table,
-        num_offline_updates=config.steps,
+        num_offline_updates=config.num_offline_updates,
         collected_ratio=config.online_ratio if config.online_steps else 0.0,
         is_prioritized=config.sampler == "prioritized",
-        num_updates=config.num_updates,
+        num_updates=config.count_updates(config.online_steps),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from rlds2reverb.store.item_index import find_shard, permute
+from rlds2reverb.store.item_index import find_shard, permute, permute_epochs
 
 counts = st.integers(1, 300)
 
@@ -21,6 +21,16 @@ def test_permute_orders_differ_between_epochs_and_seeds():
     assert len(orders) == 25
     large = 10**15
     assert (np.diff(permute(np.arange(100), large, seed=0, epoch=0)) != 1).all()
+
+
+@given(counts, st.integers(0, 900), st.integers(0, 99), st.integers(0, 2**31 - 1))
+def test_permute_epochs_matches_one_order_after_the_other(num_items, first, count, seed):
+    num_epochs = (first + count) // num_items + 1
+    orders = [permute(np.arange(num_items), num_items, seed=seed, epoch=epoch) for epoch in range(num_epochs)]
+    positions = np.arange(first, first + count)
+    np.testing.assert_array_equal(
+        permute_epochs(positions, num_items, seed=seed), np.concatenate(orders)[first : first + count]
+    )
 
 
 def test_permute_places_and_pairs_are_uniform():

@@ -11,14 +11,22 @@ import numpy as np
 import pytest
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb import CorruptFileError, SourceError, SpecMismatchError, load
+from rlds2reverb import CorruptFileError, Source, SourceError, SpecMismatchError, load
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import ResourceInUseError, StorageFullError
 from rlds2reverb.sources import store
-from rlds2reverb.sources.store import MANIFEST, build_store, find_identity, open_columns, open_store, verify_store
+from rlds2reverb.sources.store import (
+    MANIFEST,
+    build_store,
+    cache_store,
+    find_identity,
+    open_columns,
+    open_store,
+    verify_store,
+)
 from rlds2reverb.specs import leaves
 from rlds2reverb.store import step_columns
 from rlds2reverb.store.cuts import Transitions, Windows
@@ -290,9 +298,25 @@ def test_command_lists_and_prunes_stores(tmp_path, data, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["complete", "notes"]
 
 
+def test_building_reads_the_first_episode_once_for_the_plan(tmp_path):
+    episodes, reads = [episode(3, terminal=True) for _ in range(3)], []
+
+    def read():
+        reads.append(True)
+        return iter(load(episodes).read())
+
+    cache_store(Source("mine", "memory", read), tmp_path)
+    assert len(reads) == 2  # For the plan, and for the store.
+
+
 def test_identity_depends_on_the_data(data):
     episodes = [episode(3, terminal=True) for _ in range(3)]
-    before = find_identity(load(episodes))
-    assert find_identity(load(episodes)) == before
+
+    def identify():
+        source = load(episodes)
+        return find_identity(source, source.first_episode)
+
+    before = identify()
+    assert identify() == before
     episodes[0]["reward"][1] += 1
-    assert find_identity(load(episodes)) != before
+    assert identify() != before
