@@ -35,9 +35,9 @@ def make_spec(pixels):
     return {"image": image, "parts": parts, "flags": tf.TensorSpec([2], tf.bool, "flags")}
 
 
-def make_observations(pixels, num=7):
+def make_observations(pixels, num=60):
     random = np.random.default_rng(0)
-    parts = (random.integers(0, 9, num, np.int32), random.normal(scale=10, size=(num, 3)))
+    parts = (random.integers(0, 9, num, np.int32), random.normal(scale=60, size=(num, 3)))
     image = random.integers(0, 256, (num, pixels, pixels, 3), np.uint8)
     return {"image": image, "parts": parts, "flags": random.integers(0, 2, (num, 2)).astype(bool)}
 
@@ -48,7 +48,7 @@ def make_policy(name, folder, *, pixels=12, **options):
     mean = tf.nest.map_structure(lambda leaf: np.full(leaf.shape, 0.5, np.float32), spec)
     std = tf.nest.map_structure(lambda leaf: np.full(leaf.shape, 2, np.float32), spec)
     action_spec = DISCRETE_SPEC if ALGORITHMS[name].actions == "discrete" else ACTION_SPEC
-    options |= {"hidden_sizes": (8, 8), "observation_mean": mean, "observation_std": std}
+    options |= {"hidden_sizes": (8, 8), "seed": 3, "observation_mean": mean, "observation_std": std}
     policy = make_agent(name, time_step_spec(spec), action_spec, **options).policy
     export_policy(policy, folder)
     return policy
@@ -69,7 +69,7 @@ def run_tflite(path, observations):
 def require_same_actions(policy, folder, *, pixels=12):
     """Converts a policy, and compares its actions with those of both files."""
     observations = make_observations(pixels)
-    expected = policy.action(restart(tf.nest.map_structure(tf.constant, observations), 7)).action.numpy()
+    expected = policy.action(restart(tf.nest.map_structure(tf.constant, observations), 60)).action.numpy()
     assert (expected != expected[0]).any()
     loaded = load_policy(write_policy(folder, folder.with_suffix(".onnx")))
     lite = run_tflite(write_policy(folder, folder.with_suffix(".tflite")), observations)
@@ -80,7 +80,7 @@ def require_same_actions(policy, folder, *, pixels=12):
     assert loaded.action(single).shape == expected.shape[1:]
 
 
-@pytest.mark.parametrize("name", mark_slow_except(["iql", "dqn"], ALGORITHMS))
+@pytest.mark.parametrize("name", mark_slow_except(["dqn"], ALGORITHMS))
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_actions_match_the_agent(name, tmp_path):
     require_same_actions(make_policy(name, tmp_path / "policy"), tmp_path / "policy")
