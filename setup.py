@@ -57,6 +57,14 @@ BEAM = ["apache-beam==2.77.0"]
 # Training on a Ray cluster. Ray rejects the pydantic 1 that wandb and mlflow require here.
 RAY = ["ray==2.60.0"]
 
+# Policies as ONNX files. ONNX 1.18 and later require a later typing-extensions than TF-Agents.
+ONNX = [
+    "onnxruntime>=1.17",
+    "tf2onnx>=1.17,<2",
+    *only(WITH_REVERB, "onnx>=1.16,<1.18"),
+    *only(WITHOUT_REVERB, "onnx>=1.18"),
+]
+
 # Films of policies.
 FILM = [*EVAL, "imageio-ffmpeg>=0.5"]
 
@@ -162,6 +170,7 @@ setup(
         "wandb": WANDB,
         "mlflow": MLFLOW,
         "film": FILM,
+        "onnx": ONNX,
         "docs": DOCS,
         "notebooks": NOTEBOOKS,
         "dev": [
@@ -187,6 +196,7 @@ setup(
             *WANDB,
             *MLFLOW,
             *FILM,
+            *ONNX,
             *DOCS,
             *NOTEBOOKS,
             *NOTEBOOK_TESTS,

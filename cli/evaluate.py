@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._system.text import format_columns
+from rlds2reverb.onnx_policies import is_onnx_file
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
 
 from . import checks, output
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
 
 #: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
-_FOLDERS = {"last": "policy", "best": "best_policy"}
 
 
 @click.command("eval")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--policy",
-    type=click.Choice(list(_FOLDERS)),
+    type=click.Choice(["last", "best"]),
     show_default="both",
     help="Policy to evaluate: the last policy, or the best one during training.",
 )
@@ -72,14 +72,15 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
       rlds2reverb eval runs/iql --policy best --episodes 100 --d4rl-score
       rlds2reverb eval runs/iql --film hopper.mp4
 
-    RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote (then pass --env). The
-    best policy was selected during training, on different episodes. --film shows the episode of the first seed, with
-    the best policy if there is one.
+    RUN is the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, or an ONNX file of
+    rlds2reverb export; for the last two, pass --env. The best policy was selected during training, on different
+    episodes. --film shows the episode of the first seed, with the best policy if there is one.
     """
     run, paths = _find_policies(folder, policy)
     environment, make_env = _find_environment(folder, run, options)
     references = _read_reference_returns(run, environment, options)
-    import_quietly("tensorflow")
+    if not is_onnx_file(folder):
+        import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
@@ -149,18 +150,19 @@ def _film(film: Path, environment: str, make_env: Any, policy_path: Path, option
 
 
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
-    """Returns the run, or None for a directory with only a policy, and the paths of the policies by name."""
-    from rlds2reverb.learners.runs import load_run
+    """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
+    from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
+    from rlds2reverb.saved_policies import is_saved_model
     from rlds2reverb.training.experiments import is_experiment, load_experiment
 
-    if (folder / "saved_model.pb").is_file():
+    if is_onnx_file(folder) or is_saved_model(folder):
         return None, {"policy": folder}
     if is_experiment(folder):
         name = next(iter(load_experiment(folder).plan))
         raise click.UsageError(f"{folder} contains several runs; pass the directory of one, such as {folder / name}")
     run = load_run(folder)
-    paths = {name: folder / subfolder for name, subfolder in _FOLDERS.items() if policy in (None, name)}
-    existing = {name: path for name, path in paths.items() if (path / "saved_model.pb").is_file()}
+    paths = {name: folder / subfolder for name, subfolder in POLICY_FOLDERS.items() if policy in (None, name)}
+    existing = {name: path for name, path in paths.items() if is_saved_model(path)}
     if not existing:
         missing = " or ".join(f"{path}/" for path in paths.values())
         raise ValueError(f"there is no {missing} yet; train writes policies when it ends or is stopped")

@@ -42,6 +42,7 @@ _MODULES = {
     "cluster": "cluster",
     "agents": "agents",
     "eval": "evaluate",
+    "export": "export",
     "plot": "plot",
     "convert": "convert",
     "push": "push",

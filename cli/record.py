@@ -34,8 +34,8 @@ _DEFAULT_EPISODES = 10
     default=_RANDOM,
     show_default=True,
     metavar="RUN|random",
-    help="Policy to run: the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, or random "
-    "for uniformly random actions.",
+    help="Policy to run: the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, an ONNX "
+    "file of rlds2reverb export, or random for uniformly random actions.",
 )
 @click.option(
     "--which",
@@ -164,23 +164,27 @@ def _choose_format(out: Path) -> str:
 
 
 def _load_policy(policy: str, which: str, seed: int) -> Any:
-    """Returns 'random', or the policy of a run or a SavedModel."""
+    """Returns 'random', or the policy of a run, a SavedModel or an ONNX file."""
     if policy == _RANDOM:
         require_unused({"which"}, "requires a --policy of a training run")
         return policy
     folder = Path(policy).expanduser()
-    if not folder.is_dir():
-        raise click.UsageError(f"--policy must be 'random' or the directory of a training run, got {policy!r}")
+    if not folder.exists():
+        raise click.UsageError(
+            f"--policy must be 'random', the directory of a training run or an ONNX file, got {policy!r}"
+        )
     from rlds2reverb.learners.runs import load_run
+    from rlds2reverb.onnx_policies import is_onnx_file
+    from rlds2reverb.saved_policies import is_saved_model, load_policy
 
-    is_saved_policy = (folder / "saved_model.pb").is_file()
-    if is_saved_policy:
+    is_onnx = is_onnx_file(folder)
+    run = None if is_onnx or is_saved_model(folder) else load_run(folder)
+    if run is None:
         require_unused({"which"}, "requires a --policy of a training run")
-    run = None if is_saved_policy else load_run(folder)
+    if is_onnx:
+        return load_policy(folder)
     import_quietly("tensorflow")
     import tensorflow as tf
-
-    from rlds2reverb.saved_policies import load_policy
 
     tf.random.set_seed(seed)
     with status(f"loading the policy of {folder}"):

@@ -11,7 +11,7 @@ from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, Nest, cast_array, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, cast_array, describe, leaves, numpy_dtype_of, path_name
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
@@ -45,7 +45,7 @@ class PolicyActions:
         """
         self.num_clipped = 0
         self._policy, self._space = policy, action_space
-        self._dtypes = {path: np.dtype(spec.dtype.as_numpy_dtype) for path, spec in leaves(policy.observation_spec)}
+        self._dtypes = {path: numpy_dtype_of(spec) for path, spec in leaves(policy.observation_spec)}
         self.state = policy.initial_state() if state is None else state
 
     def __call__(
@@ -200,7 +200,7 @@ def require_observations(env_spec: Nest, policy_spec: Nest, *, name: str) -> Non
 
     Args:
       env_spec: specs of the environment's observations.
-      policy_spec: nest of `tf.TensorSpec` of the policy's observations, possibly only some of the environment's.
+      policy_spec: nest of specs of the policy's observations, possibly only some of the environment's.
       name: name of the environment, for messages.
 
     Raises:
@@ -213,7 +213,7 @@ def require_observations(env_spec: Nest, policy_spec: Nest, *, name: str) -> Non
             places = ", ".join(path_name(path, "observation") for path in env_leaves)
             raise SpecMismatchError(f"the policy expects {place}, but {name} returns {places}; {_ADVICE}")
         env_leaf = env_leaves[path]
-        would_truncate = env_leaf.dtype.kind == "f" and not policy_leaf.dtype.is_floating
+        would_truncate = env_leaf.dtype.kind == "f" and numpy_dtype_of(policy_leaf).kind in "biu"
         if tuple(policy_leaf.shape) != env_leaf.shape or would_truncate:
             raise SpecMismatchError(
                 f"the policy expects {place} as {describe(policy_leaf)}, but {name} returns "
@@ -235,7 +235,7 @@ def _require_actions(space: Any, spec: Any, name: str) -> None:
     if not hasattr(spec, "dtype"):
         raise SpecMismatchError(f"the policy returns a nest of actions, but {name} expects a single one in {space}")
     is_discrete = np.dtype(space.dtype).kind in "iu"
-    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and not spec.dtype.is_integer):
+    if tuple(spec.shape) != tuple(space.shape) or (is_discrete and numpy_dtype_of(spec).kind not in "iu"):
         expected = describe(ArraySpec(tuple(space.shape), np.dtype(space.dtype)))
         raise SpecMismatchError(
             f"the policy returns actions {describe(spec)}, but {name} expects {expected}; {_ADVICE}"

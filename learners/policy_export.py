@@ -44,7 +44,7 @@ def export_policy(
     partial, previous = (path.with_name(f"{path.name}.{suffix}") for suffix in ("partial", _PREVIOUS))
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(previous, ignore_errors=True)
-    with full_disk_as_error(path), _hide_warnings():
+    with full_disk_as_error(path), hide_warnings():
         saver = PolicySaver(policy, batch_size=None, train_step=train_step)
         if estimate_values is not None:
             _add_values(saver, policy, estimate_values)
@@ -77,7 +77,7 @@ def restore_policy(path: Path) -> None:
 
 
 @contextmanager
-def _hide_warnings() -> Iterator[None]:
+def hide_warnings() -> Iterator[None]:
     """Hides the warnings of Keras and PolicySaver about metrics and functions, which a policy does not have."""
     loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
 

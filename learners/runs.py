@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.errors import CorruptFileError
-from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy
+from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy, is_saved_model, load_saved_model
 from rlds2reverb.specs import Nest
 
 from .csv_log import STEP, read_csv_log
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _RUN_FILES = (CONFIG_FILE, PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE)
 #: Folder of the policy of the best evaluation in a run directory.
 BEST_POLICY_FOLDER = "best_policy"
+#: Folders of the policies by name.
+POLICY_FOLDERS = {"last": POLICY_FOLDER, "best": BEST_POLICY_FOLDER}
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,49 @@ class Run:
         """
         return self.policy.values(observations, actions)
 
-    def _load_policy(self, folder: str) -> SavedPolicy:
-        from rlds2reverb.saved_policies import load_policy
+    def export_policy(
+        self,
+        path: str | Path,
+        *,
+        format: Literal["savedmodel", "onnx", "tflite"] | None = None,
+        policy: Literal["last", "best"] = "last",
+    ) -> Path:
+        """Writes a policy for other programs, and returns its path.
 
-        if not (self.path / folder / "saved_model.pb").is_file():
+            run.export_policy("policy.onnx")
+            action = load_policy("policy.onnx").predict(observation)  # on a machine without TensorFlow
+
+        The graph contains the normalisation of observations and the scaling of actions, and takes batches of any size.
+        The inputs of an ONNX file have the paths of the observation as names, such as `observation['image']`, or
+        `observation` for a single array; its output is `action`, and its metadata are the name of the algorithm and the
+        specs. In a TFLite file, the names of its signature have underscores: `observation_image`.
+
+        Args:
+          path: file to create, or directory for a SavedModel.
+          format: format of the file; None to follow the suffix of the path: .onnx, .tflite, otherwise a SavedModel.
+          policy: the last policy, or that of the best evaluation.
+
+        Raises:
+          FileExistsError: If the path exists.
+          ImportError: If the format is onnx, and the extra `onnx` is not installed.
+          ValueError: If the run has not exported the policy yet, or the graph of a custom agent cannot be converted: it
+            has a state, or operations that the format does not have.
+          StorageFullError: If the disk is full; nothing is written.
+        """
+        from .policy_formats import write_policy
+
+        require_one_of("policy", policy, list(POLICY_FOLDERS))
+        metadata = {"algorithm": str(self.configuration["algo"])} if "algo" in self.configuration else {}
+        return write_policy(self._find_policy(POLICY_FOLDERS[policy]), path, format, metadata)
+
+    def _load_policy(self, folder: str) -> SavedPolicy:
+        return load_saved_model(self._find_policy(folder))
+
+    def _find_policy(self, folder: str) -> Path:
+        if not is_saved_model(self.path / folder):
             kind = "an evaluated run" if folder == BEST_POLICY_FOLDER else "a run"
             raise ValueError(f"{self.path} has no {folder}/, which {kind} writes when it ends or is stopped")
-        return load_policy(self.path / folder)
+        return self.path / folder
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """Draws the learning curve, or the loss if the run was not evaluated; notebooks display the figure.

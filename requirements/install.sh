@@ -34,7 +34,7 @@ fi
 [ "$python" = --dev ] && interpreter="$venv/bin/python" || interpreter=$python
 version=$("$interpreter" -c 'import sys; print("%d%d" % sys.version_info[:2])')
 if [ "$python" = --dev ]; then
-	echo "adding the packages of the tests to $venv (1.3 GB more) ..." >&2
+	echo "adding the packages of the tests to $venv (1.5 GB more) ..." >&2
 	install_lock "$root/requirements/py$version-dev.lock"
 	exit
 fi

@@ -37,6 +37,7 @@ from .items import (
 )
 from .learners.algorithms import register_agent as register_agent
 from .learners.runs import Run as Run, load_run as load_run
+from .onnx_policies import OnnxPolicy as OnnxPolicy
 from .priorities import ByReturn as ByReturn
 from .rlds_to_reverb import (
     convert_rlds_to_trajectories as convert_rlds_to_trajectories,

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.onnx_policies import OnnxPolicy
 from rlds2reverb.saved_policies import SavedPolicy
+from rlds2reverb.specs import ArraySpec
 
 
 class BatchedPolicy:
@@ -25,6 +27,13 @@ class BatchedPolicy:
           TypeError: If `policy` is not a policy.
           SpecMismatchError: If the policy was saved for a different batch size.
         """
+        self.policy, self._batch_size = policy, batch_size
+        self._graph_function: Any = None
+        self._is_onnx = isinstance(policy, OnnxPolicy)  # A function of observations alone.
+        if self._is_onnx:
+            self.observation_spec, self.action_spec = policy.observation_spec, policy.action_spec
+            self.reward_spec: Any = ArraySpec((), np.dtype(np.float32))
+            return
         if not hasattr(policy, "time_step_spec") or not hasattr(policy, "get_initial_state"):
             raise TypeError(
                 f"policy must be a TF-Agents TFPolicy or the return value of load_policy, got a {type(policy).__name__}"
@@ -35,14 +44,12 @@ class BatchedPolicy:
                 f"the policy was saved for batches of {saved_size}, but {batch_size} episodes are evaluated; save it "
                 f"with PolicySaver(policy, batch_size=None), or evaluate {saved_size} episodes"
             )
-        self.policy, self._batch_size = policy, batch_size
         self._time_step_spec, self.action_spec = policy.time_step_spec, policy.action_spec
         self.observation_spec, self.reward_spec = self._time_step_spec.observation, self._time_step_spec.reward
-        self._graph_function: Any = None
 
     def initial_state(self) -> Any:
         """Returns the policy state before the first step; `()` for stateless policies."""
-        return self.policy.get_initial_state(batch_size=self._batch_size)
+        return () if self._is_onnx else self.policy.get_initial_state(batch_size=self._batch_size)
 
     def act(
         self,
@@ -65,6 +72,8 @@ class BatchedPolicy:
           seed: int32 `[2]`, for policies that accept a tensor as seed; None for TensorFlow's own seeds. Either always
             or never pass one.
         """
+        if self._is_onnx:
+            return self.policy.act(observations), state
         import tensorflow as tf
 
         spec, seeds = self._time_step_spec, [] if seed is None else [seed]

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import Nest, cast_array, describe, leaves, path_name
+from rlds2reverb.onnx_policies import OnnxPolicy, is_onnx_file
+from rlds2reverb.policy_inputs import list_fields, read_batch, take_rows
+from rlds2reverb.specs import Nest, leaves
 
 #: Folder of the last policy in the directory of a training run, and name of the function that estimates values.
 POLICY_FOLDER, VALUES = "policy", "values"
 _SAVED_MODEL = "saved_model.pb"
 
 
-def load_policy(path: str | Path) -> SavedPolicy:
-    """Loads a policy that `train` or TF-Agents' `PolicySaver` wrote.
+def load_policy(path: str | Path) -> SavedPolicy | OnnxPolicy:
+    """Loads a policy that `train`, `Run.export_policy` or TF-Agents' `PolicySaver` wrote.
 
         action = load_policy("runs/iql").predict(observation)
 
     Args:
-      path: directory of a training run, for its last policy; or that of a SavedModel, such as runs/iql/best_policy.
+      path: directory of a training run, for its last policy; or that of a SavedModel, such as runs/iql/best_policy; or
+        an ONNX file, for which onnxruntime takes the place of TensorFlow.
 
     Raises:
-      ValueError: If there is no SavedModel, or it does not contain a policy.
+      ValueError: If there is no SavedModel, or it does not contain a policy, or the file was not written by
+        `Run.export_policy`.
+      ImportError: If the path is an ONNX file, but onnxruntime is not installed.
     """
+    return OnnxPolicy(path) if is_onnx_file(path) else load_saved_model(path)
+
+
+def is_saved_model(folder: str | Path) -> bool:
+    """Returns whether a path is the directory of a SavedModel."""
+    return (Path(folder) / _SAVED_MODEL).is_file()
+
+
+def load_saved_model(path: str | Path) -> SavedPolicy:
+    """Loads the policy of a training run or a SavedModel; see `load_policy`."""
     import tensorflow as tf
     from tf_agents.policies.policy_saver import POLICY_SPECS_PBTXT
     from tf_agents.specs import tensor_spec
 
-    folder = Path(path)
-    if not (folder / _SAVED_MODEL).is_file():
-        folder /= POLICY_FOLDER
-    if not (folder / _SAVED_MODEL).is_file():
+    folder = Path(path) if is_saved_model(path) else Path(path) / POLICY_FOLDER
+    if not is_saved_model(folder):
         raise ValueError(
             f"{path} must be the SavedModel of a policy or a training run with one in {POLICY_FOLDER}/, but does not "
             "contain a SavedModel; train writes policies when it ends or is stopped"
@@ -104,7 +117,9 @@ class SavedPolicy:
         actions = self.action(self.time_step_spec._replace(
             step_type=step_types, reward=rewards, discount=discounts, observation=batch
         )).action  # fmt: skip
-        return tf.nest.map_structure(lambda action, spec: _drop(_clip(action, spec), size), actions, self.action_spec)
+        return tf.nest.map_structure(
+            lambda action, spec: take_rows(_clip(action, spec), size), actions, self.action_spec
+        )
 
     def values(self, observations: Nest, actions: Nest) -> dict[str, np.ndarray]:
         """Returns what the agent's critics estimate for one pair of observation and action, or for a batch of them.
@@ -135,21 +150,23 @@ class SavedPolicy:
         if num_actions != size:
             counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
             raise SpecMismatchError(f"there must be as many actions as observations, got {counts[0]} and {counts[1]}")
-        return {name: _drop(np.array(values), size) for name, values in estimate((observation, action)).items()}
+        return {name: take_rows(np.array(values), size) for name, values in estimate((observation, action)).items()}
 
     def action(self, time_step: Any, policy_state: Any = ()) -> Any:
-        """Returns TF-Agents' `PolicyStep` for a batch of time steps.
+        """Returns TF-Agents' `PolicyStep` for a batch of time steps, or the same as `predict` for observations.
 
         Raises:
           SpecMismatchError: If the time steps do not match `time_step_spec`.
         """
+        if not isinstance(time_step, type(self.time_step_spec)):
+            return self.predict(time_step)
         try:
             return self._model.action(time_step, policy_state)
         except ValueError as error:
-            got = _list_fields(time_step.observation) if hasattr(time_step, "observation") else _summarize(time_step)
             raise SpecMismatchError(
                 "action requires TF-Agents' time steps with a batch of observations "
-                f"{_list_fields(self.time_step_spec.observation)}, got {got}; use predict(observations) for arrays"
+                f"{list_fields(self.time_step_spec.observation)}, got {list_fields(time_step.observation)}; use "
+                "predict(observations) for arrays"
             ) from error
 
     def get_initial_state(self, batch_size: int | None = None) -> Any:
@@ -164,16 +181,7 @@ class SavedPolicy:
         """Returns a nest of arrays `[B, ...]` of the dtypes of a spec, and B; None if the values have no batch axis."""
         import tensorflow as tf
 
-        arrays, sizes = [], {}
-        for path, leaf in leaves(spec):
-            place = path_name(path, name)
-            array = _get_array(values, path, place, leaf)
-            sizes[place] = None if array.ndim == leaf.shape.rank else len(array)
-            arrays.append(_convert(array if array.ndim > leaf.shape.rank else array[None], leaf, place))
-        if len(set(sizes.values())) > 1:
-            counts = ", ".join(f"{'none' if size is None else size} for {place}" for place, size in sizes.items())
-            raise SpecMismatchError(f"all fields must have a batch axis of the same size, or none, got {counts}")
-        size = next(iter(sizes.values()), None)
+        arrays, size = read_batch(values, leaves(spec), name)
         if self.batch_size not in (None, 1 if size is None else size):
             raise SpecMismatchError(
                 f"the policy was saved for batches of {self.batch_size}, got {1 if size is None else size}; save it "
@@ -182,59 +190,7 @@ class SavedPolicy:
         return tf.nest.pack_sequence_as(spec, arrays), size
 
 
-def _get_array(values: Nest, path: Sequence[Any], place: str, spec: Any) -> np.ndarray:
-    """Returns a leaf of the user's nest as an array, after checking its shape and its kind of numbers."""
-    expected = f"{place} must be {describe(spec)}, or a batch of these"
-    for key in path:
-        try:
-            values = getattr(values, key) if hasattr(values, "_fields") else values[key]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            raise SpecMismatchError(f"{expected}, but is missing in {_summarize(values)}") from None
-    try:
-        array = np.asarray(values)
-    except ValueError:  # Lists of different lengths.
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
-        raise SpecMismatchError(f"{expected}, got {_summarize(values)}")
-    is_rounded = array.dtype.kind == "f" and not spec.dtype.is_floating
-    if is_rounded or array.shape not in (tuple(spec.shape), (len(array) if array.ndim else 0, *spec.shape)):
-        raise SpecMismatchError(f"{expected}, got {describe(array)}")
-    return array
-
-
-def _convert(array: np.ndarray, spec: Any, place: str) -> np.ndarray:
-    """Returns a batch in the dtype of a spec, after checking that its values are representable there."""
-    cast, changed = cast_array(array, np.dtype(spec.dtype.as_numpy_dtype))
-    low, high = (getattr(spec, name, None) for name in ("minimum", "maximum"))
-    if low is not None and spec.dtype.is_integer:
-        wrong, expected = (cast < low) | (cast > high), f"from {low} to {high}"
-    else:
-        wrong, expected = ~np.isfinite(cast), f"finite and representable as {spec.dtype.name}"
-    indices = np.argwhere(wrong if changed is None else wrong | changed)
-    if len(indices):
-        row, *inner = map(int, indices[0])
-        raise ValueError(f"{path_name(inner, place)} must be {expected}, got {array[(row, *inner)]} (row {row})")
-    return cast
-
-
 def _clip(action: Any, spec: Any) -> np.ndarray:
     """Returns actions `[B, ...]` as an array, without the rounding errors that exceed their bounds."""
     array = np.array(action)
     return np.clip(array, spec.minimum, spec.maximum) if hasattr(spec, "minimum") else array
-
-
-def _drop(rows: np.ndarray, size: int | None) -> Any:
-    return rows[0] if size is None else rows
-
-
-def _list_fields(observation: Nest) -> str:
-    return ", ".join(f"{path_name(path, '')} {describe(leaf)}".strip() for path, leaf in leaves(observation))
-
-
-def _summarize(value: Any) -> str:
-    """Describes a user's value in a few words."""
-    if isinstance(value, Mapping):
-        return f"a dict with {', '.join(map(repr, value)) or 'no entries'}"
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return describe(value)
-    return f"a {type(value).__name__}"

@@ -8,7 +8,6 @@ import gin
 import numpy as np
 import pytest
 
-from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.config import declared_options, options_table
@@ -168,7 +167,7 @@ def test_every_option_is_described():
     assert options["top_percent"].describe_values() == "a number in (0, 100] or None"
     assert options["steps"].describe_values() == "an integer >= 0 or None"
     assert all(name in options["reward"].text for name in REWARD_RECIPES)
-    assert all(name in options["algo"].text for name in ALGORITHMS)
+    assert "rlds2reverb agents" in options["algo"].text
 
 
 def test_documentation_contains_the_table_of_options():

@@ -22,6 +22,7 @@ from rlds2reverb.learners.curves import (
 from rlds2reverb.learners.figures import COLOURS, add_legend, get_line_style, style_axes
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
+from rlds2reverb.saved_policies import is_saved_model
 
 from ..environment import restore_environment
 from ..experiments import list_runs
@@ -317,7 +318,7 @@ def _add_films(page: Page, groups: dict[str, list[Run]]) -> None:
     page.add_section("Films", "One episode in each environment, with a seed that the evaluations do not use.")
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder:
         for label, (run, *_) in list(groups.items())[:_MAX_FILMS]:
-            name = next((name for name in _POLICIES if (run.path / name / "saved_model.pb").is_file()), None)
+            name = next((name for name in _POLICIES if is_saved_model(run.path / name)), None)
             environment, reason = None, f"{run.path} has no {'policy' if name is None else 'environment'}"
             try:
                 environment = restore_environment(run)

@@ -1,0 +1,74 @@
+"""`rlds2reverb export`: writes the policy of a training run for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlds2reverb._system.text import format_bytes
+
+from . import output
+from .options import require_unused
+from .output import json_option
+from .quiet import import_quietly, status
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--out",
+    required=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="File to create, or directory for a SavedModel.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["savedmodel", "onnx", "tflite"]),
+    show_default="from the name of --out: onnx for .onnx, tflite for .tflite, otherwise savedmodel",
+    help="Format of the file; onnx requires pip install 'rlds2reverb[onnx]' or make dev.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(["last", "best"]),
+    default="last",
+    show_default=True,
+    help="Policy of a training run: the last policy, or the one with the best evaluation.",
+)
+@json_option
+def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> None:
+    """Write the policy of a training run as an ONNX or TFLite file, or as a SavedModel.
+
+    \b
+    Examples:
+      rlds2reverb export runs/iql --out iql.onnx
+      rlds2reverb export runs/iql --policy best --out iql.tflite
+      rlds2reverb eval iql.onnx --env Hopper-v5
+
+    RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote. The file takes
+    observations as the environment returns them, in batches of any size, and returns actions in the environment's
+    units. It appears under its path when it is complete; an existing one is not replaced.
+    """
+    from rlds2reverb.learners.runs import load_run
+    from rlds2reverb.saved_policies import is_saved_model
+    from rlds2reverb.sources.atomic_output import require_vacant
+
+    require_vacant(out)
+    run = None if is_saved_model(folder) else load_run(folder)
+    if run is None:
+        require_unused({"policy"}, "requires a training run")
+    import_quietly("tensorflow")
+    from rlds2reverb.learners.policy_formats import write_policy
+
+    with status(f"writing {out}"):
+        if run is None:
+            write_policy(folder, out, format)
+        else:
+            run.export_policy(out, format=format, policy=policy)
+    num_bytes = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
+    if as_json:
+        output.print_json({"out": str(out), "bytes": num_bytes})
+        return
+    print(output.escape_controls(f"wrote {out} ({format_bytes(num_bytes)})"))
