@@ -53,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rebrac": {"algo": "rebrac"},
     "cql": {"algo": "cql"},
     "awac": {"algo": "awac"},
+    "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0}},
 }
 
 

@@ -129,6 +129,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             batch_size=_ATARI_BATCH_SIZE,
         ),
         Algorithm(
+            "fql",
+            "fql:FQLAgent",
+            "flow Q-learning",
+            "Park, Li & Levine 2025, arXiv:2502.02538",
+            "continuous",
+        ),
+        Algorithm(
             "iql",
             "iql:IQLAgent",
             "implicit Q-learning",

@@ -10,6 +10,7 @@ from .custom_networks import (
 from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedyActor as EpsilonGreedyActor
 from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .dqn import DQNAgent as DQNAgent
+from .fql import FQLAgent as FQLAgent, OneStepFlowActor as OneStepFlowActor
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
 from .hyperparameters import Option as Option, Range as Range
 from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork

@@ -22,7 +22,7 @@ def test_table_matches_the_figures_of_the_papers():
     assert sizes == {"awac": 1024, "rebrac": 1024, "dqn": 32, "double_dqn": 32, "discrete_cql": 32}
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations] == ["td3_bc"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "trajectories"] == ["rebrac"]
-    assert sorted(ALGORITHMS) == list(ALGORITHMS) and len(ALGORITHMS) == 12
+    assert sorted(ALGORITHMS) == list(ALGORITHMS) and len(ALGORITHMS) == 13
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
