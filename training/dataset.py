@@ -53,7 +53,7 @@ from rlds2reverb.specs import (
     path_name,
     to_tensor_spec,
 )
-from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.layout import Layout, find_image
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
@@ -180,17 +180,19 @@ def open_dataset(
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
-    items = StoredItems(
-        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
-    )
+    cut = make_cut(common["adder"], config.algo, config.chunk_length)
+    items = StoredItems(dataset.steps, cut, 1, seed=config.seed, is_used=is_used, convert=convert)
     return ItemData(**common, items=items)
 
 
-def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
+def make_cut(adder: NStep | TrajectoryWindows, algo: str, chunk_length: int = 1) -> Cut:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
-    return Transitions(adder.n, adder.gamma, reads_next=get_algorithm(algo).learns_from_rewards)
+    learns = get_algorithm(algo).learns_from_rewards
+    if chunk_length > 1:
+        return ChunkTransitions(chunk_length, adder.gamma, reads_next=learns, repeats_last=not learns)
+    return Transitions(adder.n, adder.gamma, reads_next=learns)
 
 
 def _prepare(

@@ -1,6 +1,11 @@
 from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
+from .chunk_policy import (
+    ChunkPolicy as ChunkPolicy,
+    execute_chunks as execute_chunks,
+    make_chunk_spec as make_chunk_spec,
+)
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
 from .custom_networks import (
     CustomNetwork as CustomNetwork,
