@@ -317,10 +317,6 @@ class TrainingConfig:
             raise ArgumentError(sentence, about="chunk_length")
         if self.n_step > 1:
             raise ArgumentError("must be 1 with chunks of actions, which span chunk_length steps", about="n_step")
-        if self.sampler == "prioritized":
-            raise ArgumentError("must be 'uniform' with chunks of actions", about="sampler")
-        if self.online_steps:
-            raise ArgumentError("must be 0 with chunks of actions, which cannot be collected", about="online_steps")
 
     def _require_online(self) -> None:
         if not self.online_steps:

@@ -67,6 +67,7 @@ from .actions import (
     make_action_spec,
     require_trainable_actions,
 )
+from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
 
@@ -180,18 +181,19 @@ def open_dataset(
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
-    cut = make_cut(common["adder"], config.algo, config.chunk_length)
-    items = StoredItems(dataset.steps, cut, 1, seed=config.seed, is_used=is_used, convert=convert)
+    items = StoredItems(
+        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
+    )
     return ItemData(**common, items=items)
 
 
-def make_cut(adder: NStep | TrajectoryWindows, algo: str, chunk_length: int = 1) -> Cut:
+def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
     learns = get_algorithm(algo).learns_from_rewards
-    if chunk_length > 1:
-        return ChunkTransitions(chunk_length, adder.gamma, reads_next=learns, repeats_last=not learns)
+    if isinstance(adder, ChunkNStep):
+        return ChunkTransitions(adder.n, adder.gamma, reads_next=learns, repeats_last=not learns)
     return Transitions(adder.n, adder.gamma, reads_next=learns)
 
 

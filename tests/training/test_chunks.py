@@ -8,8 +8,10 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import TrainingConfig, load_policy, train
+from rlds2reverb.adders import check_adder
 from rlds2reverb.cli.main import run
 from rlds2reverb.envs import evaluate, record_episodes
+from rlds2reverb.learners import collect_items
 from rlds2reverb.learners.agents import ActorPolicy, BoundedActions, ChunkPolicy, Observations, make_chunk_spec
 from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.training.sources import open_data
@@ -53,6 +55,16 @@ def test_items_match_a_naive_loop(algo, length, tmp_path):
         names = ["observation", "action", *(["reward", "discount", "next_observation"] if algo != "bc" else [])]
         for name, column in zip(names, expected, strict=False):
             np.testing.assert_allclose(got[name], column, rtol=1e-6, err_msg=name)
+
+
+def test_adder_makes_the_items_of_the_dataset():
+    config = TrainingConfig("iql", chunk_length=3, gamma=GAMMA, sampler="prioritized")
+    data, cut = open_data(EPISODES, config), open_data(EPISODES, config.replace(sampler="uniform")).items
+    made = collect_items(map(data.adder, data.episodes.read()))
+    expected = cut.read_items(np.arange(cut.num_items))
+    for name, column in expected.items():
+        np.testing.assert_array_equal(made.columns[name][made.starts], column, err_msg=name)
+    check_adder(data.adder, data.episodes)
 
 
 OBSERVATION, ACTION = tf.TensorSpec([1]), tensor_spec.BoundedTensorSpec([2], tf.float32, [-1, -2], [1, 2])

@@ -40,8 +40,6 @@ def test_defaults_are_those_of_the_algorithm():
         ({"reference_returns": 3}, ValueError, "reference_returns must be two numbers, 'd4rl', or the path"),
         ({"algo": "rebrac", "n_step": 2}, ValueError, "n_step must be 1 for rebrac, which learns from the next"),
         ({"chunk_length": 2, "n_step": 2}, ValueError, "n_step must be 1 with chunks of actions"),
-        ({"chunk_length": 2, "sampler": "prioritized"}, ValueError, "sampler must be 'uniform' with chunks of"),
-        ({"chunk_length": 2, "online_steps": 9}, ValueError, "online_steps must be 0 with chunks of actions"),
         ({"chunk_length": 2, "algo": "rebrac"}, ValueError, "chunk_length must be 1 for rebrac, which does not"),
         ({"chunk_length": 2, "algo": "dqn"}, ValueError, "chunk_length must be 1 for dqn, which does not"),
         (
