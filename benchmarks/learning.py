@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "awac": {"algo": "awac"},
     "sac_n": {"algo": "sac_n"},
     "edac": {"algo": "edac"},
+    "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0}},
 }
 
 

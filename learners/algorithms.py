@@ -168,6 +168,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
         ),
         Algorithm(
+            "fql",
+            "fql:FQLAgent",
+            "flow Q-learning",
+            "Park, Li & Levine 2025, arXiv:2502.02538",
+            "continuous",
+        ),
+        Algorithm(
             "iql",
             "iql:IQLAgent",
             "implicit Q-learning",

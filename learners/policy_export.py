@@ -18,6 +18,8 @@ from tf_agents.specs import tensor_spec
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.saved_policies import VALUES
 
+from .agents.chunk_policy import ChunkPolicy
+
 _PREVIOUS = "previous"
 
 
@@ -35,6 +37,7 @@ def export_policy(
       path: directory of the SavedModel; replaced if it exists.
       train_step: number of train steps, saved with the policy.
       estimate_values: function to save with the policy, see `OfflineAgent.estimate_values`; None for none.
+        Those of chunks are not saved, because a policy executes their actions one by one.
 
     Raises:
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
@@ -46,7 +49,7 @@ def export_policy(
     shutil.rmtree(previous, ignore_errors=True)
     with full_disk_as_error(path), hide_warnings():
         saver = PolicySaver(policy, batch_size=None, train_step=train_step)
-        if estimate_values is not None:
+        if estimate_values is not None and not isinstance(policy, ChunkPolicy):  # The values are those of chunks.
             _add_values(saver, policy, estimate_values)
         saver.save(str(partial))
     if path.exists():

@@ -85,8 +85,8 @@ class SavedPolicy:
     def predict(self, observations: Nest) -> Nest:
         """Returns the actions for one observation or a batch of them.
 
-        Policies of the agents of rlds2reverb take the best or most likely action, so that equal observations give equal
-        actions. Custom agents may sample.
+        Policies of the agents of rlds2reverb take the best or most likely action, or one that is sampled with a hash of
+        the observation as seed (fql), so that equal observations give equal actions. Custom agents may sample.
 
         Args:
           observations: nest of arrays (or lists) like the observations of the environment, each with or without a
@@ -142,7 +142,8 @@ class SavedPolicy:
         if estimate is None:
             raise ValueError(
                 "values requires a policy that was saved with its agent's critics: bc, discrete_bc and custom "
-                "agents without estimate_values have none, and PolicySaver, the evaluator of a Ray cluster and earlier "
+                "agents without estimate_values have none, those of agents with a chunk_length evaluate chunks of "
+                "actions, and PolicySaver, the evaluator of a Ray cluster and earlier "
                 "versions of rlds2reverb do not save them; continue the run, or train an agent with critics"
             )
         observation, size = self._read(observations, self.time_step_spec.observation, "observation")

@@ -36,7 +36,16 @@ def stop_gradient(x):
     return x.real
 
 
-def mlp(flat, sizes, x, layer_norm=False):
+def relu(x):
+    return np.where(x.real > 0, x, 0)
+
+
+def gelu(x):
+    """Applies GELU (Hendrycks & Gimpel 2016, section 2, the approximation with tanh)."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def mlp(flat, sizes, x, layer_norm=False, activation=relu):
     """Applies a network whose flat vector contains weights, bias, and with layer norm scale and offset, by layer."""
     at = 0
 
@@ -46,8 +55,7 @@ def mlp(flat, sizes, x, layer_norm=False):
         return flat[at - int(np.prod(shape)) : at].reshape(shape)
 
     for rows, columns in itertools.pairwise(sizes[:-1]):
-        x = x @ take(rows, columns) + take(columns)
-        x = np.where(x.real > 0, x, 0)
+        x = activation(x @ take(rows, columns) + take(columns))
         if layer_norm:
             mean = x.mean(axis=1, keepdims=True)
             variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
@@ -57,10 +65,10 @@ def mlp(flat, sizes, x, layer_norm=False):
     return out
 
 
-def twin_values(flat, sizes, observation, action, layer_norm=False, copies=2):
+def twin_values(flat, sizes, observation, action, layer_norm=False, activation=relu, copies=2):
     """Returns the values of both critics, or of more, [B] each."""
     x = np.concatenate([observation, action], axis=1)
-    return [mlp(part, sizes, x, layer_norm)[:, 0] for part in np.split(flat, copies)]
+    return [mlp(part, sizes, x, layer_norm, activation)[:, 0] for part in np.split(flat, copies)]
 
 
 def input_gradient(flat, sizes, x):

@@ -22,6 +22,7 @@ from rlds2reverb.envs.spaces import make_space
 from rlds2reverb.envs.specs import BoundedArraySpec, sample_action
 from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
 from rlds2reverb.episodes import Episode
+from rlds2reverb.learners.agents.chunk_policy import ChunkPolicy
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.specs import Nest, leaves
@@ -79,7 +80,9 @@ class Collector:
         """
         self._make_env, self._num_envs, self._seed, self._num_kept = make_env, num_envs, seed, num_kept
         self._policy = BatchedPolicy(policy, num_envs)
-        self._is_seeded = isinstance(policy, ActorPolicy)  # Other policies of TF-Agents accept no tensors as seeds.
+        actor_policy = policy.chunk_policy if isinstance(policy, ChunkPolicy) else policy
+        # Other policies of TF-Agents accept no tensors as seeds.
+        self._is_seeded = isinstance(actor_policy, ActorPolicy)
         self._observation_spec = policy.time_step_spec.observation
         (self._action_spec,) = tf.nest.flatten(policy.action_spec)
         self._env: Environment | None = None

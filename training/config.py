@@ -122,6 +122,8 @@ class TrainingConfig:
       hyperparameters: Hyperparameter of the agent, such as hidden_sizes=(64,64).
       gamma: Discount factor.
       n_step: Number of steps that a transition spans.
+      chunk_length: Number of consecutive actions that the agent predicts and evaluates at once; 1 for single actions.
+      execution_horizon: Number of actions of a chunk that are executed before the next chunk is predicted.
       jit_compile: Compile the gradient update with XLA.
       batch_size: Items per batch.
       sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
@@ -188,6 +190,10 @@ class TrainingConfig:
     )
     gamma: Annotated[float, Range(0, 1)] = make_option("Agent", default=0.99, identifies=True)
     n_step: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
+    chunk_length: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
+    execution_horizon: Annotated[int, Range(1)] | None = make_option(
+        "Agent", default=None, default_text="all of them", identifies=True
+    )
     jit_compile: bool = make_option("Agent", default=False)
     batch_size: Annotated[int, Range(1)] | None = make_option(
         "Batches", default=None, default_text="as published for the algorithm, mostly 256", identifies=True
@@ -292,6 +298,7 @@ class TrainingConfig:
             object.__setattr__(self, "action_bounds", require_action_bounds(self.action_bounds))
         _require_reference_returns(self.reference_returns)
         self._require_consistent()
+        self._require_chunks()
         self._require_online()
 
     def _require_consistent(self) -> None:
@@ -313,6 +320,19 @@ class TrainingConfig:
             if name in self.hyperparameters:
                 sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
                 raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
+
+    def _require_chunks(self) -> None:
+        if (self.execution_horizon or 1) > self.chunk_length:
+            sentence = f"must be at most chunk_length, which is {self.chunk_length}, got {self.execution_horizon}"
+            raise ArgumentError(sentence, about="execution_horizon")
+        if self.chunk_length == 1:
+            return
+        algorithm = get_algorithm(self.algo)
+        if (algorithm.actions, algorithm.items) != ("continuous", "transitions"):
+            sentence = f"must be 1 for {self.algo}, which does not learn from transitions with continuous actions"
+            raise ArgumentError(sentence, about="chunk_length")
+        if self.n_step > 1:
+            raise ArgumentError("must be 1 with chunks of actions, which span chunk_length steps", about="n_step")
 
     def _require_online(self) -> None:
         if not self.online_steps:

@@ -23,6 +23,7 @@ from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import Nest, describe, leaves, path_name
 
 from .actions import describe_bounds
+from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 
 #: Exponent of the importance weights at the beginning and at the end of a run with prioritized replay (Schaul et al.
@@ -232,6 +233,8 @@ def make_adder(
         that are not yet converted.
     """
     algorithm, length = get_algorithm(config.algo), 2
+    if config.chunk_length > 1:
+        return ChunkNStep(config.chunk_length, config.gamma)
     if algorithm.items is None and has_trajectories is not None:
         return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
     if algorithm.items == "transitions" or config.n_step > 1:

@@ -53,7 +53,7 @@ from rlds2reverb.specs import (
     path_name,
     to_tensor_spec,
 )
-from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
@@ -67,6 +67,7 @@ from .actions import (
     make_action_spec,
     require_trainable_actions,
 )
+from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
 from .step_info import POLICY_INFO, SOURCE_FIELDS, make_step_info
@@ -203,7 +204,10 @@ def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
         return TrajectoryCut(adder.length)
     algorithm = get_algorithm(algo)
     other_fields = (POLICY_INFO,) if algorithm.step_info else ()
-    return Transitions(adder.n, adder.gamma, other_fields, reads_next=algorithm.learns_from_rewards)
+    learns = algorithm.learns_from_rewards
+    if isinstance(adder, ChunkNStep):
+        return ChunkTransitions(adder.n, adder.gamma, other_fields, reads_next=learns, repeats_last=not learns)
+    return Transitions(adder.n, adder.gamma, other_fields, reads_next=learns)
 
 
 def _read_step_info(

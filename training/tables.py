@@ -312,6 +312,7 @@ def require_table_options(config: TrainingConfig) -> None:
     is_set = {
         "top_percent": config.top_percent is not None,
         "n_step": config.n_step > 1,
+        "chunk_length": config.chunk_length > 1,
         "drop_fields": bool(config.drop_fields),
         "cut_at_terminal": config.cut_at_terminal,
         "reward": config.reward is not None,

@@ -16,7 +16,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.agents import execute_chunks, make_agent, make_chunk_spec
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
@@ -156,12 +156,7 @@ class Training:
             self.data = stack.enter_context(self._open_data(source))
             self.config = config = self._resolve_steps()
             augment = make_augmentation(config, self.data.time_step_spec.observation)
-            self.agent = make_agent(
-                config.algo,
-                self.data.time_step_spec,
-                self.data.action_spec,
-                **agent_hyperparameters(config, self.data),
-            )
+            self.agent = make_run_agent(config, self.data)
             batches = stack.enter_context(self.data.open_batches(config))
             self._online = self._make_online(batches, stack)
             with full_disk_as_error(self.run_dir):
@@ -433,6 +428,16 @@ def describe_run(
         "environment_spec": environment[1],
         "reference_returns": reference_returns,
     }
+
+
+def make_run_agent(config: TrainingConfig, data: TrainingData) -> Any:
+    """Returns the agent of a run; one of action chunks has policies that execute them."""
+    action_spec, length = data.action_spec, config.chunk_length
+    spec = action_spec if length == 1 else make_chunk_spec(action_spec, length)
+    agent = make_agent(config.algo, data.time_step_spec, spec, **agent_hyperparameters(config, data))
+    if length > 1:
+        execute_chunks(agent, action_spec, config.execution_horizon or length)
+    return agent
 
 
 def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[str, Any]:

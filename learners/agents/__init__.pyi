@@ -1,6 +1,11 @@
 from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
+from .chunk_policy import (
+    ChunkPolicy as ChunkPolicy,
+    execute_chunks as execute_chunks,
+    make_chunk_spec as make_chunk_spec,
+)
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
 from .custom_networks import (
     CustomNetwork as CustomNetwork,
@@ -16,6 +21,7 @@ from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .discrete_bcq import DiscreteBCQAgent as DiscreteBCQAgent
 from .discrete_iql import DiscreteIQLAgent as DiscreteIQLAgent
 from .dqn import DQNAgent as DQNAgent
+from .fql import FQLAgent as FQLAgent, OneStepFlowActor as OneStepFlowActor
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
 from .hyperparameters import Option as Option, Range as Range
 from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork

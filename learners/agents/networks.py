@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb._arguments import require_one_of
+
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
@@ -35,7 +37,7 @@ class Network(Protocol):
 
 
 class MLP(tf.Module):
-    """A fully connected network with ReLU between its layers, or `copies` independent ones computed together.
+    """A fully connected network with ReLU or GELU between its layers, or `copies` independent ones computed together.
 
     All weights are stored in one flat variable, `flat`, so that the optimiser and the target network need only a few
     operations on a single vector. `layers()` returns them layer by layer.
@@ -47,6 +49,7 @@ class MLP(tf.Module):
         *,
         seed: int,
         copies: int | None = None,
+        activation: str = "relu",
         layer_norm: bool = False,
         init: str = "fan_in",
         hidden_bias: float | None = None,
@@ -59,21 +62,24 @@ class MLP(tf.Module):
           sizes: sizes of the input, of each hidden layer, and of the output.
           seed: random seed, which determines the weights together with `name`.
           copies: number of networks, each with its own weights; None for one network without that axis.
-          layer_norm: whether each hidden ReLU is followed by layer normalisation with scale and offset.
-          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; or "orthogonal" for
-            orthogonal weights times sqrt(2) and zero biases.
+          activation: activation of the hidden layers: "relu", or "gelu" for GELU in its tanh approximation.
+          layer_norm: whether each activation is followed by layer normalisation with scale and offset.
+          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "orthogonal" for
+            orthogonal weights times sqrt(2) and zero biases; or "fan_avg" for weights uniform within
+            sqrt(6 / (inputs + outputs)), as in Glorot & Bengio (2010), eq. 16, and zero biases.
           hidden_bias: initial value of every hidden bias; None to follow `init`.
           final_scale: bound of the last layer's uniform weights and biases ("fan_in"), or factor of its orthogonal
             weights; None to initialise the last layer like the others.
           name: name of the module and its variable.
 
         Raises:
-          ValueError: If `init` has a different value.
+          ValueError: If `init` or `activation` has a different value.
         """
         super().__init__(name=name)
-        if init not in ("fan_in", "orthogonal"):
-            raise ValueError(f"init must be 'fan_in' or 'orthogonal', got {init!r}")
+        require_one_of("init", init, ("fan_in", "orthogonal", "fan_avg"))
+        require_one_of("activation", activation, ("relu", "gelu"))
         self._copies = copies
+        self._activation = activation
         self._layer_norm = layer_norm
         self._num_layers = len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
@@ -125,7 +131,8 @@ class MLP(tf.Module):
         """Returns the output [B, out] of one network, or [copies, B, out] if the parameters have that axis."""
         *hidden, last = layers
         for weights, bias, *norm in hidden:
-            x = tf.nn.relu(_transform(x, weights, bias))
+            x = _transform(x, weights, bias)
+            x = tf.nn.relu(x) if self._activation == "relu" else tf.nn.gelu(x, approximate=True)
             if norm:
                 mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
                 x = (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * norm[0] + norm[1]
@@ -135,7 +142,7 @@ class MLP(tf.Module):
         """Returns a target network: the same weights in a separate, untrained variable."""
         target = object.__new__(MLP)
         tf.Module.__init__(target, name=f"target_{self.name}")
-        for name in ("_copies", "_layer_norm", "_shapes", "_num_layers"):
+        for name in ("_copies", "_activation", "_layer_norm", "_shapes", "_num_layers"):
             setattr(target, name, getattr(self, name))
         target.flat = tf.Variable(self.flat.read_value(), trainable=False, name=f"target_{self.name}")
         return target
@@ -261,6 +268,9 @@ def _init_weights(
         if init == "orthogonal":
             weights = _make_orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
             bias = np.zeros(columns)
+        elif init == "fan_avg":
+            bound = np.sqrt(6 / (rows + columns)) if scale is None else scale
+            weights, bias = rng.uniform(-bound, bound, (rows, columns)), np.zeros(columns)
         else:
             bound = 1 / np.sqrt(rows) if scale is None else scale
             weights, bias = rng.uniform(-bound, bound, (rows, columns)), rng.uniform(-bound, bound, columns)

@@ -111,6 +111,34 @@ class Transitions(Cut):
 
 
 @dataclass(frozen=True)
+class ChunkTransitions(Transitions):
+    """Transitions over a chunk of `n` actions, which are concatenated to one vector, `[N, n * A]`.
+
+    Li, Zhou & Levine (2025), "Reinforcement Learning with Action Chunking", arXiv:2507.07969, section 4. Reward and
+    discount are those of n-step transitions, and no item crosses the end of an episode. The last item ends with the
+    last action, whether the episode is terminated or truncated there. The n - 1 steps after the first step of that item
+    begin no items, because their chunks would be incomplete.
+
+    Attributes:
+      repeats_last: whether items start at these steps too. The last action of the episode is then repeated, as Chi et
+        al. (2023), "Diffusion Policy", arXiv:2303.04137, do in their code; for behavioural cloning.
+    """
+
+    repeats_last: bool = False
+
+    @property
+    def num_unused(self) -> int:
+        """The last step, and those at which incomplete chunks would start."""
+        return 1 if self.repeats_last else self.n
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Implements `Cut.read`."""
+        places = np.minimum(rows[:, None] + np.arange(self.n), last_rows[:, None] - 1)
+        actions = take(places.ravel(), (fields.ACTION,))[fields.ACTION]
+        return {**super().read(take, rows, last_rows), fields.ACTION: actions.reshape(len(rows), -1)}
+
+
+@dataclass(frozen=True)
 class Windows(Cut):
     """Consecutive steps of one episode, `[N, length, ...]`: all of their fields, the boundary row included.
 

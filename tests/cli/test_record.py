@@ -60,7 +60,10 @@ def test_policy_of_a_run_is_recorded(capsys, tmp_path, trained, which, action):
     [
         (["--episodes", 1, "--steps", 1], "pass only one of --episodes and --steps"),
         (["--which", "best"], "--which requires a --policy of a training run"),
-        (["--policy", "nowhere"], "--policy must be 'random', the directory of a training run or an ONNX file, got 'nowhere'"),
+        (
+            ["--policy", "nowhere"],
+            "--policy must be 'random', the directory of a training run or an ONNX file, got 'nowhere'",
+        ),
         (["--env-info", "x"], "--env-info requires --format rlds or minari"),
         (["--format", "minari"], "must end in a name with a version, got 'p.hdf5'"),
         (["--format", "rlds", "--env-info", "x"], "the environment's info has no fields"),

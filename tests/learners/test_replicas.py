@@ -49,7 +49,7 @@ def train_on_two_devices(channel, names, root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["iql", "td3_bc"], ["bc", "rebrac", "cql", "awac"]])
+@pytest.mark.parametrize("names", [["iql", "td3_bc"], ["bc", "rebrac", "cql", "awac"], ["fql"]])
 def test_two_replicas_stay_equal_and_match_a_single_device(tmp_path, names):
     with process(train_on_two_devices, names, tmp_path) as (_, channel):
         results = {name: (copies, loss) for name, copies, loss in iter(lambda: receive(channel), "done")}

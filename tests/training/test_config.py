@@ -41,6 +41,14 @@ def test_defaults_are_those_of_the_algorithm():
         ({"reference_returns": (1, float("nan"))}, ValueError, "must be finite and differ, got 1 and nan"),
         ({"reference_returns": 3}, ValueError, "reference_returns must be two numbers, 'd4rl', or the path"),
         ({"algo": "rebrac", "n_step": 2}, ValueError, "n_step must be 1 for rebrac, which learns from the next"),
+        ({"chunk_length": 2, "n_step": 2}, ValueError, "n_step must be 1 with chunks of actions"),
+        ({"chunk_length": 2, "algo": "rebrac"}, ValueError, "chunk_length must be 1 for rebrac, which does not"),
+        ({"chunk_length": 2, "algo": "dqn"}, ValueError, "chunk_length must be 1 for dqn, which does not"),
+        (
+            {"chunk_length": 2, "execution_horizon": 3},
+            ValueError,
+            "execution_horizon must be at most chunk_length, which is 2, got 3",
+        ),
         (
             {"algo": "bc", "sampler": "prioritized"},
             ValueError,

@@ -362,6 +362,7 @@ def read_rows(run_dir):
     [
         ("pendulum_mixed", "td3_bc", (25, 95), {"steps": 40, "num_envs": 1}),
         ("pendulum_mixed", "iql", (50, 51), {"steps": 40, "num_envs": 3, "n_step": 3}),
+        ("pendulum_mixed", "iql", (50, 51), {"steps": 40, "num_envs": 2, "chunk_length": 3, "execution_horizon": 2}),
         ("pendulum_mixed", "rebrac", (50, 77), {"steps": 40, "num_envs": 2, "online_ratio": 1.0}),
         (None, "sac", (3, 57), {"num_envs": 2, "updates_per_step": 0.7}),
     ],

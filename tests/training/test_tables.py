@@ -111,6 +111,7 @@ def test_tables_that_do_not_match_raise(server, config, table, space, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"chunk_length": 2}, "chunk_length requires a dataset; the items of a table are already converted"),
         ({"top_percent": 10}, "top_percent requires a dataset; the items of a table are already converted"),
         ({"epochs": 2}, "epochs requires a dataset; servers choose the items"),
         ({"n_step": 3}, "n_step requires a dataset"),

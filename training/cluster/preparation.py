@@ -119,6 +119,8 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
 
 
 def _require_options(source: Any, config: TrainingConfig) -> None:
+    if config.chunk_length > 1:
+        raise ArgumentError("requires a single process; use train", about="chunk_length")
     if config.deterministic:
         raise ArgumentError("requires a single process; use train", about="deterministic", value=True)
     if config.epochs is not None:

@@ -31,6 +31,7 @@ CAMERA_SPEC = {
     "states": tf.TensorSpec([2, 2], tf.uint8),
 }
 IMAGE_SPEC = {"image": tf.TensorSpec([8, 8, 3], tf.uint8), "state": {"v": tf.TensorSpec([2], tf.float32)}}
+EXTRA_NETWORKS = {"iql": ["value_network"], "fql": ["flow_network"]}
 
 
 class Linear(tf.Module):
@@ -59,7 +60,7 @@ def list_networks(name):
         return ["q_network"]
     if name in ("bc", "discrete_bc"):
         return ["actor_network"]
-    return ["actor_network", "critic_network", *(["value_network"] if name == "iql" else [])]
+    return ["actor_network", "critic_network", *EXTRA_NETWORKS.get(name, [])]
 
 
 def make_batch(name, observations=None):

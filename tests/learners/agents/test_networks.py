@@ -35,7 +35,7 @@ def test_initial_weights_follow_the_options():
     (_, bias), last = MLP((100, 7, 2), seed=0, hidden_bias=0.1, final_scale=1e-3).layers()[0]
     np.testing.assert_array_equal(bias, np.full(7, np.float32(0.1)))
     assert max(np.abs(array).max() for array in last) <= 1e-3
-    with pytest.raises(ValueError, match=r"init must be 'fan_in' or 'orthogonal', got 'zeros'"):
+    with pytest.raises(ValueError, match=r"init must be one of 'fan_in', 'orthogonal', 'fan_avg', got 'zeros'"):
         MLP((1, 1), seed=0, init="zeros")
 
 

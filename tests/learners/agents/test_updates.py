@@ -235,3 +235,60 @@ def test_bc_updates_match_the_reference(distribution):
         assert "td_error" not in info.extra
         actor = adam(actor, reference.gradient(loss, actor))
     assert_close(variables[0], actor[: sizes[0]])
+
+
+@pytest.mark.parametrize(("q_agg", "normalize"), [("mean", False), pytest.param("min", True, marks=pytest.mark.slow)])
+def test_fql_updates_match_the_reference(q_agg, normalize):
+    agent = make("fql", q_agg=q_agg, normalize_q_loss=normalize, alpha=0.7, flow_steps=3)
+    actor, flow, critic = (to_float64(network.flat) for network in (agent._actor.network, agent._flow, agent._critic))
+    one_step, field = (OBSERVATION + ACTION, *HIDDEN, ACTION), (OBSERVATION + ACTION + 1, *HIDDEN, ACTION)
+    target, actor_step, critic_step = critic, reference.Adam(3e-4), reference.Adam(3e-4)
+
+    def act(w, observation, noise):
+        return reference.mlp(w, one_step, np.concatenate([observation, noise], 1), activation=reference.gelu)
+
+    def velocity(w, observation, point, time):
+        x = np.concatenate([observation, point, np.broadcast_to(time, (len(point), 1))], 1)
+        return reference.mlp(w, field, x, activation=reference.gelu)
+
+    def twin_values(w, observation, action):
+        action = reference.clip(action, -1, 1)
+        return np.array(reference.twin_values(w, CRITIC, observation, action, True, reference.gelu))
+
+    for step, (data, next_noise, info) in enumerate(run_updates(agent, to_transition)):
+        seeds = [tf.constant([3 * 1024 + draw, step], tf.int64) for draw in range(4)]
+        start, noise = (tf.random.stateless_normal([len(WEIGHTS), ACTION], seeds[draw]).numpy() for draw in (1, 3))
+        time = tf.random.stateless_uniform([len(WEIGHTS), 1], seeds[2]).numpy().astype(float)
+        observation, action = data["observation"], data["action"]
+        q = twin_values(target, data["next_observation"], act(actor, data["next_observation"], next_noise))
+        y = data["reward"] + 0.99 * data["discount"] * (q.mean(axis=0) if q_agg == "mean" else q.min(axis=0))
+        cloned = noise.astype(float)
+        for euler_step in range(3):
+            cloned = cloned + velocity(flow, observation, cloned, euler_step / 3) / 3
+        cloned = np.clip(cloned, -1, 1)
+
+        def flow_loss(w, observation=observation, action=action, start=start, time=time):
+            point = (1 - time) * start + time * action
+            return ((velocity(w, observation, point, time) - (action - start)) ** 2).mean()
+
+        def actor_loss(w, observation=observation, noise=noise, cloned=cloned, critic=critic):
+            chosen = act(w, observation, noise)
+            q = twin_values(critic, observation, chosen).mean(axis=0)
+            scale = 1 / np.abs(q.real).mean() if normalize else 1
+            return 0.7 * ((chosen - cloned) ** 2).mean() - scale * q.mean()
+
+        def critic_loss(w, observation=observation, action=action, y=y):
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in twin_values(w, observation, action))
+
+        np.testing.assert_allclose(info.extra["flow_loss"], flow_loss(flow), rtol=1e-5)
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
+        gradients = reference.gradient(actor_loss, actor), reference.gradient(flow_loss, flow)
+        both = actor_step(np.concatenate([actor, flow]), np.concatenate(gradients))
+        actor, flow = np.split(both, [len(actor)])
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
+        target = 0.995 * target + 0.005 * critic
+    assert_close(agent._actor.network.flat, actor)
+    assert_close(agent._flow.flat, flow)
+    assert_close(agent._critic.flat, critic)
+    assert_close(agent._target_critic.flat, target)

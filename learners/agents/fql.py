@@ -1,0 +1,230 @@
+"""Flow Q-learning (FQL)."""
+
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from ..options import NetworkFactory
+from .adam import Adam
+from .custom_networks import make_network
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import Network, critic_values
+from .offline_agent import OfflineAgent, TransitionBatch
+from .spaces import BoundedActions, Observations
+
+#: Distance of uniform random numbers from -1 and 1, at which the inverse of the normal distribution is infinite.
+_EPSILON = 1e-6
+
+
+@configurable
+class FQLAgent(OfflineAgent):
+    """FQL (Park, Li & Levine 2025, "Flow Q-Learning", arXiv:2502.02538).
+
+        y       = r + gamma * discount * mean_i Q'_i(s', mu(s', z)),  z ~ N(0, I)
+        critic  = sum_i mean((Q_i(s, a) - y)^2)                                              (eq. 6)
+        flow    = mean(|v(s, x_t, t) - (a - x_0)|^2),  x_t = (1 - t) x_0 + t a,
+                  x_0 ~ N(0, I), t ~ U(0, 1)                                                 (eq. 7)
+        actor   = alpha * mean(|mu(s, z) - flow(s, z)|^2) - mean_i,s(Q_i(s, mu(s, z)))       (eq. 8)
+
+    The velocity field v is trained only by behavioural cloning. It carries the noise z to the action `flow(s, z)`, by
+    Euler steps from t = 0 to t = 1. The one-step policy mu imitates that map, and maximises the critics. As in the
+    authors' code, |.|^2 is the mean over the elements of the action, actions are clipped to [-1, 1] before the critics
+    evaluate them, and the actors learn from the critics before their update.
+
+    The authors evaluate the stochastic policy mu(s, z). The greedy policy does the same, but z is a function of the
+    observation, so that equal observations give equal actions; see `OneStepFlowActor`.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (512, 512, 512, 512),
+        actor_network: NetworkFactory | None = None,
+        flow_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        alpha: NonNegative = 10.0,
+        flow_steps: Count = 10,
+        q_agg: Literal["mean", "min"] = "mean",
+        normalize_q_loss: bool = False,
+    ) -> None:
+        """Creates the networks, and target networks for the critics.
+
+        The defaults are those of the authors' code (agents/fql.py of github.com/seohongpark/fql): GELU, layer norm only
+        in the critics, Glorot initialisation. Only `alpha` must be tuned for each task.
+
+        Args:
+          time_step_spec: spec of the data's time steps.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of all networks.
+          actor_network: function that creates the one-step policy's network, see `CustomNetwork`; its input is the pair
+            of observation and noise [A]. None for the default.
+          flow_network: function that creates the velocity field; its input is the pair of observation and [A + 1], the
+            point x_t followed by t.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+          actor_learning_rate: Adam's learning rate for the velocity field and the one-step policy.
+          critic_learning_rate: Adam's learning rate.
+          discount: discount factor gamma; the paper uses 0.995 for some tasks.
+          target_update_rate: share of the online weights in a target update.
+          alpha: weight of behavioural cloning relative to the critics, in units of Q-values.
+          flow_steps: number of Euler steps.
+          q_agg: aggregation of the target critics in y; the paper uses 'min' for some tasks.
+          normalize_q_loss: whether to divide Q in the actor's loss by its mean magnitude, so that `alpha` does not
+            depend on the scale of the rewards; the authors recommend it for new tasks.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        width = actions.size
+
+        def network(name: str, factory: NetworkFactory | None, inputs: int, outputs: int, **options: Any) -> Network:
+            return make_network(
+                factory,
+                observations,
+                [*hidden_sizes, outputs],
+                action_size=inputs,
+                seed=seed,
+                image_encoder=image_encoder,
+                activation="gelu",
+                init="fan_avg",
+                name=name,
+                **options,
+            )
+
+        actor = OneStepFlowActor(network("actor", actor_network, width, width), width)
+        self._flow = network("flow", flow_network, width + 1, width)
+        self._critic = network("critic", critic_network, width, 1, copies=2, layer_norm=True)
+        self._target_critic = self._critic.copy()
+        actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
+        self._actor_optimizer = Adam(actor_variables, actor_learning_rate)
+        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
+        self._discount = discount
+        self._target_update_rate = target_update_rate
+        self._alpha = alpha
+        self._flow_steps = flow_steps
+        self._aggregate = tf.reduce_mean if q_agg == "mean" else tf.reduce_min
+        self._normalizes_q_loss = normalize_q_loss
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        targets = self.critic_targets(batch)
+        with tf.GradientTape() as tape:
+            flow_loss, actor_loss = self.flow_loss(batch), self.actor_loss(batch)
+            loss = flow_loss + actor_loss
+        self._actor_optimizer.minimize(loss, tape)
+        with tf.GradientTape() as tape:
+            critic_loss, td = self.critic_loss(batch, targets)
+        self._critic_optimizer.minimize(critic_loss, tape)
+        self._target_critic.track(self._critic, self._target_update_rate)
+        extra = {
+            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "critic_loss": critic_loss,
+            "flow_loss": flow_loss,
+            "actor_loss": actor_loss,
+            "q_mean": tf.reduce_mean(targets + td),
+        }
+        return critic_loss + loss, extra
+
+    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the target values y, float32 [B]."""
+        action = self._actor.sample(batch.next_observation, self.noise_seed(0))
+        value = self._aggregate(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        return batch.reward + self._discount * batch.discount * value
+
+    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+
+    def flow_loss(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the loss of the velocity field, float32 []."""
+        start = tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(1))
+        time = tf.random.stateless_uniform([tf.shape(batch.action)[0], 1], self.noise_seed(2))
+        point = (1.0 - time) * start + time * batch.action
+        velocity = self._flow(tf.concat([batch.observation, point, time], axis=1))
+        return tf.reduce_mean(tf.square(velocity - (batch.action - start)))
+
+    def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the loss of the one-step policy, float32 []."""
+        noise = tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(3))
+        action = self._actor(batch.observation, noise)
+        distance = tf.square(action - tf.stop_gradient(self.integrate(batch.observation, noise)))
+        value = critic_values(self._critic, batch.observation, tf.clip_by_value(action, -1.0, 1.0))
+        value = tf.reduce_mean(value, axis=0)
+        scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value))) if self._normalizes_q_loss else 1.0
+        return self._alpha * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
+
+    def integrate(self, observation: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        """Returns the actions of the cloned flow, float32 [B, A] in [-1, 1], for noise [B, A].
+
+        x_{k+1} = x_k + v(s, x_k, k / K) / K,  k = 0 .. K-1,  K = flow_steps
+        """
+        point = noise
+        for step in range(self._flow_steps):
+            time = tf.fill([tf.shape(noise)[0], 1], step / self._flow_steps)
+            point += self._flow(tf.concat([observation, point, time], axis=1)) / self._flow_steps
+        return tf.clip_by_value(point, -1.0, 1.0)
+
+
+class OneStepFlowActor(tf.Module):
+    """A stochastic actor whose action is a network's output for an observation and noise, clipped to [-1, 1]."""
+
+    def __init__(self, network: Network, size: int) -> None:
+        """Sets the network.
+
+        Args:
+          network: network from observations [B, D] and noise [B, A] to actions [B, A].
+          size: number of actions A.
+        """
+        super().__init__(name="actor")
+        self.network = network
+        self._size = size
+
+    def __call__(self, observation: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        """Returns the actions before clipping, float32 [B, A]."""
+        return self.network(tf.concat([observation, noise], axis=1))
+
+    def mode(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns actions for standard normal noise that is a hash of each observation, float32 [B, A] in [-1, 1].
+
+        A stochastic policy of several modes has no single best action, and the action for noise 0 can be between two of
+        them.
+        """
+        return tf.clip_by_value(self(observation, _hash_to_normal(observation, self._size)), -1.0, 1.0)
+
+    def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns sampled actions, float32 [B, A] in [-1, 1]. `seed` is [2] integers."""
+        noise = tf.random.stateless_normal([tf.shape(observation)[0], self._size], seed)
+        return tf.clip_by_value(self(observation, noise), -1.0, 1.0)
+
+
+def _hash_to_normal(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns standard normal numbers that only depend on the row, float32 [B, size], for float32 [B, D]."""
+    places = tf.tile(tf.bitcast(tf.range(size), tf.uint8), [tf.shape(rows)[0], 1])
+    hashes = tf.fingerprint(tf.concat([tf.repeat(tf.fingerprint(rows), size, axis=0), places], axis=1))
+    uniform = tf.cast(tf.bitcast(hashes[:, :4], tf.int32), tf.float32) / 2.0**31
+    uniform = tf.clip_by_value(uniform, _EPSILON - 1.0, 1.0 - _EPSILON)
+    return tf.reshape(tf.math.erfinv(uniform), [-1, size]) * np.float32(np.sqrt(2))

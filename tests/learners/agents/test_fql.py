@@ -1,0 +1,86 @@
+"""FQL's policies: what their noise depends on, and that they represent several modes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_transition
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import time_step
+
+from rlds2reverb.learners.agents import OneStepFlowActor, make_agent
+
+MODE = 0.6
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """The noise of 2,000 observations: that of an actor whose action is a small multiple of it."""
+    actor = OneStepFlowActor(lambda x: 0.1 * x[:, 2:], 3)
+    observation = tf.random.stateless_normal([2000, 2], [0, 1])
+    return actor, observation, actor.mode(observation).numpy() * 10
+
+
+def test_greedy_noise_is_a_function_of_the_observation(noise):
+    actor, observation, expected = noise
+    np.testing.assert_array_equal(actor.mode(observation[7:8]) * 10, expected[7:8])
+    assert len(np.unique(expected[:, 0])) == 2000
+
+
+def test_greedy_noise_is_standard_normal(noise):
+    _, _, values = noise
+    np.testing.assert_allclose(values.mean(axis=0), 0, atol=0.08)
+    np.testing.assert_allclose(np.cov(values.T), np.eye(3), atol=0.12)
+
+
+def test_constant_velocity_carries_noise_along_a_line():
+    agent = make_agent("fql", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), flow_steps=3)
+    agent._flow.flat.assign([*[0.0] * (agent._flow.flat.shape[0] - 2), 0.25, -3.0])
+    actions = agent.integrate(tf.zeros([2, 3]), tf.constant([[0.5, 0.5], [-0.5, 1.5]]))
+    np.testing.assert_allclose(actions, [[0.75, -1], [-0.25, -1]], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_train_step_compiles_with_xla():
+    """With discounts of 0 the critics' loss does not depend on the noise, which is different in XLA."""
+    batch = to_transition({**make_columns(4), "discount": np.zeros(4, np.float32)})
+    plain, compiled = (
+        make_agent("fql", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8,), flow_steps=2) for _ in range(2)
+    )
+    expected, actual = plain.train(batch), tf.function(compiled.train, jit_compile=True)(batch)
+    np.testing.assert_allclose(actual.extra["critic_loss"], expected.extra["critic_loss"], rtol=1e-4)
+    assert actual.extra.keys() == expected.extra.keys() and np.isfinite(actual.loss)
+
+
+@pytest.mark.slow
+def test_only_fql_represents_both_modes_of_the_data():
+    """In one-step episodes, the data's actions are near -0.6 or 0.6 and have a reward of 1; others have none."""
+    size, rng = 2000, np.random.default_rng(0)
+    observation = rng.uniform(-1, 1, (size, 2)).astype(np.float32)
+    action = (MODE * rng.choice([-1, 1], (size, 1)) + 0.05 * rng.normal(size=(size, 1))).astype(np.float32)
+    data = {"observation": observation, "action": action, "reward": np.ones(size, np.float32)}
+    data |= {"discount": np.zeros(size, np.float32), "next_observation": observation}
+    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), to_transition(data))
+    specs = (
+        time_step.time_step_spec(tf.TensorSpec([2], tf.float32)),
+        tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1),
+    )
+
+    def learn(name, **hyperparameters):
+        """Returns the greedy actions after 600 updates, and the share of them that is near a mode."""
+        agent = make_agent(name, *specs, hidden_sizes=(32, 32), **hyperparameters)
+        train = tf.autograph.experimental.do_not_convert(agent.train)
+
+        @tf.function
+        def run():
+            for step in tf.range(600):
+                train(tf.nest.map_structure(lambda x, at=step % 10: x[at], batches))
+
+        run()
+        actions = agent._actor.mode(observation).numpy()
+        return actions, (np.abs(np.abs(actions) - MODE) < 0.3).mean()
+
+    fast = {"actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2}
+    actions, share = learn("fql", flow_steps=5, **fast)
+    assert share > 0.7 and 0.4 < (actions > 0).mean() < 0.6
+    assert learn("td3_bc", **fast)[1] < 0.1
+    assert learn("bc", learning_rate=1e-2, distribution="gaussian")[1] < 0.1
