@@ -18,11 +18,15 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Take, Windows
-from rlds2reverb.store.item_index import ItemIndex, sample_uniformly
+from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
+from rlds2reverb.store.item_index import ItemIndex, draw_numbers, sample_uniformly
 from rlds2reverb.store.step_columns import StepColumns
 from rlds2reverb.trajectories import FIRST, make_trajectory, step_types, transition_discounts
 
 from .feeds import SEED_SALT, Feed
+
+#: Separates the random numbers of goals from those of items with the same seed.
+_GOAL_SALT = 0x47_4F_41_4C
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class TrajectoryCut(Windows):
 class StoredItems(Feed):
     """Items of stored steps, sampled uniformly with replacement.
 
-    The sample of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
-    items as an uninterrupted one.
+    The sample of an iteration, and the goals of its items, depend only on the seed and the iteration's number, so a
+    resumed run samples the same items as an uninterrupted one.
 
     Attributes:
       num_items: the number of items.
@@ -63,6 +67,7 @@ class StoredItems(Feed):
         seed: int = 0,
         is_used: np.ndarray | None = None,
         convert: Callable[[dict[str, Nest]], dict[str, Nest]] = lambda steps: steps,
+        goals: GoalSampling | None = None,
     ):
         """Reads one item, for the spec of the batches.
 
@@ -73,6 +78,7 @@ class StoredItems(Feed):
           seed: random seed for sampling, in [0, 2^31).
           is_used: bool `[E]`, the episodes to sample from; None for all.
           convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
+          goals: goals of the items, which are then transitions of one step; None for none.
 
         Raises:
           SourceError: If there are no items.
@@ -80,7 +86,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self._steps, self._cut, self._convert = steps, cut, convert
+        self._steps, self._cut, self._convert, self._goals = steps, cut, convert, goals
         self._index = ItemIndex(steps, cut, is_used)
         self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
         if not self.num_items:
@@ -111,7 +117,7 @@ class StoredItems(Feed):
     def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
         """Implements `Feed.read`."""
         items = self.sample_indices(first_step, count)
-        batch = self.read_items(items.ravel())
+        batch = self.read_items(items.ravel(), self._draw_goals(first_step, *items.shape))
         if self._packing is not None:
             batch = pack_columns(tf.nest.flatten(batch))
         return map_structure(lambda column: column.reshape(*items.shape, *column.shape[1:]), batch), ()
@@ -124,10 +130,26 @@ class StoredItems(Feed):
         """Implements `Feed.sample_indices`."""
         return sample_uniformly(self._seed ^ SEED_SALT, first_step, count, self._batch_size, self.num_items)
 
-    def read_items(self, items: np.ndarray) -> Nest:
-        """Returns items by number, int64 `[N]`, as a nest of arrays `[N, ...]`."""
+    def read_items(self, items: np.ndarray, numbers: np.ndarray | None = None) -> Nest:
+        """Returns items as a nest of arrays `[N, ...]`.
+
+        Args:
+          items: int64 `[N]`, their numbers.
+          numbers: uint64 `[N, NUM_NUMBERS]`, the random numbers of their goals; None for those of the first iteration.
+        """
         rows, last_rows = self._index.find_rows(items)
-        return self._cut.read(self._take, rows, last_rows)
+        batch = self._cut.read(self._take, rows, last_rows)
+        if self._goals is None:
+            return batch
+        numbers = self._draw_goals(0, 1, len(items)) if numbers is None else numbers
+        return self._goals.relabel(batch, self._take, rows, last_rows, numbers, self._index)
+
+    def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray | None:
+        """Returns the random numbers of the goals of consecutive iterations; None without goals."""
+        if self._goals is None:
+            return None
+        numbers = draw_numbers(self._seed ^ _GOAL_SALT, first_step, count, num_items * NUM_NUMBERS)
+        return numbers.reshape(-1, NUM_NUMBERS)
 
     def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
         return self._convert(self._steps.take(rows, names, decode=decode_images))

@@ -54,6 +54,7 @@ from rlds2reverb.specs import (
     to_tensor_spec,
 )
 from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.layout import Layout, find_image
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
@@ -68,7 +69,15 @@ from .actions import (
     require_trainable_actions,
 )
 from .config import TrainingConfig
-from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
+from .data import (
+    Batches,
+    Moments,
+    TrainingData,
+    find_goal_sampling,
+    make_adder,
+    sample_table,
+    start_isolated,
+)
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -159,6 +168,12 @@ def open_dataset(
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
     observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
+    moments = Moments(*dataset.moments.agent_statistics())
+    if get_algorithm(config.algo).items == "goals":
+        if as_episodes:
+            raise SourceError(f"{config.algo} draws its goals from a dataset in this process; train without a cluster")
+        observations = add_goal(observations, observations)
+        moments = Moments(*(add_goal(part, part) for part in moments))
     time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
     is_used = dataset.steps.num_steps > 1
     is_used[is_used] = is_kept
@@ -172,7 +187,7 @@ def open_dataset(
         "num_transitions": int((dataset.steps.num_steps[is_used] - 1).sum()),
         "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
-        "moments": Moments(*dataset.moments.agent_statistics()),
+        "moments": moments,
         "reward_transform": transform,
         "notes": tuple(notes),
         "warnings": tuple(warnings),
@@ -180,17 +195,18 @@ def open_dataset(
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
-    items = StoredItems(
-        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
-    )
+    goals = find_goal_sampling(config, time_step_spec, action_spec)
+    cut = make_cut(common["adder"], config.algo, goals)
+    items = StoredItems(dataset.steps, cut, 1, seed=config.seed, is_used=is_used, convert=convert, goals=goals)
     return ItemData(**common, items=items)
 
 
-def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
-    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
+def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
+    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm, and its goals if any."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
-    return Transitions(adder.n, adder.gamma, reads_next=get_algorithm(algo).learns_from_rewards)
+    reads_next = get_algorithm(algo).learns_from_rewards or (goals is not None and goals.actor is not None)
+    return Transitions(adder.n, adder.gamma, reads_next=reads_next)
 
 
 def _prepare(

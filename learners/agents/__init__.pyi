@@ -1,6 +1,7 @@
 from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
+from .crl import CRLAgent as CRLAgent
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
 from .custom_networks import (
     CustomNetwork as CustomNetwork,
@@ -10,7 +11,12 @@ from .custom_networks import (
 from .discrete_actors import CategoricalActor as CategoricalActor, EpsilonGreedyActor as EpsilonGreedyActor
 from .discrete_bc import DiscreteBCAgent as DiscreteBCAgent
 from .dqn import DQNAgent as DQNAgent
+from .gcbc import GCBCAgent as GCBCAgent
+from .gciql import GCIQLAgent as GCIQLAgent
+from .gcivl import GCIVLAgent as GCIVLAgent
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
+from .goal_agent import GoalAgent as GoalAgent
+from .hiql import HIQLAgent as HIQLAgent
 from .hyperparameters import Option as Option, Range as Range
 from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork
 from .iql import IQLAgent as IQLAgent

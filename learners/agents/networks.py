@@ -7,9 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb._arguments import require_one_of
+
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
+#: Functions between the layers; GELU is the approximation with tanh (Hendrycks & Gimpel 2016, section 2).
+_ACTIVATIONS = {"relu": tf.nn.relu, "gelu": lambda x: tf.nn.gelu(x, approximate=True)}
 
 
 class Network(Protocol):
@@ -32,7 +36,7 @@ class Network(Protocol):
 
 
 class MLP(tf.Module):
-    """A fully connected network with ReLU between its layers, or `copies` independent ones computed together.
+    """A fully connected network with ReLU or GELU between its layers, or `copies` independent ones computed together.
 
     All weights are stored in one flat variable, `flat`, so that the optimiser and the target network need only a few
     operations on a single vector. `layers()` returns them layer by layer.
@@ -45,6 +49,7 @@ class MLP(tf.Module):
         seed: int,
         copies: int | None = None,
         layer_norm: bool = False,
+        activation: str = "relu",
         init: str = "fan_in",
         hidden_bias: float | None = None,
         final_scale: float | None = None,
@@ -56,22 +61,25 @@ class MLP(tf.Module):
           sizes: sizes of the input, of each hidden layer, and of the output.
           seed: random seed, which determines the weights together with `name`.
           copies: number of networks, each with its own weights; None for one network without that axis.
-          layer_norm: whether each hidden ReLU is followed by layer normalisation with scale and offset.
-          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; or "orthogonal" for
-            orthogonal weights times sqrt(2) and zero biases.
+          layer_norm: whether each activation is followed by layer normalisation with scale and offset.
+          activation: "relu" or "gelu".
+          init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "orthogonal" for
+            orthogonal weights times sqrt(2) and zero biases; or "glorot" for weights uniform within
+            sqrt(6 / (inputs + outputs)) and zero biases (Glorot & Bengio 2010, eq. 16).
           hidden_bias: initial value of every hidden bias; None to follow `init`.
-          final_scale: bound of the last layer's uniform weights and biases ("fan_in"), or factor of its orthogonal
-            weights; None to initialise the last layer like the others.
+          final_scale: bound of the last layer's uniform weights and biases ("fan_in"), factor of its orthogonal
+            weights, or additional factor of its weights ("glorot"); None to initialise it like the others.
           name: name of the module and its variable.
 
         Raises:
-          ValueError: If `init` has a different value.
+          ValueError: If `init` or `activation` has a different value.
         """
         super().__init__(name=name)
-        if init not in ("fan_in", "orthogonal"):
-            raise ValueError(f"init must be 'fan_in' or 'orthogonal', got {init!r}")
+        require_one_of("init", init, ("fan_in", "orthogonal", "glorot"))
+        require_one_of("activation", activation, tuple(_ACTIVATIONS))
         self._copies = copies
         self._layer_norm = layer_norm
+        self._activation = activation
         self._num_layers = len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
         networks = [_init_weights(rng, sizes, layer_norm, init, hidden_bias, final_scale) for _ in range(copies or 1)]
@@ -108,7 +116,7 @@ class MLP(tf.Module):
         """Returns the output [B, out] of one network."""
         *hidden, last = layers
         for weights, bias, *norm in hidden:
-            x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), bias))
+            x = _ACTIVATIONS[self._activation](tf.nn.bias_add(tf.matmul(x, weights), bias))
             if norm:
                 mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
                 x = (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * norm[0] + norm[1]
@@ -118,7 +126,7 @@ class MLP(tf.Module):
         """Returns a target network: the same weights in a separate, untrained variable."""
         target = object.__new__(MLP)
         tf.Module.__init__(target, name=f"target_{self.name}")
-        for name in ("_copies", "_layer_norm", "_shapes", "_num_layers"):
+        for name in ("_copies", "_layer_norm", "_activation", "_shapes", "_num_layers"):
             setattr(target, name, getattr(self, name))
         target.flat = tf.Variable(self.flat.read_value(), trainable=False, name=f"target_{self.name}")
         return target
@@ -216,6 +224,9 @@ def _init_weights(
         if init == "orthogonal":
             weights = _make_orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
             bias = np.zeros(columns)
+        elif init == "glorot":
+            bound = np.sqrt(6 / (rows + columns)) * (1.0 if scale is None else scale)
+            weights, bias = rng.uniform(-bound, bound, (rows, columns)), np.zeros(columns)
         else:
             bound = 1 / np.sqrt(rows) if scale is None else scale
             weights, bias = rng.uniform(-bound, bound, (rows, columns)), rng.uniform(-bound, bound, columns)

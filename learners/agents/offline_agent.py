@@ -32,6 +32,7 @@ class TransitionBatch(NamedTuple):
       next_action: like `action`, the data's action at `next_observation`; None if the experience does not contain it.
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.
+      goals: float32 [B, D] by name, other normalised observations with goals, see `GoalAgent`; None without goals.
     """
 
     observation: tf.Tensor
@@ -42,6 +43,7 @@ class TransitionBatch(NamedTuple):
     weights: tf.Tensor
     next_action: tf.Tensor | None = None
     next_action_mask: tf.Tensor | None = None
+    goals: dict[str, tf.Tensor] | None = None
 
 
 class OfflineAgent(tf_agent.TFAgent):
