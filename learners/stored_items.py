@@ -117,7 +117,8 @@ class StoredItems(Feed):
     def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
         """Implements `Feed.read`."""
         items = self.sample_indices(first_step, count)
-        batch = self.read_items(items.ravel(), self._draw_goals(first_step, *items.shape))
+        numbers = None if self._goals is None else self._draw_goals(first_step, *items.shape)
+        batch = self.read_items(items.ravel(), numbers)
         if self._packing is not None:
             batch = pack_columns(tf.nest.flatten(batch))
         return map_structure(lambda column: column.reshape(*items.shape, *column.shape[1:]), batch), ()
@@ -141,13 +142,12 @@ class StoredItems(Feed):
         batch = self._cut.read(self._take, rows, last_rows)
         if self._goals is None:
             return batch
-        numbers = self._draw_goals(0, 1, len(items)) if numbers is None else numbers
+        if numbers is None:
+            numbers = self._draw_goals(0, 1, len(items))
         return self._goals.relabel(batch, self._take, rows, last_rows, numbers, self._index)
 
-    def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray | None:
-        """Returns the random numbers of the goals of consecutive iterations; None without goals."""
-        if self._goals is None:
-            return None
+    def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray:
+        """Returns the random numbers of the goals of consecutive iterations."""
         numbers = draw_numbers(self._seed ^ _GOAL_SALT, first_step, count, num_items * NUM_NUMBERS)
         return numbers.reshape(-1, NUM_NUMBERS)
 

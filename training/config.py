@@ -109,8 +109,8 @@ class TrainingConfig:
     class or function. The entries below are also the texts of `--help` and of the documentation.
 
     Attributes:
-      algo: Algorithm to train: awac, bc, cql, crl, discrete_bc, discrete_cql, double_dqn, dqn, gcbc, gciql, gcivl, hiql,
-        iql, rebrac, sac, td3, td3_bc, or my_module:MyAgent for a custom agent.
+      algo: Algorithm to train: awac, bc, cql, crl, discrete_bc, discrete_cql, double_dqn, dqn, gcbc, gciql, gcivl,
+        hiql, iql, rebrac, sac, td3, td3_bc, or my_module:MyAgent for a custom agent.
       steps: Number of gradient updates on the dataset, before the online phase if there is one.
       seed: Random seed for weight initialisation, batch sampling and noise.
       deterministic: Make runs with the same seed bit-identical, even if they are continued; slower.

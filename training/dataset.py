@@ -202,7 +202,7 @@ def open_dataset(
 
 
 def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
-    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm, and its goals if any."""
+    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
     reads_next = get_algorithm(algo).learns_from_rewards or (goals is not None and goals.actor is not None)

@@ -1,8 +1,8 @@
 from .adam import Adam as Adam
 from .awac import AWACAgent as AWACAgent
 from .bc import BCAgent as BCAgent
-from .crl import CRLAgent as CRLAgent
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
+from .crl import CRLAgent as CRLAgent
 from .custom_networks import (
     CustomNetwork as CustomNetwork,
     FullyConnected as FullyConnected,
