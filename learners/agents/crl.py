@@ -59,7 +59,6 @@ class CRLAgent(GoalAgent):
         latent_size: Count = 512,
         image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        layer_norm: bool = True,
         discount: Fraction = 0.99,
         alpha: NonNegative = 0.1,
         value_goals: GoalShares = (0.0, 1.0, 0.0),
@@ -81,7 +80,6 @@ class CRLAgent(GoalAgent):
           latent_size: size of phi and psi.
           image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          layer_norm: whether the networks of the critics have layer normalisation.
           discount: discount factor gamma, the parameter of geometric goals.
           alpha: weight of cloning.
           value_goals: probabilities of the current state, a future one and a random one as the goal of the critics
@@ -99,7 +97,7 @@ class CRLAgent(GoalAgent):
             is_negative=False,
         )
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        latent = {**options, "copies": 2, "layer_norm": layer_norm}
+        latent = {**options, "copies": 2, "layer_norm": True}
         sizes = [*hidden_sizes, latent_size]
         network = make_goal_network(
             None, observations, [*hidden_sizes, actions.size], final_scale=ACTOR_SCALE, name="actor", **options

@@ -58,7 +58,6 @@ class GCIQLAgent(GoalAgent):
         value_network: NetworkFactory | None = None,
         image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        layer_norm: bool = True,
         discount: Fraction = 0.99,
         target_update_rate: PositiveFraction = 0.005,
         expectile: Expectile = 0.9,
@@ -86,7 +85,6 @@ class GCIQLAgent(GoalAgent):
           value_network: function that creates the network of V.
           image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          layer_norm: whether the networks of values have layer normalisation.
           discount: discount factor gamma, also of geometric goals.
           target_update_rate: share of the online weights in a target update.
           expectile: expectile of the values.
@@ -120,8 +118,8 @@ class GCIQLAgent(GoalAgent):
             )
 
         actor = UnitGaussianActor(network("actor", actor_network, actions.size, final_scale=ACTOR_SCALE), actions.size)
-        self._value = network("value", value_network, 1, layer_norm=layer_norm)
-        self._critic = network("critic", critic_network, 1, action_size=actions.size, copies=2, layer_norm=layer_norm)
+        self._value = network("value", value_network, 1, layer_norm=True)
+        self._critic = network("critic", critic_network, 1, action_size=actions.size, copies=2, layer_norm=True)
         self._target_critic = self._critic.copy()
         self._expectile, self._alpha, self._discount = expectile, alpha, discount
         self._is_weighted = actor_loss == "awr"

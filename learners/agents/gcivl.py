@@ -57,7 +57,6 @@ class GCIVLAgent(GoalAgent):
         value_network: NetworkFactory | None = None,
         image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        layer_norm: bool = True,
         discount: Fraction = 0.99,
         target_update_rate: PositiveFraction = 0.005,
         expectile: Expectile = 0.9,
@@ -83,7 +82,6 @@ class GCIVLAgent(GoalAgent):
           value_network: function that creates each of the two networks of V.
           image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          layer_norm: whether the networks of values have layer normalisation.
           discount: discount factor gamma, also of geometric goals.
           target_update_rate: share of the online weights in a target update.
           expectile: expectile of the values.
@@ -116,7 +114,7 @@ class GCIVLAgent(GoalAgent):
             )
 
         actor = UnitGaussianActor(network("actor", actor_network, actions.size, final_scale=ACTOR_SCALE), actions.size)
-        self._values = network("value", value_network, 1, copies=2, layer_norm=layer_norm)
+        self._values = network("value", value_network, 1, copies=2, layer_norm=True)
         self._target_values = self._values.copy()
         self._expectile, self._alpha, self._discount = expectile, alpha, discount
         super().__init__(

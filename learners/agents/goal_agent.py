@@ -27,7 +27,8 @@ ACTOR_SCALE = 0.1
 MAX_WEIGHT = 100.0
 _SMALL = np.float32(1e-6)
 
-#: Creates the networks of OGBench: GELU, and the initialisation of Glorot & Bengio (2010).
+#: Creates the networks of OGBench: GELU, and the initialisation of Glorot & Bengio (2010). Those of values have layer
+#: normalisation as well.
 make_goal_network = partial(make_network, activation="gelu", init="glorot")
 
 

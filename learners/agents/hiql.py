@@ -93,7 +93,6 @@ class HIQLAgent(GoalAgent):
         representation_size: Count = 10,
         image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        layer_norm: bool = True,
         discount: Fraction = 0.99,
         target_update_rate: PositiveFraction = 0.005,
         expectile: Expectile = 0.7,
@@ -120,7 +119,6 @@ class HIQLAgent(GoalAgent):
           representation_size: size R of the representation of a goal.
           image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          layer_norm: whether the networks of values have layer normalisation.
           discount: discount factor gamma, also of geometric goals.
           target_update_rate: share of the online weights in a target update.
           expectile: expectile of the values.
@@ -152,7 +150,7 @@ class HIQLAgent(GoalAgent):
 
         high = actor("high_actor", observations, representation_size)
         low = actor("actor", parts.state, actions.size, action_size=representation_size)
-        options["layer_norm"] = layer_norm
+        options["layer_norm"] = True
         self._phi = make_goal_network(None, observations, [*hidden_sizes, representation_size], name="phi", **options)
         self._values = make_goal_network(
             None, parts.state, [*hidden_sizes, 1], action_size=representation_size, copies=2, name="value", **options
