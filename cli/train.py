@@ -101,7 +101,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     multiple=True,
     callback=_require_presets,
     metavar="NAME",
-    help="Use published settings for a D4RL task, such as iql-antmaze. Repeatable.",
+    help="Use published settings for a task of D4RL or OGBench, such as iql-antmaze. Repeatable.",
 )
 @click.option(
     "--list-presets",
