@@ -1,4 +1,4 @@
-"""Published settings of algorithms and runs for tasks of D4RL and OGBench, which `presets.ini` contains as gin bindings."""
+"""Published settings of algorithms and runs for tasks of D4RL and OGBench: the gin bindings in `presets.ini`."""
 
 from __future__ import annotations
 

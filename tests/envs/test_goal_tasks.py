@@ -70,7 +70,9 @@ def test_environments_without_goals_raise():
 @pytest.mark.parametrize(("info", "got"), [({}, r"\[\]"), ({"goal": np.zeros(3)}, r"float32 \[3\]")])
 def test_goals_that_do_not_match_raise(monkeypatch, info, got):
     monkeypatch.setattr(Ring, "reset", lambda self, seed=None, options=None: (np.zeros(2), info))
-    with pytest.raises(SpecMismatchError, match=rf"info\['goal'\] of a reset with a task must be float32 \[2\], got {got}"):
+    with pytest.raises(
+        SpecMismatchError, match=rf"info\['goal'\] of a reset with a task must be float32 \[2\], got {got}"
+    ):
         make_ring().reset()
 
 
