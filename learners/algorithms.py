@@ -101,7 +101,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "crl",
             "crl:CRLAgent",
             "contrastive reinforcement learning",
-            "Eysenbach, Zhang, Levine & Salakhutdinov 2022, arXiv:2206.07568",
+            "Eysenbach et al. 2022, arXiv:2206.07568",
             **_GOALS,
         ),
         Algorithm(
@@ -158,14 +158,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "gcivl",
             "gcivl:GCIVLAgent",
             "goal-conditioned implicit V-learning",
-            "Park, Frans, Eysenbach & Levine 2025, arXiv:2410.20092",
+            "Park et al. 2025, arXiv:2410.20092",
             **_GOALS,
         ),
         Algorithm(
             "hiql",
             "hiql:HIQLAgent",
             "hierarchical implicit Q-learning",
-            "Park, Ghosh, Eysenbach & Levine 2023, arXiv:2307.11949",
+            "Park et al. 2023, arXiv:2307.11949",
             **_GOALS,
         ),
         Algorithm(

@@ -9,12 +9,11 @@ from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
 from .adam import Adam
 from .goal_agent import (
-    ACTOR_SCALE,
     GoalAgent,
     GoalShares,
     Parts,
-    UnitGaussianActor,
     ddpg_bc_loss,
+    make_goal_actor,
     make_goal_network,
 )
 from .hyperparameters import (
@@ -99,9 +98,7 @@ class CRLAgent(GoalAgent):
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
         latent = {**options, "copies": 2, "layer_norm": True}
         sizes = [*hidden_sizes, latent_size]
-        network = make_goal_network(
-            None, observations, [*hidden_sizes, actions.size], final_scale=ACTOR_SCALE, name="actor", **options
-        )
+        actor = make_goal_actor(None, observations, hidden_sizes, actions.size, **options)
         self._phi = make_goal_network(None, parts.state, sizes, action_size=actions.size, name="phi", **latent)
         self._psi = make_goal_network(None, parts.goal, sizes, name="psi", **latent)
         self._parts, self._alpha, self._scale = parts, alpha, np.float32(1 / np.sqrt(latent_size))
@@ -111,12 +108,12 @@ class CRLAgent(GoalAgent):
             action_spec,
             observations,
             actions,
-            UnitGaussianActor(network, actions.size),
+            actor,
             seed=seed,
             goal_sampling=sampling,
             optimizers={
                 "critic_loss": Adam(critic_variables, learning_rate),
-                "actor_loss": Adam(network.trained_variables, learning_rate),
+                "actor_loss": Adam(actor.network.trained_variables, learning_rate),
             },
         )
 

@@ -9,11 +9,9 @@ from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 from ..options import NetworkFactory
 from .adam import Adam
 from .goal_agent import (
-    ACTOR_SCALE,
     GoalAgent,
     GoalShares,
-    UnitGaussianActor,
-    make_goal_network,
+    make_goal_actor,
 )
 from .hyperparameters import (
     Fraction,
@@ -74,24 +72,17 @@ class GCBCAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        network = make_goal_network(
-            actor_network,
-            observations,
-            [*hidden_sizes, actions.size],
-            seed=seed,
-            image_encoder=image_encoder,
-            final_scale=ACTOR_SCALE,
-            name="actor",
-        )
+        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
+        actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
         super().__init__(
             time_step_spec,
             action_spec,
             observations,
             actions,
-            UnitGaussianActor(network, actions.size),
+            actor,
             seed=seed,
             goal_sampling=GoalSampling(GoalDistribution(*actor_goals, geometric=actor_geometric), gamma=discount),
-            optimizers={"actor_loss": Adam(network.trained_variables, learning_rate)},
+            optimizers={"actor_loss": Adam(actor.network.trained_variables, learning_rate)},
         )
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:

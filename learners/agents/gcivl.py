@@ -1,5 +1,6 @@
 """Goal-conditioned implicit V-learning (GCIVL)."""
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -9,12 +10,11 @@ from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 from ..options import NetworkFactory
 from .adam import Adam
 from .goal_agent import (
-    ACTOR_SCALE,
     Expectile,
     GoalAgent,
     GoalShares,
-    UnitGaussianActor,
     implicit_value_loss,
+    make_goal_actor,
     make_goal_network,
     value_advantage,
     weighted_likelihood_loss,
@@ -29,7 +29,7 @@ from .hyperparameters import (
     Seed,
     configurable,
 )
-from .networks import Network, critic_values
+from .networks import critic_values
 from .offline_agent import TransitionBatch
 from .spaces import BoundedActions, Observations
 
@@ -101,20 +101,10 @@ class GCIVLAgent(GoalAgent):
             gamma=discount,
             is_negative=negative_rewards,
         )
-
-        def network(name: str, factory: NetworkFactory | None, outputs: int, **options: Any) -> Network:
-            return make_goal_network(
-                factory,
-                observations,
-                [*hidden_sizes, outputs],
-                seed=seed,
-                image_encoder=image_encoder,
-                name=name,
-                **options,
-            )
-
-        actor = UnitGaussianActor(network("actor", actor_network, actions.size, final_scale=ACTOR_SCALE), actions.size)
-        self._values = network("value", value_network, 1, copies=2, layer_norm=True)
+        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
+        network = partial(make_goal_network, observations=observations, layer_norm=True, **options)
+        actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
+        self._values = network(value_network, sizes=[*hidden_sizes, 1], copies=2, name="value")
         self._target_values = self._values.copy()
         self._expectile, self._alpha, self._discount = expectile, alpha, discount
         super().__init__(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.store.goals import ACTOR_GOAL, GOAL, STATE, GoalSampling
 
-from ..options import Range
+from ..options import NetworkFactory, Range
 from .adam import Adam
 from .custom_networks import make_network
 from .networks import GaussianActor, Network, critic_values
@@ -22,7 +22,7 @@ GoalShares = Annotated[tuple[float, float, float], Range(0, 1)]
 #: Expectile of a value function.
 Expectile = Annotated[float, Range(0, 1, min_open=True, max_open=True)]
 #: Factor of the initial weights of an actor's last layer, whose variance is 1 % of that of other layers.
-ACTOR_SCALE = 0.1
+_ACTOR_SCALE = 0.1
 #: Maximum weight of a log likelihood.
 MAX_WEIGHT = 100.0
 _SMALL = np.float32(1e-6)
@@ -225,3 +225,18 @@ class UnitGaussianActor(GaussianActor):
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the means, float32 [B, A]; the policy clips them to [-1, 1]."""
         return self.network(observation)
+
+
+def make_goal_actor(
+    factory: NetworkFactory | None,
+    observations: Observations,
+    hidden_sizes: Sequence[int],
+    size: int,
+    *,
+    name: str = "actor",
+    **options: Any,
+) -> UnitGaussianActor:
+    """Returns an actor with `size` outputs; see `make_network` for the other arguments."""
+    sizes = [*hidden_sizes, size]
+    network = make_goal_network(factory, observations, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
+    return UnitGaussianActor(network, size)

@@ -9,13 +9,13 @@ from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE
 
 from .adam import Adam
 from .goal_agent import (
-    ACTOR_SCALE,
     Expectile,
     GoalAgent,
     GoalShares,
     Parts,
     UnitGaussianActor,
     implicit_value_loss,
+    make_goal_actor,
     make_goal_network,
     value_advantage,
     weighted_likelihood_loss,
@@ -142,14 +142,8 @@ class HIQLAgent(GoalAgent):
             subgoal_steps=subgoal_steps,
         )
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-
-        def actor(name: str, inputs: Observations, outputs: int, **more: int) -> UnitGaussianActor:
-            sizes = [*hidden_sizes, outputs]
-            network = make_goal_network(None, inputs, sizes, final_scale=ACTOR_SCALE, name=name, **options, **more)
-            return UnitGaussianActor(network, outputs)
-
-        high = actor("high_actor", observations, representation_size)
-        low = actor("actor", parts.state, actions.size, action_size=representation_size)
+        high = make_goal_actor(None, observations, hidden_sizes, representation_size, name="high_actor", **options)
+        low = make_goal_actor(None, parts.state, hidden_sizes, actions.size, action_size=representation_size, **options)
         options["layer_norm"] = True
         self._phi = make_goal_network(None, observations, [*hidden_sizes, representation_size], name="phi", **options)
         self._values = make_goal_network(

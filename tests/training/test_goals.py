@@ -19,15 +19,18 @@ from rlds2reverb.training.environment import find_environment, resolve_environme
 from rlds2reverb.training.sources import open_data
 
 ALGORITHMS = ("gcbc", "gcivl", "gciql", "hiql", "crl")
-OPTIONS = {"progress": False, "eval_episodes": 5, "batch_size": 256, "log_every": 10_000}
+OPTIONS = {"progress": False, "eval_episodes": 5, "eval_max_episode_steps": 8, "log_every": 10_000}
 NETWORKS = {"hidden_sizes": (32, 32), "learning_rate": 3e-3}
 #: Settings for a small task and few updates.
 LEARNING = {
     "gcbc": {},
-    "gcivl": {"target_update_rate": 0.05},
-    "gciql": {"target_update_rate": 0.05, "alpha": 0.01},
-    "hiql": {"target_update_rate": 0.05, "subgoal_steps": 3, "representation_size": 4},
-    "crl": {"latent_size": 16, "alpha": 0.01},
+    "gcivl": {"target_update_rate": 0.05, "expectile": 0.97},
+    "gciql": {"target_update_rate": 0.05, "expectile": 0.97, "alpha": 0.03},
+    "hiql": {
+        **{"target_update_rate": 0.05, "expectile": 0.97, "subgoal_steps": 4, "representation_size": 4},
+        **{"low_alpha": 10.0, "high_alpha": 10.0},
+    },
+    "crl": {"latent_size": 16, "alpha": 0.02},
 }
 
 
@@ -39,10 +42,12 @@ def train_ring(algo, run_dir, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_agents_find_the_short_way_that_cloning_misses(algo, tmp_path):
-    """90 % of the episodes take three times as many steps to the goal as there is time for."""
-    trained = train_ring(algo, tmp_path, steps=1500, eval_every=1500, gamma=0.95, hyperparameters=LEARNING[algo])
+    """85 % of the episodes take three times as many steps to the goal as there is time for."""
+    steps, batch_size = (1800, 256) if algo == "crl" else (1000, 128)
+    options = {"steps": steps, "eval_every": steps, "batch_size": batch_size, "gamma": 0.95}
+    trained = train_ring(algo, tmp_path, hyperparameters=LEARNING[algo], **options)
     rate = trained.evaluations["success_rate"][-1]
-    assert rate == 0 if algo == "gcbc" else rate >= 0.8
+    assert rate <= 0.4 if algo == "gcbc" else rate >= 0.8
     again = evaluate(Ring, trained.policy, 5, with_goals=True)
     assert again.success_rate == rate and list(again.success_rates) == [1, 2, 3, 4, 5]
 
