@@ -82,14 +82,21 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     if not is_onnx_file(folder):
         import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
+    from rlds2reverb.envs.goal_tasks import observes_goals
+    from rlds2reverb.saved_policies import load_policy
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
+    loaded = {name: load_policy(path) for name, path in paths.items()}
     evaluator = Evaluator(
-        make_env, seeds=seeds, reference_returns=references, max_episode_steps=options["max_episode_steps"]
+        make_env,
+        seeds=seeds,
+        reference_returns=references,
+        max_episode_steps=options["max_episode_steps"],
+        with_goals=observes_goals([*loaded.values()][-1].time_step_spec.observation),
     )
-    results = [(name, *_evaluate_policy(name, path, evaluator)) for name, path in paths.items()]
+    results = [(name, *_evaluate_policy(name, policy, evaluator)) for name, policy in loaded.items()]
     behaviour = run.behaviour_return if run else None
-    filmed = None if film is None else _film(film, environment, make_env, list(paths.values())[-1], options)
+    filmed = None if film is None else _film(film, environment, make_env, [*loaded.values()][-1], options)
     if as_json:
         policies = [{"policy": name, "step": step, **result.as_dict()} for name, step, result in results]
         document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
@@ -135,14 +142,13 @@ def _require_registered(folder: Path, environment: str) -> None:
         ) from error
 
 
-def _film(film: Path, environment: str, make_env: Any, policy_path: Path, options: dict[str, Any]) -> Film:
+def _film(film: Path, environment: str, make_env: Any, policy: Any, options: dict[str, Any]) -> Film:
     from rlds2reverb.envs.film import record_film
-    from rlds2reverb.saved_policies import load_policy
 
     with status(f"filming {environment}"), quiet_imports():
         return record_film(
             make_env,
-            load_policy(policy_path),
+            policy,
             film,
             seed=options["seed"],
             max_episode_steps=options["max_episode_steps"],
@@ -187,12 +193,9 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
     return run.reference_returns if run and run.environment == environment else None
 
 
-def _evaluate_policy(name: str, path: Path, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
+def _evaluate_policy(name: str, policy: Any, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
     """Returns the training step of a saved policy, or None if it was saved without one, and its evaluation."""
-    from rlds2reverb.saved_policies import load_policy
-
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
-        policy = load_policy(path)
         step = int(policy.get_train_step()) if hasattr(policy, "get_train_step") else -1
         return (step if step >= 0 else None), evaluator.evaluate(policy)
 

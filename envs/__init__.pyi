@@ -9,6 +9,7 @@ from .environment import Environment as Environment, Wrapper as Wrapper
 from .evaluation import Evaluator as Evaluator, evaluate as evaluate
 from .film import Film as Film, record_film as record_film
 from .goal_conditioning import GoalConditioning as GoalConditioning
+from .goal_tasks import GoalTasks as GoalTasks
 from .gymnasium_adapter import to_gymnasium as to_gymnasium
 from .gymnasium_environment import GymnasiumEnvironment as GymnasiumEnvironment
 from .gymnasium_wrappers import (

@@ -21,6 +21,7 @@ from rlds2reverb.specs import ArraySpec, Nest
 from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment
 from .environment import Environment, Wrapper
+from .goal_tasks import add_goals
 from .loading import make_environment
 from .policy_actions import PolicyActions, require_number_rewards, require_observations, require_policy
 from .rollout import Rollout
@@ -82,6 +83,7 @@ class Evaluator:
         reference_returns: tuple[float, float] | None = None,
         max_episode_steps: int | None = None,
         discount: float | None = None,
+        with_goals: bool = False,
         timeout_secs: float = 60.0,
     ):
         """Creates and closes one environment to read its spaces.
@@ -96,6 +98,8 @@ class Evaluator:
           max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own time
             limit; None for that limit.
           discount: discount factor in [0, 1] of `Evaluation.discounted_return`; None for none.
+          with_goals: whether policies observe goals; environments that do not show them yet are then wrapped in
+            `GoalTasks`.
           timeout_secs: maximum duration of a step of all environments, and of their creation.
 
         Raises:
@@ -115,7 +119,7 @@ class Evaluator:
         if discount is not None:
             require_number("discount", discount, 0, 1)
         self.reference_returns, self.discount = reference_returns, discount
-        self._chosen_limit, self._timeout_secs = max_episode_steps, timeout_secs
+        self._chosen_limit, self._timeout_secs, self._with_goals = max_episode_steps, timeout_secs, with_goals
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
             self.observation_spec, self.action_space, limit = thread.call(self._read_spaces)
@@ -215,7 +219,7 @@ class Evaluator:
             )
         return Evaluation(
             returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off,
-            _read_successes(envs),
+            _read_successes(envs), _read_tasks(envs),
         )  # fmt: skip
 
     def _describe_cut_off(self, number: int) -> str:
@@ -237,7 +241,8 @@ class Evaluator:
         return self._batched
 
     def _create_env(self, index: int) -> Environment:
-        return make_environment(self._make_env, env_id=index, max_episode_steps=self._chosen_limit)
+        env = make_environment(self._make_env, env_id=index, max_episode_steps=self._chosen_limit)
+        return add_goals(env) if self._with_goals else env
 
     def _create_envs(self) -> BatchedEnvironment:
         with contextlib.ExitStack() as stack:
@@ -294,6 +299,12 @@ def _read_successes(envs: BatchedEnvironment) -> np.ndarray | None:
     """Returns whether each episode reached its goal; None unless all environments tell."""
     successes = [getattr(env, "is_success", None) for env in envs.envs]
     return None if None in successes else np.array(successes, bool)
+
+
+def _read_tasks(envs: BatchedEnvironment) -> np.ndarray | None:
+    """Returns the number of each episode's task; None unless all environments have several."""
+    tasks = [getattr(env, "task_id", None) for env in envs.envs]
+    return None if None in tasks else np.array(tasks, np.int64)
 
 
 def _require_finite(rewards: np.ndarray, rollout: Rollout) -> None:

@@ -22,6 +22,7 @@ from rlds2reverb._arguments import require_count, require_number
 from .batched_environment import BatchedEnvironment
 from .environment import Environment
 from .evaluation import name_environment
+from .goal_tasks import match_goals
 from .gymnasium_environment import GymnasiumEnvironment
 from .policy_actions import PolicyActor, require_number_rewards
 from .rollout import Rollout
@@ -127,7 +128,8 @@ def record_film(
     if images_per_sec is not None:
         require_number("images_per_sec", images_per_sec, 0.1, 1000)
     name, make = name_environment(env)
-    with _headless_rendering(), _make_environment(name, make, max_episode_steps) as environment:
+    with _headless_rendering(), _make_environment(name, make, max_episode_steps) as made:
+        environment = match_goals(made, policy)
         rate = images_per_sec or _find_rate(environment)
         stride = math.ceil(rate / _MAX_RATES[path.suffix.lower()] - 1e-6)
         filming = _Filming(name, environment, policy, seed, num_episodes, stride=stride, progress=progress)

@@ -37,6 +37,9 @@ class GymnasiumEnvironment(Environment):
     from a termination. A reward is one number, which may be an array of one element.
 
     Parts of a Dict observation whose spaces are not supported, such as Text, are left out with a warning.
+
+    Attributes:
+      info: the `info` of the last reset or step.
     """
 
     def __init__(
@@ -95,7 +98,8 @@ class GymnasiumEnvironment(Environment):
         self._first_action = make_zeros(self._action_spec)
         self._seed: int | None = None
         self._accepts_seed = _accepts_seed(env.reset)
-        self._info: Mapping[str, Any] = {}
+        self.info: Mapping[str, Any] = {}
+        self._reset_options: dict[str, Any] = {}
         self._info_spec: dict[str, ArraySpec] = {}
         if info_fields:
             self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
@@ -118,7 +122,7 @@ class GymnasiumEnvironment(Environment):
 
         These are the names of OGBench and Meta-World, and of Gymnasium-Robotics.
         """
-        value = np.asarray(self._info.get("success", self._info.get("is_success")))
+        value = np.asarray(self.info.get("success", self.info.get("is_success")))
         return bool(value.all()) if value.dtype.kind in "biuf" and value.size else None
 
     def seed(self, seed: int) -> None:
@@ -130,6 +134,10 @@ class GymnasiumEnvironment(Environment):
         if not self._accepts_seed and not hasattr(self.gym, "seed"):
             raise NotImplementedError(f"{self._name} cannot be seeded; add the argument seed to its reset")
         self._seed = int(seed)
+
+    def set_reset_options(self, options: Mapping[str, Any]) -> None:
+        """Sets the argument `options` of all further resets, such as `{"task_id": 1}` in OGBench."""
+        self._reset_options = {"options": dict(options)}
 
     def render(self, mode: str = "rgb_array") -> Any:
         """Returns what the environment renders in its own mode, which was chosen when it was created.
@@ -153,6 +161,7 @@ class GymnasiumEnvironment(Environment):
     def _reset(self) -> TimeStep:
         seed, self._seed = self._seed, None
         observation, info = self._reset_gym(seed)
+        self.info = info
         return TimeStep(FIRST, _ZERO, _ONE, self._read(observation), copy_arrays(self._first_action), self._env_id, (),
                         self._select(info) if self._info_spec else ())  # fmt: skip
 
@@ -160,7 +169,7 @@ class GymnasiumEnvironment(Environment):
         if seed is not None and not self._accepts_seed:  # Old versions of gym have a method instead.
             self.gym.seed(seed)
             seed = None
-        result = self.gym.reset() if seed is None else self.gym.reset(seed=seed)
+        result = self.gym.reset(**self._reset_options, **({} if seed is None else {"seed": seed}))
         return result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def _step(self, action: Nest) -> TimeStep:
@@ -175,7 +184,7 @@ class GymnasiumEnvironment(Environment):
             step_type, discount = LAST, _ZERO
         else:
             step_type, discount = (LAST, self._discount) if truncated else (MID, self._discount)
-        self._info = info
+        self.info = info
         if not isinstance(reward, float):
             reward = read_reward(reward, (), self._name)
         if not -_MAX_REWARD <= reward <= _MAX_REWARD and not self._allow_non_finite:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import suggest
@@ -13,6 +13,8 @@ from rlds2reverb.errors import ArgumentError
 
 from .references import describe_reference, is_reference, resolve_reference
 
+#: Kinds of items; see `Algorithm`.
+Items = Literal["transitions", "trajectories", "goals"]
 #: Items per batch of an agent that declares no other number.
 _BATCH_SIZE = 256
 
@@ -34,8 +36,8 @@ class Algorithm:
       summary: full name.
       source: the paper.
       actions: kind of actions; None if the agent itself checks its action spec.
-      items: kind of items: single transitions, or trajectories, which contain the next action as well; None to follow
-        the agent's `train_sequence_length`.
+      items: kind of items: single transitions; trajectories, which contain the next action as well; or goals, which
+        are transitions with the goals of the agent's `goal_sampling`; None to follow its `train_sequence_length`.
       batch_size: published number of items per batch.
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether the published results use normalised observations.
@@ -50,7 +52,7 @@ class Algorithm:
     summary: str
     source: str
     actions: Literal["continuous", "discrete"] | None
-    items: Literal["transitions", "trajectories"] | None = "transitions"
+    items: Items | None = "transitions"
     batch_size: int = _BATCH_SIZE
     has_td_errors: bool | None = True
     normalizes_observations: bool = False
@@ -70,6 +72,9 @@ class Algorithm:
 
 
 _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1; the authors of the others use it too.
+#: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They
+#: do not learn from the rewards of a dataset.
+_GOALS: dict[str, Any] = {"actions": "continuous", "items": "goals", "batch_size": 1024, "has_td_errors": False}
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -107,6 +112,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             "conservative Q-learning",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
             "continuous",
+        ),
+        Algorithm(
+            "crl",
+            "crl:CRLAgent",
+            "contrastive reinforcement learning",
+            "Eysenbach et al. 2022, arXiv:2206.07568",
+            **_GOALS,
         ),
         Algorithm(
             "discrete_bc",
@@ -175,6 +187,34 @@ ALGORITHMS: dict[str, Algorithm] = {
             "continuous",
         ),
         Algorithm(
+            "gcbc",
+            "gcbc:GCBCAgent",
+            "goal-conditioned behavioural cloning",
+            "Lynch et al. 2019, arXiv:1903.01973",
+            **_GOALS,
+        ),
+        Algorithm(
+            "gciql",
+            "gciql:GCIQLAgent",
+            "goal-conditioned implicit Q-learning",
+            "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
+            **_GOALS,
+        ),
+        Algorithm(
+            "gcivl",
+            "gcivl:GCIVLAgent",
+            "goal-conditioned implicit V-learning",
+            "Park et al. 2025, arXiv:2410.20092",
+            **_GOALS,
+        ),
+        Algorithm(
+            "hiql",
+            "hiql:HIQLAgent",
+            "hierarchical implicit Q-learning",
+            "Park et al. 2023, arXiv:2307.11949",
+            **_GOALS,
+        ),
+        Algorithm(
             "iql",
             "iql:IQLAgent",
             "implicit Q-learning",
@@ -239,7 +279,7 @@ def register_agent(
     agent: Callable[..., Any],
     *,
     actions: Literal["continuous", "discrete"] | None = None,
-    items: Literal["transitions", "trajectories"] | None = None,
+    items: Items | None = None,
     batch_size: int = _BATCH_SIZE,
     has_td_errors: bool | None = None,
     normalizes_observations: bool = False,
@@ -263,7 +303,7 @@ def register_agent(
       actions: kind of actions, which is checked before the data are read; None to let the agent check its action spec.
         For subclasses of the agents of rlds2reverb, None stands for what applies to the base class, here and below.
       items: whether the agent learns from transitions (batches of `Transition` [B, ...]) or trajectories (batches of
-        `Trajectory` [B, T, ...]); None to follow the agent's `train_sequence_length`.
+        `Trajectory` [B, T, ...]), or from goals, see `GoalSampling`; None to follow its `train_sequence_length`.
       batch_size: default number of items per batch.
       has_td_errors: whether the agent returns `td_error` [B] in `LossInfo.extra`, which prioritized sampling requires;
         None to find out when it is required.
@@ -280,7 +320,7 @@ def register_agent(
         raise ValueError(f"the name of an agent must be a string without a colon, got {name!r}")
     require_count("batch_size", batch_size)
     require_one_of("actions", actions or "continuous", ("continuous", "discrete"))
-    require_one_of("items", items or "transitions", ("transitions", "trajectories"))
+    require_one_of("items", items or "transitions", get_args(Items))
     for number in step_info:
         require_one_of("step_info", number, STEP_INFO)
     options: dict[str, Any] = {"actions": actions, "items": items, "has_td_errors": has_td_errors}

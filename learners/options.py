@@ -40,6 +40,7 @@ _TYPES: list[tuple[Any, str]] = [
     (bool, "boolean"),
     (Sequence[int], "integers"),
     (tuple[float, float], "two numbers"),
+    (tuple[float, float, float], "three numbers"),
     (NetworkFactory, "network"),
     (Any, "array"),
 ]
@@ -80,8 +81,8 @@ class Option:
     Attributes:
       name: name of the argument.
       default: default value; `REQUIRED` if there is none.
-      type: "number", "integer", "integers", "two numbers", "boolean", "string", "array" or "network"; "any" if values
-        are not checked.
+      type: "number", "integer", "integers", "two numbers", "three numbers", "boolean", "string", "array" or "network";
+        "any" if values are not checked.
       limits: range of numbers.
       choices: allowed strings; empty for other types.
       text: description.
@@ -138,6 +139,7 @@ class Option:
             "integer": f"an integer {self.range}",
             "integers": f"a sequence of integers {self.range}, such as (256, 256)",
             "two numbers": f"two ascending numbers {self.range}",
+            "three numbers": f"three numbers {self.range}",
             "boolean": "True or False",
             "string": self.range,
             "array": "an array or a nest of arrays",
@@ -220,6 +222,9 @@ def _convert(value: Any, option: Option) -> Any:
     if option.type == "two numbers":
         low, high = (_to_float(element, option.limits) for element in _to_tuple(value))
         return (low, high) if low <= high else _reject()
+    if option.type == "three numbers":
+        numbers = tuple(_to_float(element, option.limits) for element in _to_tuple(value))
+        return numbers if len(numbers) == 3 else _reject()
     if option.type == "boolean":
         return bool(value) if isinstance(value, (bool, np.bool_)) else _reject()
     if option.type == "string":

@@ -19,11 +19,15 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Take, Windows
-from rlds2reverb.store.item_index import ItemIndex, permute_epochs, sample_uniformly
+from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
+from rlds2reverb.store.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
 from rlds2reverb.store.step_columns import StepColumns
 from rlds2reverb.trajectories import FIRST, make_trajectory, step_types, transition_discounts
 
 from .feeds import SEED_SALT, Feed
+
+#: Separates the random numbers of goals from those of items with the same seed.
+_GOAL_SALT = 0x47_4F_41_4C
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class TrajectoryCut(Windows):
 class StoredItems(Feed):
     """Items of stored steps, sampled uniformly with replacement, or in epochs (see `resize`).
 
-    The batch of an iteration depends only on the seed and the iteration's number, so a resumed run samples the same
-    items as an uninterrupted one.
+    The batch of an iteration, goals included, depends only on the seed and the iteration's number, so a resumed run
+    samples the same items as an uninterrupted one.
 
     Attributes:
       num_items: the number of items.
@@ -67,6 +71,7 @@ class StoredItems(Feed):
         is_used: np.ndarray | None = None,
         convert: Callable[[dict[str, Nest]], dict[str, Nest]] = lambda steps: steps,
         added: Mapping[str, Nest] = MappingProxyType({}),
+        goals: GoalSampling | None = None,
     ):
         """Reads one item, for the spec of the batches.
 
@@ -78,6 +83,7 @@ class StoredItems(Feed):
           is_used: bool `[E]`, the episodes to sample from; None for all.
           convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
           added: further fields that a cut can read, nests of arrays `[R, ...]` with a row for each step.
+          goals: goals of the items, which are then transitions of one step; None for none.
 
         Raises:
           SourceError: If there are no items.
@@ -85,7 +91,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self._steps, self._cut, self._convert, self._added = steps, cut, convert, added
+        self._steps, self._cut, self._convert, self._added, self._goals = steps, cut, convert, added, goals
         self._index = ItemIndex(steps, cut, is_used)
         self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
         if not self.num_items:
@@ -122,7 +128,8 @@ class StoredItems(Feed):
     def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
         """Implements `Feed.read`."""
         items = self.sample_indices(first_step, count)
-        batch = self.read_items(items.ravel())
+        numbers = None if self._goals is None else self._draw_goals(first_step, *items.shape)
+        batch = self.read_items(items.ravel(), numbers)
         if self._packing is not None:
             batch = pack_columns(tf.nest.flatten(batch))
         return map_structure(lambda column: column.reshape(*items.shape, *column.shape[1:]), batch), ()
@@ -139,10 +146,25 @@ class StoredItems(Feed):
         positions = np.arange(first_step * size, (first_step + count) * size).reshape(count, size)
         return permute_epochs(positions, self.num_items, seed=seed)
 
-    def read_items(self, items: np.ndarray) -> Nest:
-        """Returns items by number, int64 `[N]`, as a nest of arrays `[N, ...]`."""
+    def read_items(self, items: np.ndarray, numbers: np.ndarray | None = None) -> Nest:
+        """Returns items as a nest of arrays `[N, ...]`.
+
+        Args:
+          items: int64 `[N]`, their numbers.
+          numbers: uint64 `[N, NUM_NUMBERS]`, the random numbers of their goals; None for those of the first iteration.
+        """
         rows, last_rows = self._index.find_rows(items)
-        return self._cut.read(self._take, rows, last_rows)
+        batch = self._cut.read(self._take, rows, last_rows)
+        if self._goals is None:
+            return batch
+        if numbers is None:
+            numbers = self._draw_goals(0, 1, len(items))
+        return self._goals.relabel(batch, self._take, rows, last_rows, numbers, self._index)
+
+    def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray:
+        """Returns the random numbers of the goals of consecutive iterations."""
+        numbers = draw_numbers(self._seed ^ _GOAL_SALT, first_step, count, num_items * NUM_NUMBERS)
+        return numbers.reshape(-1, NUM_NUMBERS)
 
     def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
         stored = [name for name in names if name not in self._added]

@@ -29,6 +29,7 @@ class Evaluation:
         them; see `Evaluator`.
       successes: bool [N], whether each episode reached its goal; None if the environment does not tell, see
         `GymnasiumEnvironment`.
+      tasks: int64 [N], the number of each episode's task; None without several tasks, see `GoalTasks`.
     """
 
     returns: np.ndarray
@@ -39,6 +40,7 @@ class Evaluation:
     discounted_return: float | None = None
     num_cut_off: int = 0
     successes: np.ndarray | None = None
+    tasks: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
@@ -60,6 +62,13 @@ class Evaluation:
         """The share of episodes that reached their goal, in [0, 1]; None if the environment does not tell."""
         return None if self.successes is None else float(self.successes.mean())
 
+    @property
+    def success_rates(self) -> dict[int, float]:
+        """The share of successful episodes of each task, by its number; empty without several tasks."""
+        if self.tasks is None or self.successes is None:
+            return {}
+        return {int(task): float(self.successes[self.tasks == task].mean()) for task in np.unique(self.tasks)}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the results as JSON values."""
         plain = {
@@ -67,7 +76,8 @@ class Evaluation:
             for name, value in vars(self).items()
         }
         computed = {"mean": self.mean, "std": self.std, "score": self.score, "success_rate": self.success_rate}
-        return {**computed, **plain}
+        by_task = {"success_rates": self.success_rates} if self.success_rates else {}
+        return {**computed, **by_task, **plain}
 
     def __str__(self) -> str:
         text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"
@@ -75,6 +85,8 @@ class Evaluation:
             text += f", score {self.score:.1f}"
         if self.success_rate is not None:
             text += f", success {self.success_rate:.0%}"
+        if self.success_rates:
+            text += f" ({', '.join(f'task {task}: {rate:.0%}' for task, rate in self.success_rates.items())})"
         if self.num_clipped:
             text += f"; {self.num_clipped:,} of {self.lengths.sum():,} actions were out of bounds and clipped"
         return text

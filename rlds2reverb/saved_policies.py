@@ -132,7 +132,8 @@ class SavedPolicy:
 
         Returns:
           float32 `[B]` by name, or numbers for a single pair: 'q' is Q(s, a), the smallest one of an agent's critics;
-          'v' is V(s), which only agents have that learn it (iql) or whose policy maximises Q (dqn and its variants).
+          'v' is V(s), which only agents have that learn it (iql, gciql) or whose policy maximises Q (dqn and its
+          variants).
 
         Raises:
           SpecMismatchError, ValueError: As `predict`; also if there are different numbers of both, if a discrete action

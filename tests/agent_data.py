@@ -5,8 +5,11 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, time_step, trajectory
 
+from rlds2reverb.learners.algorithms import get_algorithm
+
 OBSERVATION, ACTION = 3, 2
 TIME_STEP_SPEC = time_step.time_step_spec(tf.TensorSpec([OBSERVATION], tf.float32, "observation"))
+GOAL_TIME_STEP_SPEC = time_step.time_step_spec(dict.fromkeys(["observation", "goal"], TIME_STEP_SPEC.observation))
 ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, [-2.0, 0.0], [2.0, 1.0], "action")
 CENTRE, HALF_WIDTH = np.array([0.0, 0.5]), np.array([2.0, 0.5])
 
@@ -61,3 +64,28 @@ def to_trajectory(data):
             discount=stack(data["discount"], np.ones(size, np.float32)),
         ),
     )
+
+
+def observe(name, observation):
+    """Returns an observation, or its spec or statistics, as an algorithm sees it: with a goal like it if it has one."""
+    has_goals = get_algorithm(name).items == "goals"
+    return {"observation": observation, "goal": observation} if has_goals else observation
+
+
+def to_goals(data):
+    """Converts columns to a Transition [B, ...] with goals, which are the observations of other items."""
+
+    def shift(number):
+        return tf.nest.map_structure(lambda column: np.roll(column, number, axis=0), data["observation"])
+
+    columns = {name: {"observation": data[name], "goal": shift(1)} for name in ("observation", "next_observation")}
+    goals = {"actor_goal": shift(2), "low_goal": shift(3), "subgoal": shift(-1), "subgoal_state": shift(-1)}
+    experience = to_transition({**data, **columns})
+    info = tf.nest.map_structure(tf.convert_to_tensor, goals)
+    return experience._replace(action_step=experience.action_step._replace(info=info))
+
+
+def to_experience(name, data):
+    """Converts columns to the experience that an algorithm learns from."""
+    convert = {"transitions": to_transition, "trajectories": to_trajectory, "goals": to_goals}
+    return convert[get_algorithm(name).items](data)

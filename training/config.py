@@ -310,6 +310,8 @@ class TrainingConfig:
             raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
         if algorithm.items == "trajectories" and self.n_step > 1:
             raise ArgumentError(f"must be 1 for {self.algo}, which learns from the next action as well", about="n_step")
+        if algorithm.items == "goals":
+            self._require_goal_options()
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
             sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
             raise ArgumentError(sentence, about="sampler")
@@ -320,6 +322,12 @@ class TrainingConfig:
             if name in self.hyperparameters:
                 sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
                 raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
+
+    def _require_goal_options(self) -> None:
+        """Raises `ValueError` for options that do not apply to transitions with goals."""
+        for name, default in (("n_step", 1), ("random_shift", 0)):
+            if getattr(self, name) != default:
+                raise ArgumentError(f"must be {default} for {self.algo}, which learns to reach goals", about=name)
 
     def _require_chunks(self) -> None:
         if (self.execution_horizon or 1) > self.chunk_length:
@@ -531,7 +539,8 @@ class TrainingConfig:
             names = [name for name in changed if declared[name].group == group]
             sentences += [Message(f"has no effect without {missing}", about=name) for name in names]
         if not get_algorithm(self.algo).learns_from_rewards:
-            of_rewards = ("gamma", "n_step") if self.top_percent else ("gamma", "n_step", "reward")
+            of_rewards = [] if get_algorithm(self.algo).items == "goals" else ["gamma", "n_step"]
+            of_rewards += [] if self.top_percent else ["reward"]
             sentence = f"has no effect on {self.algo}, which does not learn from rewards"
             sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
         return sentences

@@ -21,6 +21,7 @@ from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.store.goals import GoalSampling
 
 from .actions import describe_bounds
 from .chunk_adder import ChunkNStep
@@ -218,6 +219,15 @@ def _warn_priorities_lost(address: str, reason: str) -> None:
     )
 
 
+def find_goal_sampling(config: TrainingConfig, time_step_spec: Any, action_spec: Any) -> GoalSampling | None:
+    """Returns the goals that the agent learns from, of which it is created once; None if it learns from none."""
+    if get_algorithm(config.algo).items != "goals":
+        return None
+    sampling = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters).goal_sampling
+    assert isinstance(sampling, GoalSampling)
+    return sampling
+
+
 def make_adder(
     config: TrainingConfig, time_step_spec: Any, action_spec: Any, *, has_trajectories: bool | None = None
 ) -> Any:
@@ -237,7 +247,7 @@ def make_adder(
         return ChunkNStep(config.chunk_length, config.gamma)
     if algorithm.items is None and has_trajectories is not None:
         return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
-    if algorithm.items == "transitions" or config.n_step > 1:
+    if algorithm.items in ("transitions", "goals") or config.n_step > 1:
         return NStep(config.n_step, config.gamma)
     if algorithm.factory is not None:
         agent = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters)

@@ -54,6 +54,7 @@ from rlds2reverb.specs import (
     to_tensor_spec,
 )
 from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
+from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
@@ -69,7 +70,15 @@ from .actions import (
 )
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
-from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
+from .data import (
+    Batches,
+    Moments,
+    TrainingData,
+    find_goal_sampling,
+    make_adder,
+    sample_table,
+    start_isolated,
+)
 from .step_info import POLICY_INFO, SOURCE_FIELDS, make_step_info
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
@@ -165,6 +174,12 @@ def open_dataset(
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
     observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
+    moments = Moments(*dataset.moments.agent_statistics())
+    if get_algorithm(config.algo).items == "goals":
+        if as_episodes:
+            raise SourceError(f"{config.algo} draws its goals from a dataset in this process; train without a cluster")
+        observations = add_goal(observations, observations)
+        moments = Moments(*(add_goal(part, part) for part in moments))
     time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
     is_used = dataset.steps.num_steps > 1
     is_used[is_used] = is_kept
@@ -178,7 +193,7 @@ def open_dataset(
         "num_transitions": int((dataset.steps.num_steps[is_used] - 1).sum()),
         "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
-        "moments": Moments(*dataset.moments.agent_statistics()),
+        "moments": moments,
         "reward_transform": transform,
         "notes": tuple(notes),
         "warnings": tuple(warnings),
@@ -186,28 +201,31 @@ def open_dataset(
     convert = partial(_prepare, config, action_spec, transform)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
+    goals = find_goal_sampling(config, time_step_spec, action_spec)
     items = StoredItems(
         dataset.steps,
-        make_cut(common["adder"], config.algo),
+        make_cut(common["adder"], config.algo, goals),
         1,
         seed=config.seed,
         is_used=is_used,
         convert=convert,
         added=_read_step_info(dataset.steps, convert, config),
+        goals=goals,
     )
     return ItemData(**common, items=items)
 
 
-def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
+def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
     algorithm = get_algorithm(algo)
     other_fields = (POLICY_INFO,) if algorithm.step_info else ()
     learns = algorithm.learns_from_rewards
+    reads_next = learns or (goals is not None and goals.actor is not None)
     if isinstance(adder, ChunkNStep):
         return ChunkTransitions(adder.n, adder.gamma, other_fields, reads_next=learns, repeats_last=not learns)
-    return Transitions(adder.n, adder.gamma, other_fields, reads_next=learns)
+    return Transitions(adder.n, adder.gamma, other_fields, reads_next=reads_next)
 
 
 def _read_step_info(

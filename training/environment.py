@@ -15,6 +15,7 @@ from typing import Any
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
 from rlds2reverb.errors import Message
 from rlds2reverb.evaluations import read_reference_returns
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.locations import server_address
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
@@ -35,6 +36,9 @@ _ENVIRONMENTS = {
     "swimmer": "Swimmer-v5",
     "walker2d": "Walker2d-v5",
 }
+#: Part of the names of OGBench's environments that have one task.
+_SINGLE_TASK = "singletask"
+_NO_TASK = "no evaluation, because the tasks of the dataset's environment are goals; train an agent that observes them"
 _DISABLE = Message("; evaluation can be disabled", env=None)
 
 
@@ -87,7 +91,12 @@ def restore_environment(run: Run) -> EvaluationEnvironment | None:
     return EvaluationEnvironment(name, restore_env(spec))
 
 
-def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
+def find_environment(config: TrainingConfig, source: Any) -> EvaluationEnvironment | None:
+    """Returns the environment of the evaluations of a run on `source`; see `resolve_environment`."""
+    return resolve_environment(config.env, source, has_goals=get_algorithm(config.algo).items == "goals")
+
+
+def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> EvaluationEnvironment | None:
     """Returns the environment of the evaluations.
 
     Args:
@@ -98,6 +107,7 @@ def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
         hopper_medium-v2.hdf5.
       source: the dataset, opened with `open_source` or not. With 'auto', nothing that it names is imported: only
         environments that are already registered are used.
+      has_goals: whether the agent observes goals, without which most environments of OGBench have no fixed task.
 
     Returns:
       The environment; None if `env` is None. With 'auto' there is always a note, and no `make_env` if none was found.
@@ -112,6 +122,8 @@ def resolve_environment(env: Any, source: Any) -> EvaluationEnvironment | None:
     if not (isinstance(env, str) and env == AUTO):
         return EvaluationEnvironment(*name_environment(restore_env(env) if isinstance(env, Mapping) else env))
     if isinstance(source, Source) and source.env_spec is not None:
+        if source.kind == "ogbench" and not has_goals and _SINGLE_TASK not in source.env_spec:
+            return EvaluationEnvironment("", None, Message(_NO_TASK, algo="gciql"))
         if source.kind == "ogbench":  # Its description comes from the name that the user passed, not from a file.
             with contextlib.suppress(ImportError):
                 importlib.import_module("ogbench")
@@ -210,13 +222,15 @@ def evaluator_arguments(config: TrainingConfig, environment: EvaluationEnvironme
     Raises:
       ValueError: See `resolve_reference_returns`.
     """
+    has_goals = get_algorithm(config.algo).items == "goals"
     return {
         "make_env": environment.make_env,
         "num_episodes": config.eval_episodes,
         "max_episode_steps": config.eval_max_episode_steps,
         "reference_returns": resolve_reference_returns(config.reference_returns, environment.name),
-        # The evaluations are then comparable to the agent's Q-values.
-        "discount": config.gamma if "discount" in config.resolved_hyperparameters else None,
+        # The evaluations are then comparable to the agent's Q-values, unless its rewards are those of goals.
+        "discount": config.gamma if "discount" in config.resolved_hyperparameters and not has_goals else None,
+        "with_goals": has_goals,
     }
 
 

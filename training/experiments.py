@@ -371,7 +371,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     Data in memory, and files whose path has not changed, may have another content, and so may an environment of the
     same name: each dataset is read once.
     """
-    from .environment import environment_key, resolve_environment
+    from .environment import environment_key, find_environment
     from .sources import find_fingerprint, open_source
     from .training import require_same_run
 
@@ -384,7 +384,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
         key = (name, run.config.drop_fields, run.config.cut_at_terminal)
         if key not in fingerprints:
             fingerprints[key] = find_fingerprint(source, run.config)
-        environment = environment_key(resolve_environment(run.config.env, source))
+        environment = environment_key(find_environment(run.config, source))
         require_same_run(root / run.name, run.config, environment, fingerprints[key])
 
 

@@ -302,7 +302,12 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
 
 
 def require_table_options(config: TrainingConfig) -> None:
-    """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have."""
+    """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have.
+
+    Agents with goals require a dataset, because the items of a table do not contain the states of whole episodes.
+    """
+    if get_algorithm(config.algo).items == "goals":
+        raise ArgumentError("requires a dataset, from whose states it draws goals", about="algo", value=config.algo)
     if config.epochs is not None:
         raise ArgumentError("requires a dataset; servers choose the items of a batch themselves", about="epochs")
     if config.deterministic:

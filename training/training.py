@@ -27,7 +27,7 @@ from rlds2reverb.scores import d4rl_score
 
 from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
-from .environment import EvaluationEnvironment, environment_key, make_evaluator, resolve_environment
+from .environment import EvaluationEnvironment, environment_key, find_environment, make_evaluator
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .plans import is_experiment
@@ -255,7 +255,7 @@ class Training:
         self._trackers.log(step, numbers)
 
     def _find_environment(self, source: Any) -> EvaluationEnvironment | None:
-        environment = resolve_environment(self.config.env, source)
+        environment = find_environment(self.config, source)
         if self.config.online_steps and (environment is None or environment.make_env is None):
             raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
         if environment is not None and environment.note:

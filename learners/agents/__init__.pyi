@@ -7,6 +7,7 @@ from .chunk_policy import (
     make_chunk_spec as make_chunk_spec,
 )
 from .cql import CQLAgent as CQLAgent, conservative_penalty as conservative_penalty
+from .crl import CRLAgent as CRLAgent
 from .custom_networks import (
     CustomNetwork as CustomNetwork,
     FullyConnected as FullyConnected,
@@ -22,7 +23,12 @@ from .discrete_bcq import DiscreteBCQAgent as DiscreteBCQAgent
 from .discrete_iql import DiscreteIQLAgent as DiscreteIQLAgent
 from .dqn import DQNAgent as DQNAgent
 from .fql import FQLAgent as FQLAgent, OneStepFlowActor as OneStepFlowActor
+from .gcbc import GCBCAgent as GCBCAgent
+from .gciql import GCIQLAgent as GCIQLAgent
+from .gcivl import GCIVLAgent as GCIVLAgent
 from .gin_settings import GinSettings as GinSettings, read_gin as read_gin
+from .goal_agent import GoalAgent as GoalAgent
+from .hiql import HIQLAgent as HIQLAgent
 from .hyperparameters import Option as Option, Range as Range
 from .image_networks import ImageEncoder as ImageEncoder, ImageNetwork as ImageNetwork
 from .iql import IQLAgent as IQLAgent

@@ -109,7 +109,7 @@ class FQLAgent(OfflineAgent):
                 seed=seed,
                 image_encoder=image_encoder,
                 activation="gelu",
-                init="fan_avg",
+                init="glorot",
                 name=name,
                 **options,
             )

@@ -15,6 +15,8 @@ LAYER_NORM_EPSILON = 1e-6
 #: Maximum number of networks that are computed by products of their own, which are fused with bias and ReLU. For more
 #: networks, one batched product per layer is faster.
 _MAX_SEPARATE_COPIES = 2
+#: Functions between the layers; GELU is the approximation with tanh (Hendrycks & Gimpel 2016, section 2).
+_ACTIVATIONS = {"relu": tf.nn.relu, "gelu": lambda x: tf.nn.gelu(x, approximate=True)}
 
 
 class Network(Protocol):
@@ -51,6 +53,7 @@ class MLP(tf.Module):
         copies: int | None = None,
         activation: str = "relu",
         layer_norm: bool = False,
+        activation: str = "relu",
         init: str = "fan_in",
         hidden_bias: float | None = None,
         final_scale: float | None = None,
@@ -62,25 +65,25 @@ class MLP(tf.Module):
           sizes: sizes of the input, of each hidden layer, and of the output.
           seed: random seed, which determines the weights together with `name`.
           copies: number of networks, each with its own weights; None for one network without that axis.
-          activation: activation of the hidden layers: "relu", or "gelu" for GELU in its tanh approximation.
           layer_norm: whether each activation is followed by layer normalisation with scale and offset.
+          activation: "relu" or "gelu".
           init: "fan_in" for weights and biases uniform within 1/sqrt(inputs), PyTorch's default; "orthogonal" for
-            orthogonal weights times sqrt(2) and zero biases; or "fan_avg" for weights uniform within
-            sqrt(6 / (inputs + outputs)), as in Glorot & Bengio (2010), eq. 16, and zero biases.
+            orthogonal weights times sqrt(2) and zero biases; or "glorot" for weights uniform within
+            sqrt(6 / (inputs + outputs)) and zero biases (Glorot & Bengio 2010, eq. 16).
           hidden_bias: initial value of every hidden bias; None to follow `init`.
-          final_scale: bound of the last layer's uniform weights and biases ("fan_in"), or factor of its orthogonal
-            weights; None to initialise the last layer like the others.
+          final_scale: bound of the last layer's uniform weights and biases ("fan_in"), factor of its orthogonal
+            weights, or additional factor of its weights ("glorot"); None to initialise it like the others.
           name: name of the module and its variable.
 
         Raises:
           ValueError: If `init` or `activation` has a different value.
         """
         super().__init__(name=name)
-        require_one_of("init", init, ("fan_in", "orthogonal", "fan_avg"))
-        require_one_of("activation", activation, ("relu", "gelu"))
+        require_one_of("init", init, ("fan_in", "orthogonal", "glorot"))
+        require_one_of("activation", activation, tuple(_ACTIVATIONS))
         self._copies = copies
-        self._activation = activation
         self._layer_norm = layer_norm
+        self._activation = activation
         self._num_layers = len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
         networks = [_init_weights(rng, sizes, layer_norm, init, hidden_bias, final_scale) for _ in range(copies or 1)]
@@ -131,8 +134,7 @@ class MLP(tf.Module):
         """Returns the output [B, out] of one network, or [copies, B, out] if the parameters have that axis."""
         *hidden, last = layers
         for weights, bias, *norm in hidden:
-            x = _transform(x, weights, bias)
-            x = tf.nn.relu(x) if self._activation == "relu" else tf.nn.gelu(x, approximate=True)
+            x = _ACTIVATIONS[self._activation](_transform(x, weights, bias))
             if norm:
                 mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
                 x = (x - mean) * tf.math.rsqrt(variance + LAYER_NORM_EPSILON) * norm[0] + norm[1]
@@ -268,8 +270,8 @@ def _init_weights(
         if init == "orthogonal":
             weights = _make_orthogonal(rng, rows, columns) * (np.sqrt(2) if scale is None else scale)
             bias = np.zeros(columns)
-        elif init == "fan_avg":
-            bound = np.sqrt(6 / (rows + columns)) if scale is None else scale
+        elif init == "glorot":
+            bound = np.sqrt(6 / (rows + columns)) * (1.0 if scale is None else scale)
             weights, bias = rng.uniform(-bound, bound, (rows, columns)), np.zeros(columns)
         else:
             bound = 1 / np.sqrt(rows) if scale is None else scale

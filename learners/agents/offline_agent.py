@@ -35,6 +35,7 @@ class TransitionBatch(NamedTuple):
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.
       step_info: float32 or int32 [B] by name, what `Algorithm.step_info` declares; empty if the experience has none.
+      goals: float32 [B, D] by name, other normalised observations with goals, see `GoalAgent`; None without goals.
     """
 
     observation: tf.Tensor
@@ -45,6 +46,7 @@ class TransitionBatch(NamedTuple):
     weights: tf.Tensor
     next_action: tf.Tensor | None = None
     next_action_mask: tf.Tensor | None = None
+    goals: dict[str, tf.Tensor] | None = None
     step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 

@@ -50,8 +50,10 @@ _OpenColumns = Callable[[], contextlib.AbstractContextManager[Mapping[str, Any]]
 
 
 def open_ogbench(path: Path, *, extra_fields: Sequence[str] = ()) -> Source:
-    """Opens an npz file of OGBench; see `from_columns`."""
-    return _open_trajectories(path.name, lambda: npz.open_npz(path), extra_fields)
+    """Opens an npz file of OGBench, whose name tells the environment; see `from_columns`."""
+    opened = _open_trajectories(path.name, lambda: npz.open_npz(path), extra_fields)
+    name = path.stem.removesuffix("-val")
+    return _add_environment(opened, _parse_name(name)) if _NAME.fullmatch(name) else opened
 
 
 def from_columns(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = ()) -> Source:
@@ -106,16 +108,26 @@ def open_name(
         )
     if not parts["task"]:
         return open_ogbench(path, extra_fields=extra_fields)
-    environment = f"{parts['env']}{parts['task']}{parts['version']}"
+    environment = _name_environment(parts)
     make_relabel = _require_relabel(name, environment)
     opened = _open_trajectories(name, lambda: npz.open_npz(path), extra_fields, make_relabel)
-    return replace(opened, env_spec=json.dumps({"id": environment, "entry_point": "ogbench", "kwargs": {}}))
+    return _add_environment(opened, parts)
 
 
 def _parse_name(name: str) -> dict[str, str]:
     match = _NAME.fullmatch(name)
     assert match is not None
     return {key: value or "" for key, value in match.groupdict().items()}
+
+
+def _name_environment(parts: Mapping[str, str]) -> str:
+    return f"{parts['env']}{parts['task']}{parts['version']}"
+
+
+def _add_environment(source: Source, parts: Mapping[str, str]) -> Source:
+    """Returns a source with the description of the environment of a name."""
+    description = {"id": _name_environment(parts), "entry_point": "ogbench", "kwargs": {}}
+    return replace(source, env_spec=json.dumps(description))
 
 
 def _require_relabel(name: str, environment: str) -> Callable[[], _Relabel]:
@@ -197,7 +209,9 @@ def _open_trajectories(
         num_episodes=num_episodes,
         num_rows=num_rows,
         count=lambda: num_episodes,
-        warnings=() if has_rewards else (f"{name} has no rewards, so that all are 0; use it for cloning",),
+        warnings=()
+        if has_rewards
+        else (f"{name} has no rewards, so that all are 0; use it for cloning or with goals",),
         assumed_fields=() if has_rewards else (fields.REWARD,),
     )
 

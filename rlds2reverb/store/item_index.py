@@ -46,13 +46,20 @@ class ItemIndex:
 def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:
     """Returns random integers in [0, `num_items`), int64 `[count, batch_size]`; row k depends on `first_step + k` only.
 
-    They are Philox's 64-bit numbers (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") modulo
-    `num_items`. Each step has its own part of the counter, and each increment of the counter makes four numbers.
+    They are those of `draw_numbers` modulo `num_items`.
     """
-    increments = -(-batch_size // 4)
+    return (draw_numbers(seed, first_step, count, batch_size) % np.uint64(num_items)).astype(np.int64)
+
+
+def draw_numbers(seed: int, first_step: int, count: int, size: int) -> np.ndarray:
+    """Returns random numbers, uint64 `[count, size]`; row k depends on `first_step + k` only.
+
+    They are Philox's 64-bit numbers (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Each step has
+    its own part of the counter, and each increment of the counter makes four numbers.
+    """
+    increments = -(-size // 4)
     numbers = np.random.Philox(key=seed, counter=first_step * increments).random_raw(count * increments * 4)
-    rows = numbers.reshape(count, increments * 4)[:, :batch_size]
-    return (rows % np.uint64(num_items)).astype(np.int64)
+    return numbers.reshape(count, increments * 4)[:, :size]
 
 
 def permute(positions: np.ndarray, num_items: int, *, seed: int, epoch: int) -> np.ndarray:

@@ -6,10 +6,11 @@ Its next update is that of an agent that was created with them and received the 
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, observe, to_experience
 from small_agents import MeanAgent, batches
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
+from tf_agents.trajectories.time_step import time_step_spec
 
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import get_hyperparameters, make_agent
@@ -27,6 +28,8 @@ def change(hyperparameter):
         return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
     if hyperparameter.type == "two numbers":
         return tuple(0.5 * bound for bound in hyperparameter.default)
+    if hyperparameter.name in ("latent_size", "representation_size"):
+        return None
     if hyperparameter.type == "integer":
         return hyperparameter.default + 1
     return not hyperparameter.default if hyperparameter.type == "boolean" else None
@@ -34,14 +37,18 @@ def change(hyperparameter):
 
 def make(algo, **hyperparameters):
     actions = DISCRETE_SPEC if ALGORITHMS[algo].actions == "discrete" else ACTION_SPEC
-    return make_agent(algo, TIME_STEP_SPEC, actions, hidden_sizes=(4,), **hyperparameters)
+    statistics = {
+        name: observe(algo, value) for name, value in hyperparameters.items() if name.startswith("observation_")
+    }
+    spec = time_step_spec(observe(algo, TIME_STEP_SPEC.observation))
+    return make_agent(algo, spec, actions, hidden_sizes=(4,), **{**hyperparameters, **statistics})
 
 
 def make_experience(algo, seed):
     columns = make_columns(6, seed)
     if ALGORITHMS[algo].actions == "discrete":
         columns["action"] = (np.arange(6, dtype=np.int32) + seed) % 4
-    return to_trajectory(columns) if ALGORITHMS[algo].items == "trajectories" else to_transition(columns)
+    return to_experience(algo, columns)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)

@@ -24,8 +24,8 @@ from ..environment import (
     EvaluationEnvironment,
     environment_key,
     evaluator_arguments,
+    find_environment,
     make_evaluator,
-    resolve_environment,
 )
 from ..sources import EnvironmentData, open_evaluated_data, open_source
 from ..tables import TableData
@@ -85,7 +85,7 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
     """
     _require_options(source, config)
     source = None if source is None else open_source(source)
-    environment = resolve_environment(config.env, source)
+    environment = find_environment(config, source)
     has_environment = environment is not None and environment.make_env is not None
     if config.online_steps and not has_environment:
         raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)

@@ -32,10 +32,13 @@ def test_initial_weights_follow_the_options():
     np.testing.assert_allclose(tf.transpose(weights) @ weights, 2 * np.eye(7), atol=1e-5)
     np.testing.assert_allclose(tf.transpose(last[0]) @ last[0], 1e-4 * np.eye(2), atol=1e-8)
     np.testing.assert_array_equal(bias, np.zeros(7))
+    (weights, bias), last = MLP((100, 8, 4), seed=0, init="glorot", final_scale=0.1).layers()[0]
+    assert not bias.numpy().any() and np.std(weights) == pytest.approx((2 / 108) ** 0.5, rel=0.1)
+    assert 0.8 < np.abs(weights).max() / (6 / 108) ** 0.5 <= 1 and np.abs(last[0]).max() <= 0.1 * 0.5**0.5
     (_, bias), last = MLP((100, 7, 2), seed=0, hidden_bias=0.1, final_scale=1e-3).layers()[0]
     np.testing.assert_array_equal(bias, np.full(7, np.float32(0.1)))
     assert max(np.abs(array).max() for array in last) <= 1e-3
-    with pytest.raises(ValueError, match=r"init must be one of 'fan_in', 'orthogonal', 'fan_avg', got 'zeros'"):
+    with pytest.raises(ValueError, match=r"init must be one of 'fan_in', 'orthogonal', 'glorot', got 'zeros'"):
         MLP((1, 1), seed=0, init="zeros")
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC
+from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, observe
 from properties import mark_slow_except
 from tf_agents.policies import policy_saver
 from tf_agents.specs import tensor_spec
@@ -51,8 +51,9 @@ DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int64, 3, 6, "action")
 
 def make_normalised(name):
     spec = DISCRETE_SPEC if ALGORITHMS[name].actions == "discrete" else ACTION_SPEC
-    statistics = {"observation_mean": [1.0, 2, 3], "observation_std": [4.0, 5, 6]}
-    return make_agent(name, TIME_STEP_SPEC, spec, hidden_sizes=(4,), **statistics)
+    statistics = {"observation_mean": observe(name, [1.0, 2, 3]), "observation_std": observe(name, [4.0, 5, 6])}
+    time_steps = time_step.time_step_spec(observe(name, TIME_STEP_SPEC.observation))
+    return make_agent(name, time_steps, spec, hidden_sizes=(4,), **statistics)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -63,8 +64,9 @@ def test_estimates_are_those_of_the_critics(name):
         actions = np.array([3, 6, 4, 5, 3])
     else:
         actions = np.linspace([-2, 0], [2, 1], 5, dtype=np.float32)
-    values = agent.estimate_values(tf.constant(observations), tf.constant(actions))
-    if name in ("bc", "discrete_bc"):
+    values = agent.estimate_values(observe(name, tf.constant(observations)), tf.constant(actions))
+    inputs = np.concatenate([inputs, inputs], 1) if ALGORITHMS[name].items == "goals" else inputs
+    if name in ("bc", "crl", "discrete_bc", "gcbc", "gcivl", "hiql"):
         expected = {}
     elif actions.ndim == 1:
         table = agent._critic(inputs).numpy()
@@ -72,7 +74,7 @@ def test_estimates_are_those_of_the_critics(name):
     else:
         unit = np.float32((actions - [0, 0.5]) / [2, 0.5])
         expected = {"q": agent._critic(tf.concat([inputs, unit], 1)).numpy()[..., 0].min(0)}
-        expected |= {"v": agent._value(inputs).numpy()[:, 0]} if name == "iql" else {}
+        expected |= {"v": agent._value(inputs).numpy()[:, 0]} if name in ("iql", "gciql") else {}
     assert values.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(values[key], value, rtol=1e-5, atol=1e-6)
@@ -81,17 +83,22 @@ def test_estimates_are_those_of_the_critics(name):
 @pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "dqn"], ALGORITHMS))
 def test_predictions_and_values_of_saved_policies_match_the_agent(name, tmp_path):
     agent, observations = make_normalised(name), STEPS.observation.numpy()
+    steps = STEPS._replace(observation=observe(name, STEPS.observation))
     policy = load_policy(export_policy(agent.policy, tmp_path / "policy", estimate_values=agent.estimate_values))
-    actions, expected = policy.predict(observations.astype(np.float64)), agent.policy.action(STEPS).action.numpy()
+    actions = policy.predict(observe(name, observations.astype(np.float64)))
+    expected = agent.policy.action(steps).action.numpy()
     np.testing.assert_allclose(actions, expected, rtol=1e-5)
     assert actions.dtype == expected.dtype and repr(policy.action_spec) == repr(agent.action_spec)
-    np.testing.assert_allclose(policy.predict(observations[2].tolist()), actions[2], rtol=1e-5)
-    expected = agent.estimate_values(STEPS.observation, tf.constant(actions))
+    np.testing.assert_allclose(policy.predict(observe(name, observations[2].tolist())), actions[2], rtol=1e-5)
+    expected = agent.estimate_values(steps.observation, tf.constant(actions))
     if not expected:
         with pytest.raises(ValueError, match="values requires a policy that was saved with its agent's critics"):
-            policy.values(observations, actions)
+            policy.values(observe(name, observations), actions)
         return
-    values, single = policy.values(observations, actions), policy.values(observations[1], actions[1])
+    values, single = (
+        policy.values(observe(name, states), some)
+        for states, some in ((observations, actions), (observations[1], actions[1]))
+    )
     assert values.keys() == expected.keys() == single.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(values[key], value, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,158 @@
+"""Goal-conditioned implicit Q-learning (GCIQL)."""
+
+from functools import partial
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from rlds2reverb.store.goals import GoalDistribution, GoalSampling
+
+from ..options import NetworkFactory
+from .adam import Adam
+from .goal_agent import (
+    Expectile,
+    GoalAgent,
+    GoalShares,
+    ddpg_bc_loss,
+    expectile_loss,
+    make_goal_actor,
+    make_goal_network,
+    weighted_likelihood_loss,
+)
+from .hyperparameters import (
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import critic_values
+from .offline_agent import TransitionBatch
+from .spaces import BoundedActions, Observations
+
+
+@configurable
+class GCIQLAgent(GoalAgent):
+    """IQL (Kostrikov, Nair & Levine 2021) with goals, as in OGBench (Park et al. 2025, arXiv:2410.20092).
+
+    value  = mean(|expectile - 1(u < 0)| * u^2),  u = min_i Q'_i(s, a, g) - V(s, g)     (IQL, eq. 5)
+    critic = sum_i mean((r + gamma * discount * V(s', g) - Q_i(s, a, g))^2)              (IQL, eq. 6)
+    actor  = `ddpg_bc_loss` of min_i Q_i(s, pi(s, g), g), or with "awr"
+             -mean(min(exp(alpha * (min_i Q_i(s, a, g) - V(s, g))), 100) * log pi(a | s, g))  (IQL, eq. 7)
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (512, 512, 512),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
+        value_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
+        learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        expectile: Expectile = 0.9,
+        actor_loss: Literal["ddpgbc", "awr"] = "ddpgbc",
+        alpha: NonNegative = 0.3,
+        value_goals: GoalShares = (0.2, 0.5, 0.3),
+        value_geometric: bool = True,
+        actor_goals: GoalShares = (0.0, 1.0, 0.0),
+        actor_geometric: bool = False,
+        negative_rewards: bool = True,
+    ) -> None:
+        """Creates the networks, and target networks for the critics.
+
+        The defaults are those of OGBench: impls/agents/gciql.py of github.com/seohongpark/ogbench.
+
+        Args:
+          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: mean to subtract from states and goals; None for no normalisation.
+          observation_std: standard deviation to divide states and goals by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers of all networks.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
+          value_network: function that creates the network of V.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+          learning_rate: Adam's learning rate.
+          discount: discount factor gamma, also of geometric goals.
+          target_update_rate: share of the online weights in a target update.
+          expectile: expectile of the values.
+          actor_loss: whether the actor maximises Q close to the data or clones weighted actions.
+          alpha: weight of cloning, or with "awr" the inverse temperature.
+          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
+            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
+          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
+          actor_goals: the same probabilities for the goal of the actor.
+          actor_geometric: the same choice for the goal of the actor.
+          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions = BoundedActions(action_spec)
+        sampling = GoalSampling(
+            GoalDistribution(*value_goals, geometric=value_geometric),
+            GoalDistribution(*actor_goals, geometric=actor_geometric),
+            gamma=discount,
+            is_negative=negative_rewards,
+        )
+        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
+        network = partial(make_goal_network, observations=observations, layer_norm=True, **options)
+        actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
+        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._critic = network(
+            critic_network, sizes=[*hidden_sizes, 1], action_size=actions.size, copies=2, name="critic"
+        )
+        self._target_critic = self._critic.copy()
+        self._expectile, self._alpha, self._discount = expectile, alpha, discount
+        self._is_weighted = actor_loss == "awr"
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            observations,
+            actions,
+            actor,
+            seed=seed,
+            goal_sampling=sampling,
+            optimizers={
+                "value_loss": Adam(self._value.trained_variables, learning_rate),
+                "critic_loss": Adam(self._critic.trained_variables, learning_rate),
+                "actor_loss": Adam(actor.network.trained_variables, learning_rate),
+            },
+            targets=[(self._target_critic, self._critic)],
+            target_update_rate=target_update_rate,
+        )
+
+    def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
+        """Returns the losses of values, critics and actor, float32 []."""
+        old_q = tf.reduce_min(critic_values(self._target_critic, batch.observation, batch.action), axis=0)
+        both = critic_values(self._value, tf.concat([batch.observation, batch.next_observation], axis=0))
+        value, next_value = tf.split(both, 2)
+        u = old_q - value
+        targets = batch.reward + self._discount * batch.discount * next_value
+        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        return {
+            "value_loss": tf.reduce_mean(batch.weights * expectile_loss(u, u, self._expectile)),
+            "critic_loss": tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)),
+            "actor_loss": self.actor_loss(batch),
+        }
+
+    def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the loss of the actor, float32 []."""
+        assert batch.goals is not None
+        inputs = batch.goals["actor"]
+        log_prob = self._actor.log_prob(inputs, batch.action)
+        action = batch.action if self._is_weighted else tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0)
+        q = tf.reduce_min(critic_values(self._critic, inputs, action), axis=0)
+        if self._is_weighted:
+            return weighted_likelihood_loss(q - critic_values(self._value, inputs), log_prob, self._alpha)
+        return ddpg_bc_loss(q, log_prob, self._alpha)

@@ -1,0 +1,211 @@
+"""Hierarchical implicit Q-learning (HIQL)."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalDistribution, GoalSampling
+
+from .adam import Adam
+from .goal_agent import (
+    Expectile,
+    GoalAgent,
+    GoalShares,
+    Parts,
+    UnitGaussianActor,
+    implicit_value_loss,
+    make_goal_actor,
+    make_goal_network,
+    value_advantage,
+    weighted_likelihood_loss,
+)
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import Network, critic_values
+from .offline_agent import TransitionBatch
+from .spaces import BoundedActions, Observations
+
+
+class HierarchicalActor(tf.Module):
+    """An actor whose high-level part chooses the representation of a subgoal, for which the low-level part acts."""
+
+    def __init__(self, high: UnitGaussianActor, low: UnitGaussianActor, parts: Parts) -> None:
+        """Sets both parts: `high` receives states and goals [B, D], and `low` states and representations."""
+        super().__init__(name="actor")
+        self.high, self.network, self._low, self._parts = high, low.network, low, parts
+
+    def mode(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns the most likely actions for the most likely subgoals, float32 [B, A]."""
+        return self._low.mode(self._aim(observation, self.high.mode(observation)))
+
+    def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Returns sampled actions for sampled subgoals, clipped to [-1, 1], float32 [B, A]. `seed` is [2] integers."""
+        seeds = tf.random.experimental.stateless_split(seed, 2)
+        mode = self.high.mode(observation)
+        subgoal = mode + tf.random.stateless_normal(tf.shape(mode), seeds[0])
+        return self._low.sample(self._aim(observation, subgoal), seeds[1])
+
+    def low_log_prob(self, inputs: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """Returns the low-level log densities [B] of actions [B, A] for states and representations [B, S + R]."""
+        return self._low.log_prob(inputs, action)
+
+    def _aim(self, observation: tf.Tensor, subgoal: tf.Tensor) -> tf.Tensor:
+        return tf.concat([self._parts.split(observation)[0], normalize_length(subgoal)], axis=-1)
+
+
+def normalize_length(vectors: tf.Tensor) -> tf.Tensor:
+    """Returns vectors [..., R] with their direction and the length sqrt(R)."""
+    return tf.math.l2_normalize(vectors, axis=-1) * np.float32(np.sqrt(vectors.shape[-1]))
+
+
+@configurable
+class HIQLAgent(GoalAgent):
+    """HIQL (Park, Ghosh, Eysenbach & Levine 2023, arXiv:2307.11949), with the settings of OGBench (arXiv:2410.20092).
+
+        value = see `implicit_value_loss`, for V(s, phi([s; g]))                                             (eq. 4)
+        high  = -mean(min(exp(high_alpha * (V(w, g) - V(s, g))), 100) * log pi_h(phi([s; w]) | s, g))         (eq. 6)
+        low   = -mean(min(exp(low_alpha * (V(s', w) - V(s, w))), 100) * log pi_l(a | s, phi([s; w])))         (eq. 7)
+
+    w is the subgoal that the episode reached k steps later; see `GoalSampling`. V is the mean of two functions, and phi
+    a representation of length sqrt(R), which only the values train. The policy is pi_l for the subgoal of pi_h in each
+    step. The values of actor losses are those of the current networks.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (512, 512, 512),
+        representation_size: Count = 10,
+        image_encoder: ImageEncoderName = "nature",
+        learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        expectile: Expectile = 0.7,
+        high_alpha: NonNegative = 3.0,
+        low_alpha: NonNegative = 3.0,
+        subgoal_steps: Count = 25,
+        value_goals: GoalShares = (0.2, 0.5, 0.3),
+        value_geometric: bool = True,
+        actor_goals: GoalShares = (0.0, 1.0, 0.0),
+        actor_geometric: bool = False,
+        negative_rewards: bool = True,
+    ) -> None:
+        """Creates the networks, and target networks for the values.
+
+        The defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
+
+        Args:
+          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: mean to subtract from states and goals; None for no normalisation.
+          observation_std: standard deviation to divide states and goals by.
+          seed: random seed for weight initialisation.
+          hidden_sizes: sizes of the hidden layers of all networks.
+          representation_size: size R of the representation of a goal.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+          learning_rate: Adam's learning rate.
+          discount: discount factor gamma, also of geometric goals.
+          target_update_rate: share of the online weights in a target update.
+          expectile: expectile of the values.
+          high_alpha: inverse temperature of the high-level actor.
+          low_alpha: inverse temperature of the low-level actor.
+          subgoal_steps: number of steps k to a subgoal.
+          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
+            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
+          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
+          actor_goals: the same probabilities for the goal of the high-level actor.
+          actor_geometric: the same choice for the goal of the high-level actor.
+          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        actions, parts = BoundedActions(action_spec), Parts(time_step_spec.observation)
+        sampling = GoalSampling(
+            GoalDistribution(*value_goals, geometric=value_geometric),
+            GoalDistribution(*actor_goals, geometric=actor_geometric),
+            gamma=discount,
+            is_negative=negative_rewards,
+            subgoal_steps=subgoal_steps,
+        )
+        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
+        high = make_goal_actor(None, observations, hidden_sizes, representation_size, name="high_actor", **options)
+        low = make_goal_actor(None, parts.state, hidden_sizes, actions.size, action_size=representation_size, **options)
+        options["layer_norm"] = True
+        self._phi = make_goal_network(None, observations, [*hidden_sizes, representation_size], name="phi", **options)
+        self._values = make_goal_network(
+            None, parts.state, [*hidden_sizes, 1], action_size=representation_size, copies=2, name="value", **options
+        )
+        self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
+        self._parts, self._discount, self._expectile = parts, discount, expectile
+        self._high_alpha, self._low_alpha = high_alpha, low_alpha
+        value_variables = [*self._phi.trained_variables, *self._values.trained_variables]
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            observations,
+            actions,
+            HierarchicalActor(high, low, parts),
+            seed=seed,
+            goal_sampling=sampling,
+            optimizers={
+                "value_loss": Adam(value_variables, learning_rate),
+                "high_actor_loss": Adam(high.network.trained_variables, learning_rate),
+                "low_actor_loss": Adam(low.network.trained_variables, learning_rate),
+            },
+            targets=[(self._target_phi, self._phi), (self._target_values, self._values)],
+            target_update_rate=target_update_rate,
+        )
+
+    def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
+        """Returns what both actors and the values for their advantages see."""
+        return {
+            "high": (state, goals[ACTOR_GOAL]),
+            "later_high": (goals[SUBGOAL_STATE], goals[ACTOR_GOAL]),
+            "subgoal": (state, goals[SUBGOAL]),
+            "low": (state, goals[LOW_GOAL]),
+            "next_low": (next_state, goals[LOW_GOAL]),
+        }
+
+    def represent(self, inputs: tf.Tensor, phi: Network | None = None) -> tf.Tensor:
+        """Returns s and phi([s; g]), float32 [B, S + R], of states and goals [B, D]; `phi` is the network."""
+        return tf.concat([self._parts.split(inputs)[0], normalize_length((phi or self._phi)(inputs))], axis=-1)
+
+    def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
+        """Returns the losses of values and actors, float32 []."""
+        goals: Any = {name: self.represent(inputs) for name, inputs in (batch.goals or {}).items()}
+        values = critic_values(self._values, self.represent(batch.observation))
+        old, old_next = (
+            critic_values(self._target_values, self.represent(inputs, self._target_phi))
+            for inputs in (batch.observation, batch.next_observation)
+        )
+        return {
+            "value_loss": implicit_value_loss(batch, values, old, old_next, self._discount, self._expectile),
+            "high_actor_loss": self.high_actor_loss(batch, goals),
+            "low_actor_loss": weighted_likelihood_loss(
+                value_advantage(self._values, goals["low"], goals["next_low"]),
+                self._actor.low_log_prob(goals["low"], batch.action),
+                self._low_alpha,
+            ),
+        }
+
+    def high_actor_loss(self, batch: TransitionBatch, goals: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Returns the loss of the high-level actor, float32 []; `goals` are the representations of `batch.goals`."""
+        assert batch.goals is not None
+        advantage = value_advantage(self._values, goals["high"], goals["later_high"])
+        target = goals["subgoal"][:, self._parts.state.size :]
+        log_prob = self._actor.high.log_prob(batch.goals["high"], target)
+        return weighted_likelihood_loss(advantage, log_prob, self._high_alpha)

@@ -1,0 +1,118 @@
+"""Training of agents with goals: learning, resumption, stores, and what is refused."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from goal_reaching import Ring, make_ring_episodes
+from gymnasium.envs.registration import registry
+from reference_impls import assert_equal_nests
+
+from rlds2reverb import SourceError, load
+from rlds2reverb.cli import run
+from rlds2reverb.envs import evaluate
+from rlds2reverb.learners.runs import load_run
+from rlds2reverb.sources.store import build_store
+from rlds2reverb.training import TrainingConfig, train
+from rlds2reverb.training.environment import find_environment, resolve_environment
+from rlds2reverb.training.sources import open_data
+
+ALGORITHMS = ("gcbc", "gcivl", "gciql", "hiql", "crl")
+OPTIONS = {"progress": False, "eval_episodes": 5, "eval_max_episode_steps": 8, "log_every": 10_000}
+NETWORKS = {"hidden_sizes": (32, 32), "learning_rate": 3e-3}
+#: Settings for a small task and few updates.
+LEARNING = {
+    "gcbc": {},
+    "gcivl": {"target_update_rate": 0.05, "expectile": 0.97},
+    "gciql": {"target_update_rate": 0.05, "expectile": 0.97, "alpha": 0.03},
+    "hiql": {
+        **{"target_update_rate": 0.05, "expectile": 0.97, "subgoal_steps": 4, "representation_size": 4},
+        **{"low_alpha": 10.0, "high_alpha": 10.0},
+    },
+    "crl": {"latent_size": 32, "alpha": 0.02, "hidden_sizes": (64, 64)},
+}
+
+
+def train_ring(algo, run_dir, **options):
+    hyperparameters = {**NETWORKS, **options.pop("hyperparameters", {})}
+    return train(make_ring_episodes(), algo, run_dir, env=Ring, hyperparameters=hyperparameters, **OPTIONS, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_agents_find_the_short_way_that_cloning_misses(algo, tmp_path):
+    """85 % of the episodes take three times as many steps to the goal as there is time for."""
+    steps, batch_size = (1500, 256) if algo == "crl" else (1000, 128)
+    options = {"steps": steps, "eval_every": steps, "batch_size": batch_size, "gamma": 0.95}
+    trained = train_ring(algo, tmp_path, hyperparameters=LEARNING[algo], **options)
+    rate = trained.evaluations["success_rate"][-1]
+    assert rate <= 0.4 if algo == "gcbc" else rate >= 0.8
+    again = evaluate(Ring, trained.policy, 5, with_goals=True)
+    assert again.success_rate == rate and list(again.success_rates) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.slow
+def test_continued_run_draws_the_same_goals(tmp_path):
+    for name, numbers in (("whole", [6]), ("continued", [2, 6])):
+        for steps in numbers:
+            train_ring("gcivl", tmp_path / name, steps=steps, eval_every=100)
+    one, other = (load_run(tmp_path / name).policy for name in ("whole", "continued"))
+    assert one.get_train_step() == other.get_train_step() == 6
+    states = Ring.observe(np.arange(20)).astype(np.float32)
+    observations = {"observation": states, "goal": states[::-1]}
+    np.testing.assert_array_equal(one.predict(observations), other.predict(observations))
+
+
+def test_goals_of_a_store_are_those_of_memory(tmp_path):
+    source, config = load(make_ring_episodes(20)), TrainingConfig("hiql", hyperparameters={"hidden_sizes": (4,)})
+    build_store(source, tmp_path / "store", num_workers=0)
+    one, other = (open_data(place, config) for place in (source, str(tmp_path / "store")))
+    assert one.fingerprint == other.fingerprint
+    assert_equal_nests(one.items.resize(32).read(3, 2), other.items.resize(32).read(3, 2))
+
+
+@pytest.mark.parametrize("algo", ["gcbc", "crl"])
+def test_observations_and_statistics_have_a_goal(algo):
+    config = TrainingConfig(algo, normalize_observations=True, hyperparameters={"hidden_sizes": (4,)})
+    data = open_data(make_ring_episodes(20), config)
+    items = data.items.read_items(np.arange(10))
+    assert set(data.time_step_spec.observation) == set(data.moments.mean) == {"observation", "goal"}
+    np.testing.assert_array_equal(data.moments.std["goal"], data.moments.std["observation"])
+    is_different = (items["observation"]["observation"] != items["next_observation"]["observation"]).any()
+    assert is_different == (algo != "gcbc")  # Cloning reads no next observations.
+    assert ("policy_info" in items) == (algo != "gcbc")
+
+
+REFUSED = {
+    ("--n-step", "2"): "--n-step must be 1 for gciql, which learns to reach goals",
+    ("--random-shift", "2"): "--random-shift must be 0 for gciql, which learns to reach goals",
+    ("--sampler", "prioritized"): "--sampler must be 'uniform' for gciql",
+    ("--online", "20000", "--env", "Pendulum-v1"): "requires an algorithm that learns from rewards, unlike gciql",
+    ("--set", "value_goals=(1,1,1)"): "the probabilities of current, future and random goals must add up to 1",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_options_that_exclude_goals_are_refused(data, tmp_path, capsys, options):
+    path = data / "formats/ogbench/pointmaze-medium-navigate-v0.npz"
+    command = ["train", "--algo", "gciql", "--data", str(path), "--run-dir", str(tmp_path / "run"), *options]
+    assert run(command) == 1 and REFUSED[options] in capsys.readouterr().err
+
+
+def test_tables_and_clusters_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="algo='gcbc' requires a dataset, from whose states it draws goals"):
+        open_data("localhost:1", TrainingConfig("gcbc"))
+    with pytest.raises(SourceError, match="gcbc draws its goals from a dataset in this process; train without a clus"):
+        open_data(make_ring_episodes(3), TrainingConfig("gcbc"), as_episodes=True)
+
+
+def test_environment_of_ogbench_is_for_agents_with_goals(data, monkeypatch):
+    source = load(data / "formats/ogbench/pointmaze-medium-navigate-v0-val.npz")
+    assert "pointmaze-medium-v0" in source.env_spec
+    note = resolve_environment("auto", source).note
+    assert note.startswith("no evaluation, because the tasks of the dataset's environment are goals")
+    monkeypatch.setitem(registry, "pointmaze-medium-v0", registry["Pendulum-v1"])
+    monkeypatch.setitem(sys.modules, "ogbench", types.ModuleType("ogbench"))
+    found = find_environment(TrainingConfig("gciql"), source)
+    assert found.name == "pointmaze-medium-v0" and found.make_env is not None
