@@ -51,7 +51,6 @@ class MLP(tf.Module):
         *,
         seed: int,
         copies: int | None = None,
-        activation: str = "relu",
         layer_norm: bool = False,
         activation: str = "relu",
         init: str = "fan_in",
