@@ -11,6 +11,7 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.training.cluster.config import ClusterConfig
 from rlds2reverb.training.config import TrainingConfig, declare_fields
+from rlds2reverb.training.progress import Progress
 
 from . import output
 from .config_options import config_options, group_names
@@ -19,7 +20,7 @@ from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
 from .sweep import format_command
-from .train import NO_DATA, CommandProgress, read_options
+from .train import NO_DATA, read_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -113,7 +114,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     source = None if source == NO_DATA else source
     cluster_config = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
     config = config.for_source(source)
-    progress = CommandProgress(config.num_updates, quiet=as_json)
+    progress = Progress(config.num_updates, quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
         ClusterTraining(

@@ -26,7 +26,7 @@ from rlds2reverb.errors import (
 )
 
 from .groups import Group
-from .output import describe_error, fail, print_json
+from .output import describe_error, fail, name_options, print_json
 
 OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
 
@@ -136,6 +136,11 @@ def _find_command(arguments: Sequence[str]) -> click.Command | None:
             command = command.get_command(click.Context(command), next(names, ""))
         return command
     return None
+
+
+def name_command_options(command: str, message: str) -> str:
+    """Returns a message with the options of a command, also in a process that does not run the command."""
+    return name_options(message, _find_command([command]))
 
 
 def _explain(error: BaseException, command: click.Command | None) -> tuple[int | None, str]:

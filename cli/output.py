@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rlds2reverb._system import text
 from rlds2reverb._system.terminal import is_terminal, make_console
 from rlds2reverb._system.text import WIDTH, format_facts, format_number
-from rlds2reverb.errors import Message, name_argument
+from rlds2reverb.errors import Message, get_message, name_argument
 
 if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
@@ -83,7 +83,7 @@ def note(sentence: str) -> None:
 
 def describe_error(error: BaseException, command: click.Command | None = None) -> str:
     """Returns the message of an error; see `name_options`."""
-    return name_options(error.args[0] if error.args and isinstance(error.args[0], Message) else str(error), command)
+    return name_options(get_message(error), command)
 
 
 def name_options(message: str, command: click.Command | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def sweep(file: Path, run_dir: Path, jobs: int, as_json: bool) -> int:
     try:
         plan = plan_sweep(file)
     except TypeError as error:  # A value in the file has the wrong type.
-        raise click.UsageError(f"{file}: {error}") from error
+        raise click.UsageError(f"{file}: {output.describe_error(error)}") from error
     return run_and_report(plan, run_dir, jobs=jobs, as_json=as_json)
 
 
@@ -75,11 +76,12 @@ def run_and_report(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_j
     """Trains the runs of a plan, prints the results, and returns the exit code."""
     from rlds2reverb.training.experiments import choose_placement, run_plan
 
-    from .main import INVALID_DATA, OK, TEMPORARY_FAILURE
+    from .main import INVALID_DATA, OK, TEMPORARY_FAILURE, name_command_options
 
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     with raise_on_sigterm():
-        place = choose_placement(jobs, quiet=as_json)
+        describe = functools.partial(name_command_options, click.get_current_context().info_name)
+        place = choose_placement(jobs, quiet=as_json, describe=describe)
         experiment = run_plan(plan, run_dir, place=place, repeat=format_command())
     if as_json:
         output.print_json(experiment.as_dict())

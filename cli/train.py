@@ -43,18 +43,6 @@ _HEADINGS = {
 NO_DATA = "none"
 
 
-class CommandProgress(Progress):
-    """The progress of a run, with notes and warnings that name options of the running command."""
-
-    def note(self, sentence: str) -> None:
-        """Prints a note."""
-        super().note(output.name_options(sentence))
-
-    def warn(self, sentence: str) -> None:
-        """Prints a warning."""
-        super().warn(output.name_options(sentence))
-
-
 def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """Checks the values of `--preset`."""
     for name in names:
@@ -169,7 +157,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         plan = plan_seeds(source, config, options["seeds"])
         return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
     config = config.for_source(source)
-    progress = CommandProgress(config.num_updates, quiet=as_json)
+    progress = Progress(config.num_updates, quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,

@@ -119,8 +119,8 @@ class Rows:
         step_type, reward, discount, observation, _, _, _, env_info, has_failed = time_step
         if getattr(reward, "shape", None) != self._reward_shape:
             reward = read_reward(reward, self._reward_shape, f"environment {self.first + row}")
-        self.step_type[row], self._reward[row], self.discount[row] = step_type, reward, discount
-        self._has_failed[row] = has_failed
+        self.step_type[row], self._reward[row] = step_type, reward
+        self.discount[row], self._has_failed[row] = discount, has_failed
         if is_reset or step_type == FIRST:  # After a reset, some environments continue in the middle of an episode.
             self.num_episodes[row] += 1
         if self._is_single:

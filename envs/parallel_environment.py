@@ -14,6 +14,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
 from rlds2reverb._system.platform import available_cores, create_anonymous_file
+from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
@@ -100,8 +101,8 @@ class ParallelEnvironment(LockedEnvironment):
         self._num_envs = num_envs
         self._ids = make_env_ids(num_envs)
         self._is_closed = self._is_running = False
-        #: Which episodes have ended, and how often an environment has failed without a real step in between.
-        self._ended, self._num_failures = np.ones(num_envs, bool), np.zeros(num_envs, np.int64)
+        #: How often each environment has failed without a real step in between.
+        self._num_failures = np.zeros(num_envs, np.int64)
         self._workers: list[WorkerProcess] = []
         self._own: Share | None = None
         self._channel: Any = None
@@ -247,7 +248,6 @@ class ParallelEnvironment(LockedEnvironment):
             self.close()
             raise
         self._is_running = False
-        self._ended = time_step.step_type == LAST
         return time_step
 
     def _run_all(self, command: int, action: Nest) -> list[_Failure]:
@@ -263,8 +263,8 @@ class ParallelEnvironment(LockedEnvironment):
             try:
                 failures += worker.wait(self._spin_secs, self._timeout_secs)
             except LostProcessError as lost:
-                is_new = self._ended[worker.first : worker.end] | (command == RESET)
-                failures += self._recover(worker, str(lost), is_new)
+                has_ended = self._last.step_type[worker.first : worker.end] == LAST
+                failures += self._recover(worker, str(lost), has_ended | (command == RESET))
         return failures
 
     def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
@@ -357,11 +357,11 @@ class ParallelEnvironment(LockedEnvironment):
             step_type,
             shared.reward.copy(),
             shared.discount.copy(),
-            _copy(shared.observation),
+            copy_arrays(shared.observation),
             action,
             self._ids,
             (),
-            _copy(shared.env_info),
+            copy_arrays(shared.env_info) if shared.env_info else (),
             shared.has_failed.copy(),
         )
 
@@ -377,5 +377,5 @@ def _copy_into(arrays: Nest, values: Nest, rows: Any = slice(None)) -> None:
             _copy_into(array, value, rows)
 
 
-def _copy(nest: Nest, rows: Any = slice(None)) -> Nest:
-    return nest[rows].copy() if isinstance(nest, np.ndarray) else map_structure(lambda leaf: leaf[rows].copy(), nest)
+def _copy(nest: Nest, rows: np.ndarray) -> Nest:
+    return map_structure(lambda leaf: leaf[rows].copy(), nest)

@@ -14,7 +14,9 @@ from rlds2reverb.specs import ArraySpec, Nest
 
 from .environment import Environment, require_environment
 from .specs import BoundedArraySpec, read_reward
-from .time_steps import TimeStep, to_tf_agents
+from .time_steps import TimeStep
+
+_FLOAT32 = np.dtype(np.float32)
 
 
 def to_py_environment(env: Environment) -> AgentsEnvironment:
@@ -98,10 +100,10 @@ class AgentsEnvironment(py_environment.PyEnvironment):
 
     def _convert(self, time_step: TimeStep) -> ts.TimeStep:
         reward = time_step.reward
-        if getattr(reward, "shape", None) != self._reward_shape or reward.dtype != np.float32:
+        if getattr(reward, "shape", None) != self._reward_shape or reward.dtype is not _FLOAT32:
             reward = read_reward(reward, self._reward_shape, type(self.env).__name__)
             time_step = time_step._replace(reward=reward)
-        return to_tf_agents(time_step)
+        return ts.TimeStep(*time_step[:4])
 
 
 def _convert_spec(spec: Nest, name: str) -> Nest:

@@ -16,7 +16,6 @@ from rlds2reverb.specs import ArraySpec
 
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
-from .time_limit import TimeLimit
 
 INSTALL = "run pip install '.[eval]' in the checkout"
 
@@ -35,7 +34,7 @@ def load(
     """Creates an environment that is registered with Gymnasium.
 
     The order, from the inside to the outside, is: the environment without Gymnasium's own time limit, `gym_wrappers` in
-    their order, `GymnasiumEnvironment`, `TimeLimit`, and `env_wrappers` in their order. Wrappers on time steps thus see
+    their order, `GymnasiumEnvironment` with the limit, and `env_wrappers` in their order. Wrappers on time steps see
     the ends of episodes by time, and neither hides whether an episode was terminated or truncated.
 
     Args:
@@ -63,7 +62,7 @@ def load(
 def wrap_in_order(
     env: Any,
     gym_wrappers: Sequence[Callable[[Any], Any]],
-    convert: Callable[[Any], Environment],
+    convert: Callable[..., Environment],
     duration: int | None,
     env_wrappers: Sequence[Callable[[Environment], Environment]],
 ) -> Environment:
@@ -72,15 +71,13 @@ def wrap_in_order(
     Args:
       env: a `gymnasium.Env` without a time limit.
       gym_wrappers: see `load`.
-      convert: function from a `gymnasium.Env` to an `Environment`.
+      convert: `GymnasiumEnvironment`, possibly with some of its arguments.
       duration: number of steps after which episodes are truncated; None or 0 for no limit.
       env_wrappers: see `load`.
     """
     for wrap in gym_wrappers:
         env = wrap(env)
-    result = convert(env)
-    if duration:
-        result = TimeLimit(result, duration)
+    result = convert(env, duration=duration or None)
     for wrap_env in env_wrappers:
         result = wrap_env(result)
     return result

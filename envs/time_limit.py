@@ -9,6 +9,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import Nest
 
 from .environment import Environment, Wrapper, require_single
+from .gymnasium_environment import GymnasiumEnvironment
 from .time_steps import LAST, TimeStep
 
 
@@ -67,6 +68,8 @@ def set_time_limit(env: Environment, duration: int) -> TimeLimit:
     """
     outer, name = None, ""
     for layer_name, inner, layer in _walk(env):
+        if isinstance(layer, GymnasiumEnvironment):
+            layer.duration = None
         if _read_limit(layer) is None:
             outer, name = layer, layer_name
         elif outer is None:
@@ -88,7 +91,7 @@ def _walk(env: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _read_limit(layer: Any) -> int | None:
-    if isinstance(layer, TimeLimit):
+    if isinstance(layer, (TimeLimit, GymnasiumEnvironment)):
         return layer.duration
     is_gymnasium = type(layer).__name__ == "TimeLimit"
     return getattr(layer, "_max_episode_steps", None) if is_gymnasium else None

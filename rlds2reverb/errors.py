@@ -21,26 +21,37 @@ class Message(str):
       about: name of the argument that the sentence is about, which stands before it; '' if there is none.
       value: its value; `...` if it is not shown.
       remedies: arguments that solve the problem, which follow the sentence, by name; a value of `...` is not shown.
+      before: text before all of this, such as the name of a run.
     """
 
     sentence: str
     about: str
     value: Any
     remedies: dict[str, Any]
+    before: str
 
-    def __new__(cls, sentence: str, *, about: str = "", value: Any = ..., **remedies: Any) -> Message:
+    def __new__(cls, sentence: str, *, about: str = "", value: Any = ..., before: str = "", **remedies: Any) -> Message:
         """Creates a message from its attributes."""
-        message = super().__new__(cls, _compose(sentence, about, value, remedies, name_argument))
+        message = super().__new__(cls, before + _compose(sentence, about, value, remedies, name_argument))
         message.sentence, message.about, message.value, message.remedies = sentence, about, value, remedies
+        message.before = before
         return message
 
     def __radd__(self, text: str) -> Message:
         """Returns `text + message`, with the same fields."""
-        return Message(text + self.sentence, **self.remedies)
+        return self._replace(before=text + self.before)
+
+    def __add__(self, text: str) -> Message:
+        """Returns the message with a text at the end of its sentence, before the remedies."""
+        return self._replace(sentence=self.sentence + text)
+
+    def _replace(self, **changes: Any) -> Message:
+        fields = {"sentence": self.sentence, "about": self.about, "value": self.value, "before": self.before}
+        return Message(**{**fields, **self.remedies, **changes})
 
     def compose(self, name: Callable[[str, Any], str]) -> str:
         """Returns the message with names of arguments that `name` makes of a name and a value or `...`."""
-        return _compose(self.sentence, self.about, self.value, self.remedies, name)
+        return self.before + _compose(self.sentence, self.about, self.value, self.remedies, name)
 
 
 def _compose(
@@ -54,6 +65,11 @@ def _compose(
 def name_argument(argument: str, value: Any) -> str:
     """Returns `argument=value` as in a call, or only the name if the value is `...`."""
     return argument if value is ... else f"{argument}={value!r}"
+
+
+def get_message(error: BaseException) -> str:
+    """Returns the message of an error: a `Message` if it was created with one."""
+    return error.args[0] if error.args and isinstance(error.args[0], Message) else str(error)
 
 
 class Rlds2ReverbError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb._system.text import format_columns
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import CheckpointError, get_message
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
@@ -337,16 +337,21 @@ def run_plan(
     return experiment
 
 
-def choose_placement(jobs: int, *, quiet: bool = False) -> Placement:
+def choose_placement(jobs: int, *, quiet: bool = False, describe: Callable[[str], str] = str) -> Placement:
     """Returns the placement for a number of processes: `run_here` for 1, else `run_in_processes`.
+
+    Args:
+      jobs: number of processes.
+      quiet: whether to print only notes and warnings.
+      describe: see `Progress`.
 
     Raises:
       ValueError: If `jobs` is not an integer >= 1.
     """
     require_count("jobs", jobs)
     if jobs == 1:
-        return functools.partial(run_here, quiet=quiet)
-    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet)
+        return functools.partial(run_here, quiet=quiet, describe=describe)
+    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet, describe=describe)
 
 
 def _require_valid(runs: Sequence[PlannedRun]) -> None:
@@ -360,7 +365,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
             run.config.require_valid_hyperparameters()
             make_hooks(hook for hook in run.config.hooks if isinstance(hook, (str, Mapping)))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{run.name}: {error}") from error
+            raise ValueError(f"{run.name}: " + get_message(error)) from error
     for run in {str(run.source): run for run in runs if isinstance(run.source, (str, Path))}.values():
         open_source(run.source)
 

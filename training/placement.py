@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.signals import Terminated, stop_on_signal
 from rlds2reverb._system.text import last_line
-from rlds2reverb.errors import Rlds2ReverbError
+from rlds2reverb.errors import Rlds2ReverbError, get_message
 
 from .plans import PlannedRun
 from .progress import Progress
@@ -66,6 +66,7 @@ def run_here(
     report: OutcomeCallback,
     *,
     quiet: bool = False,
+    describe: Callable[[str], str] = str,
 ) -> str:
     """Runs one run after the other in this process; a run that fails does not affect the others.
 
@@ -74,6 +75,7 @@ def run_here(
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
       quiet: whether to print only notes and warnings.
+      describe: see `Progress`.
 
     Returns:
       The name of the signal that stopped a run, after which no other run is started; '' if none did.
@@ -81,7 +83,7 @@ def run_here(
     for number, run in enumerate(runs, 1):
         if not quiet:
             print(f"{run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        outcome = execute(run, root / run.name, Progress(run.config.num_updates, quiet=quiet))
+        outcome = execute(run, root / run.name, Progress(run.config.num_updates, quiet=quiet, describe=describe))
         gc.collect()  # Agents and their graphs refer to each other, and so are not freed when the run ends.
         report(run.name, outcome)
         if outcome.state == "stopped":
@@ -96,6 +98,7 @@ def run_in_processes(
     *,
     jobs: int,
     quiet: bool = False,
+    describe: Callable[[str], str] = str,
 ) -> str:
     """Runs each run in its own process, `jobs` at a time; the processes share the cores of this machine.
 
@@ -108,11 +111,12 @@ def run_in_processes(
       report: function called with the name and the outcome of each run that ends.
       jobs: maximum number of processes at a time, at least 1.
       quiet: whether to print only notes and warnings.
+      describe: see `Progress`.
 
     Returns:
       The name of the signal that stopped the runs; '' if none did.
     """
-    waiting, pool = deque(runs), _WorkerPool(quiet=quiet, num_threads=available_cores() // jobs)
+    waiting, pool = deque(runs), _WorkerPool((quiet, describe), num_threads=available_cores() // jobs)
     with pool, stop_on_signal(pool.stop):
         while pool.workers or (waiting and not pool.stopped_by):
             while waiting and len(pool.workers) < jobs and not pool.stopped_by:
@@ -147,12 +151,13 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
             run_dir.mkdir(parents=True, exist_ok=True)
             if not report.exists():  # The learner reports errors in its loop itself.
                 report.write_text(traceback.format_exc(), encoding="utf-8")
-        return Outcome("failed", learner.step if learner else 0, _explain(error, report))
+        return Outcome("failed", learner.step if learner else 0, _explain(error, report, progress.describe))
 
 
-def _explain(error: Exception, report: Path) -> str:
+def _explain(error: Exception, report: Path, describe: Callable[[str], str]) -> str:
     """Returns a sentence about an error, and the path of its traceback if it may come from the user's own code."""
-    message, kind = last_line(error), type(error).__name__
+    kind = type(error).__name__
+    message = last_line(describe(get_message(error))) or kind
     if isinstance(error, (Rlds2ReverbError, OSError, ImportError)):
         return message
     reason = message if isinstance(error, ValueError) or message == kind else f"{kind}: {message}"
@@ -219,10 +224,10 @@ class _Worker:
 class _WorkerPool:
     """The running workers, the lines that they print, and the signal that stops them."""
 
-    def __init__(self, *, quiet: bool, num_threads: int):
+    def __init__(self, output: tuple[bool, Callable[[str], str]], *, num_threads: int):
         self.workers: list[_Worker] = []
         self.stopped_by = ""
-        self._quiet = quiet
+        self._output = output
         self._selector = selectors.DefaultSelector()
         self._environment = {"TF_NUM_INTRAOP_THREADS": str(max(1, num_threads)), "TF_FORCE_GPU_ALLOW_GROWTH": "true",
                              **os.environ}  # fmt: skip
@@ -241,7 +246,7 @@ class _WorkerPool:
         import cloudpickle
 
         try:
-            job = cloudpickle.dumps((run, run_dir, self._quiet))
+            job = cloudpickle.dumps((run, run_dir, *self._output))
         except Exception as error:  # Objects raise errors of any type.
             advice = "pass the data as a path, or run one at a time"
             return Outcome("failed", 0, f"the run cannot be sent to another process ({error}); {advice}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,26 +22,27 @@ class Progress:
       num_iterations: total number of iterations of the run; None if the run sets it once the data are read.
     """
 
-    def __init__(self, num_iterations: int | None, *, quiet: bool = False):
+    def __init__(self, num_iterations: int | None, *, quiet: bool = False, describe: Callable[[str], str] = str):
         """Prints nothing yet.
 
         Args:
           num_iterations: see `Progress`.
           quiet: whether to print only notes and warnings.
+          describe: function that names the arguments in a `Message` differently, such as by options of a command.
         """
-        self.num_iterations, self._quiet = num_iterations, quiet
+        self.num_iterations, self._quiet, self.describe = num_iterations, quiet, describe
         self._console = make_console(soft_wrap=True)
         self._line: _LiveLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""
 
     def note(self, sentence: str) -> None:
         """Prints a note."""
-        self._line.print(sentence)
+        self._line.print(self.describe(sentence))
 
     def warn(self, sentence: str) -> None:
         """Prints a warning."""
         self._line.clear()
-        self._console.print(f"[yellow]warning:[/] {escape(sentence)}")
+        self._console.print(f"[yellow]warning:[/] {escape(self.describe(sentence))}")
 
     @contextmanager
     def activity(self, description: str) -> Iterator[None]:

@@ -215,7 +215,8 @@ class RunTrackers:
             except Exception as error:  # Trackers raise errors of any type.
                 self._trackers = started
                 self.finish("failed")
-                raise TrackerError(f"the tracker {name} cannot be started: {last_line(error)}") from error
+                reason = last_line(str(error)) or type(error).__name__
+                raise TrackerError(f"the tracker {name} cannot be started: {reason}") from error
             started[name] = tracker
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:

@@ -78,6 +78,6 @@ def advise(name: str, valid_names: Iterable[str]) -> str:
     return suggest(name, names) or f"; use one of {', '.join(names)}"
 
 
-def last_line(error: Exception) -> str:
-    """Returns the last line of an error's message, which in some follows a traceback, or the name of its type."""
-    return "".join(str(error).strip().splitlines()[-1:]).strip() or type(error).__name__
+def last_line(message: str) -> str:
+    """Returns the last line of an error's message, which in some follows a traceback; '' if there is none."""
+    return "".join(message.strip().splitlines()[-1:]).strip()

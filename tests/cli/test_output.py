@@ -40,6 +40,11 @@ COMMAND = click.Command(
         (Message("was 2, is now 3", about="length"), "length was 2", "--sequence-length was 2"),
         (Message("is no option here", about="other", more=1), "other is no option here (more=1)", "(more=1)"),
         ("a path/" + Message("; use one", layout=...), "a path/; use one (layout)", "a path/; use one (--layout)"),
+        (
+            "seed_0: " + Message("was 2", about="length", resume=False) + ", see there",
+            "seed_0: length was 2, see there (resume=False)",
+            "seed_0: --sequence-length was 2, see there (--no-resume)",
+        ),
     ],
 )
 def test_messages_name_arguments_in_python_and_options_in_commands(message, in_python, in_command):

@@ -1,10 +1,17 @@
 """`rlds2reverb sweep`: the runs of a file, its errors, and other commands on the directory of several runs."""
 
+import functools
 import json
+import pickle
 
 import pytest
 
 from rlds2reverb.cli import run
+from rlds2reverb.cli.main import name_command_options
+from rlds2reverb.errors import ArgumentError, Message
+from rlds2reverb.training import TrainingConfig, training
+from rlds2reverb.training.placement import run_here
+from rlds2reverb.training.plans import plan_seeds
 
 OWN = """
 from rlds2reverb.learners.hooks import LearnerHook
@@ -99,3 +106,26 @@ def test_custom_parts_that_cannot_be_used_are_one_sentence(call, options, tmp_pa
         assert code == 1 and message in err.splitlines()[-1] and "Traceback" not in err
     code, _, err = call(*command, "--algo", "bc", "--set", "actor_network=sweep_own:make_nothing")
     assert code == 1 and "actor_network must be a function (input_spec, output_size, seed)" in err
+
+
+@pytest.mark.parametrize(
+    ("message", "described"),
+    [
+        (Message("must be at least 1", about="steps", value=0), "--steps 0 must be at least 1"),
+        (Message("no evaluation", env="Hopper-v5"), "no evaluation (--env Hopper-v5)"),
+        ("a path: " + Message("too large", cache_dir=...), "a path: too large (--cache-dir)"),
+    ],
+)
+def test_notes_and_errors_of_several_runs_name_options(message, described, monkeypatch, capsys, tmp_path):
+    def fail(source, config, run_dir, *, progress):
+        progress.note(message)
+        progress.warn(message)
+        raise ArgumentError(message)
+
+    monkeypatch.setattr(training, "Training", fail)
+    outcomes = {}
+    plan = plan_seeds("unopened.hdf5", TrainingConfig("bc"), 1)
+    describe = pickle.loads(pickle.dumps(functools.partial(name_command_options, "train")))  # As for other processes.
+    run_here(plan, tmp_path, outcomes.__setitem__, quiet=True, describe=describe)
+    assert capsys.readouterr().err.splitlines() == [described, f"warning: {described}"]
+    assert [outcome.reason for outcome in outcomes.values()] == [described]

@@ -221,7 +221,7 @@ def test_suite_keeps_the_order_of_wrappers_and_the_registered_time_limit():
         return env
 
     with suite_gym.load("Pendulum-v1", gym_wrappers=[wrap_gym], env_wrappers=[wrap_env]) as env:
-        assert order == ["PendulumEnv", "TimeLimit"]
+        assert order == ["PendulumEnv", "GymnasiumEnvironment"]
         env.seed(1)
         steps = [env.reset(), *(env.step([0.0]) for _ in range(200))]
     assert int(steps[-1].step_type) == 2 and float(steps[-1].discount) == 1 and int(steps[-2].step_type) == 1

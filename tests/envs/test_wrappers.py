@@ -26,6 +26,7 @@ from rlds2reverb.envs import (
     Wrapper,
     suite_gym,
 )
+from rlds2reverb.envs.time_limit import find_time_limit, set_time_limit
 
 
 def make_counting(length=5, *, terminates=True):
@@ -126,18 +127,23 @@ def test_scalar_reward_is_the_first_one_by_default():
     assert [float(step.reward) for step in play(ScalarReward(TwoRewards()), 3)] == [0, 1, 1]
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.booleans(), st.sampled_from([1.0, 0.5]))
+@given(st.integers(1, 8), st.integers(1, 8), st.booleans(), st.sampled_from([1.0, 0.5]), st.booleans())
 @examples(25)
-def test_time_limit_changes_only_the_step_type_of_its_last_step(length, duration, terminates, discount):
+def test_time_limit_changes_only_the_step_type_of_its_last_step(length, duration, terminates, discount, is_wrapper):
     """A termination in the step of the time limit stays one, and a truncation keeps the discount."""
-    inner = GymnasiumEnvironment(Counting(length, terminates=terminates), discount=discount)
-    steps = play(TimeLimit(inner, duration), duration + 1)
+    inner = Counting(length, terminates=terminates)
+    if is_wrapper:
+        env = TimeLimit(GymnasiumEnvironment(inner, discount=discount), duration)
+    else:
+        env = GymnasiumEnvironment(inner, discount=discount, duration=duration)
+    steps = play(env, duration + 1)
     last = steps[min(length, duration)]
     assert last.step_type == 2 and [int(step.step_type) for step in steps[1 : min(length, duration)]] == [1] * (
         min(length, duration) - 1
     )
     assert last.discount == (0 if terminates and length <= duration else np.float32(discount))
     assert last.reward == 9 + min(length, duration)
+    assert find_time_limit(env) == duration and find_time_limit(set_time_limit(env, 9)) == 9
 
 
 def test_noise_is_that_of_the_last_two_steps_and_is_clipped():
