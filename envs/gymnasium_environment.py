@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,8 @@ class GymnasiumEnvironment(Environment):
         if seed is not None and not self._accepts_seed:  # Old versions of gym have a method instead.
             self.gym.seed(seed)
             seed = None
-        result = self.gym.reset(**self._reset_options, **({} if seed is None else {"seed": seed}))
+        with _seed_global_generator(seed):
+            result = self.gym.reset(**self._reset_options, **({} if seed is None else {"seed": seed}))
         return result if isinstance(result, tuple) and len(result) == 2 else (result, {})
 
     def _step(self, action: Nest) -> TimeStep:
@@ -315,3 +317,17 @@ def _make_action_converter(space: Any, spec: Nest) -> Callable[[Nest], Any]:
         low, high = space.low, space.high
         return lambda action: np.clip(action.astype(space.dtype), low, high)
     return lambda action: action.copy()
+
+
+@contextlib.contextmanager
+def _seed_global_generator(seed: int | None) -> Iterator[None]:
+    """Seeds NumPy's global generator, from which OGBench's mazes draw at reset, and restores its state afterwards."""
+    if seed is None:
+        yield
+        return
+    state = np.random.get_state()
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        np.random.set_state(state)

@@ -395,6 +395,25 @@ class OldSeed(NoSeed):
         self.seeds = [seed]
 
 
+def test_seed_covers_resets_that_draw_from_numpys_global_generator():
+    """OGBench's mazes add such noise to the start and the goal."""
+
+    class Maze(Fixed):
+        def reset(self, *, seed=None, options=None):
+            return np.random.uniform(size=3).astype(np.float32), {}
+
+    env = GymnasiumEnvironment(Maze(gymnasium.spaces.Box(0, 1, (3,))))
+    np.random.seed(7)
+    expected = np.random.uniform(size=2)
+    np.random.seed(7)
+    observations = []
+    for seed, following in zip((3, 3), expected, strict=True):
+        env.seed(seed)
+        observations.append(env.reset().observation)
+        assert np.random.uniform() == following
+    np.testing.assert_array_equal(*observations)
+
+
 def test_environments_without_seeds_can_be_used():
     for kind in (NoSeed, NoSeedAndNoInfo):
         env = GymnasiumEnvironment(kind())
