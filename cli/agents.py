@@ -27,13 +27,15 @@ _ALSO_SET_BY = {
 
 @click.command()
 @click.argument("name", required=False, callback=allow_custom_modules)
+@click.option("--speed", is_flag=True, help="Measure updates per second on this machine, for some seconds each.")
 @json_option
-def agents(as_json: bool, name: str | None) -> None:
-    """List the algorithms, or the hyperparameters of the algorithm NAME.
+def agents(as_json: bool, name: str | None, speed: bool) -> None:
+    """List the algorithms and the data that they suit, or the hyperparameters of the algorithm NAME.
 
     \b
     Examples:
       rlds2reverb agents
+      rlds2reverb agents --speed
       rlds2reverb agents iql
       rlds2reverb agents my_module:MyAgent
       rlds2reverb train --algo iql --set expectile=0.9 ...
@@ -45,18 +47,20 @@ def agents(as_json: bool, name: str | None) -> None:
     numbers. Continuous actions must be vectors or single floats, and discrete actions single integers.
     """
     if name is None:
-        _list_algorithms(as_json=as_json)
+        _list_algorithms(as_json=as_json, speed=speed)
         return
     algorithm = get_algorithm(name)
+    measured = _measure(algorithm) if speed else {}
     import_quietly("rlds2reverb.learners.agents")
     from rlds2reverb.learners.agents import get_hyperparameters
 
     hyperparameters = get_hyperparameters(name)
     if as_json:
         described = [_as_json(hyperparameter) for hyperparameter in hyperparameters.values()]
-        output.print_json({**_describe(algorithm), "hyperparameters": described})
+        output.print_json({**_describe(algorithm), **measured, "hyperparameters": described})
         return
-    output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), _make_facts(algorithm))
+    facts = [*_make_facts(algorithm), *(("updates per second", f"{value:,.0f}") for value in measured.values())]
+    output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), facts)
     if not hyperparameters:
         print("\nno hyperparameters")
         return
@@ -65,17 +69,27 @@ def agents(as_json: bool, name: str | None) -> None:
         _print_hyperparameter(hyperparameter)
 
 
-def _list_algorithms(*, as_json: bool) -> None:
+def _list_algorithms(*, as_json: bool, speed: bool) -> None:
+    algorithms = ALGORITHMS.values()
     if as_json:
-        output.print_json({"algorithms": [_describe(algorithm) for algorithm in ALGORITHMS.values()]})
+        output.print_json({"algorithms": [_describe(item) | (_measure(item) if speed else {}) for item in algorithms]})
         return
-    rows = [_make_row(algorithm) for algorithm in ALGORITHMS.values()]
-    print(format_columns(["name", "actions", "items", "batch", "source"], rows))
+    rows = [(item.name, item.actions or "", item.data) for item in algorithms]
+    headings = ["name", "actions", "suitable data"]
+    if not speed:
+        print(format_columns(headings, rows))
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row, item in [(tuple(headings), None), *zip(rows, algorithms, strict=True)]:
+        last = "updates/s" if item is None else f"{_measure(item)['updates_per_sec']:,.0f}"
+        print("  ".join([*map(str.ljust, row, widths), f"{last:>9}"]), flush=True)
 
 
-def _make_row(algorithm: Algorithm) -> tuple[str, ...]:
-    source = algorithm.source.rpartition(", ")[0]
-    return algorithm.name, algorithm.actions or "", algorithm.items or "", f"{algorithm.batch_size:,}", source
+def _measure(algorithm: Algorithm) -> dict[str, float]:
+    import_quietly("rlds2reverb.training.agent_speed")
+    from rlds2reverb.training.agent_speed import measure_updates_per_sec
+
+    return {"updates_per_sec": round(measure_updates_per_sec(algorithm.name), 1)}
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:
@@ -91,6 +105,7 @@ def _make_facts(algorithm: Algorithm) -> list[tuple[str, str]]:
         ("source", algorithm.source),
         ("agent", algorithm.agent if is_custom else f"rlds2reverb.learners.agents.{algorithm.class_name}"),
         ("actions", algorithm.actions or "those that the agent accepts"),
+        *([("suitable data", algorithm.data)] if algorithm.data else []),
         ("items", algorithm.items or "as the agent's train_sequence_length requires"),
         ("batch size", f"{algorithm.batch_size:,}"),
         ("observations", "normalised" if algorithm.normalizes_observations else "not normalised"),

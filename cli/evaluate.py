@@ -82,7 +82,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     if not is_onnx_file(folder):
         import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
-    from rlds2reverb.envs.goal_tasks import observes_goals
+    from rlds2reverb.envs.goal_tasks import expects_goals
     from rlds2reverb.saved_policies import load_policy
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
@@ -92,7 +92,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         seeds=seeds,
         reference_returns=references,
         max_episode_steps=options["max_episode_steps"],
-        with_goals=observes_goals([*loaded.values()][-1].time_step_spec.observation),
+        with_goals=expects_goals([*loaded.values()][-1]),
     )
     results = [(name, *_evaluate_policy(name, policy, evaluator)) for name, policy in loaded.items()]
     behaviour = run.behaviour_return if run else None

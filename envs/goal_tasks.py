@@ -98,9 +98,14 @@ class GoalTasks(Wrapper):
 
 def match_goals(env: Environment, policy: Any) -> Environment:
     """Returns an environment with `GoalTasks` if a policy observes goals and the environment does not show them yet."""
-    return (
-        add_goals(env) if observes_goals(getattr(getattr(policy, "time_step_spec", None), "observation", None)) else env
-    )
+    return add_goals(env) if expects_goals(policy) else env
+
+
+def expects_goals(policy: Any) -> bool:
+    """Returns whether a policy, of TF-Agents or an `OnnxPolicy`, observes goals."""
+    if (spec := getattr(policy, "observation_spec", None)) is None:
+        spec = getattr(getattr(policy, "time_step_spec", None), "observation", None)
+    return observes_goals(spec)
 
 
 def add_goals(env: Environment) -> Environment:

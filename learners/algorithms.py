@@ -36,6 +36,7 @@ class Algorithm:
       summary: full name.
       source: the paper.
       actions: kind of actions; None if the agent itself checks its action spec.
+      data: the data that the algorithm suits, in a few words.
       items: kind of items: single transitions; trajectories, which contain the next action as well; or goals, which
         are transitions with the goals of the agent's `goal_sampling`; None to follow its `train_sequence_length`.
       batch_size: published number of items per batch.
@@ -52,6 +53,7 @@ class Algorithm:
     summary: str
     source: str
     actions: Literal["continuous", "discrete"] | None
+    data: str = ""
     items: Items | None = "transitions"
     batch_size: int = _BATCH_SIZE
     has_td_errors: bool | None = True
@@ -86,6 +88,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "advantage-weighted actor-critic",
             "Nair, Gupta, Dalal & Levine 2020, arXiv:2006.09359",
             "continuous",
+            data="mixed quality, then online",
             batch_size=1024,  # Appendix of the paper.
         ),
         Algorithm(
@@ -94,6 +97,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "behavioural cloning",
             "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
             "continuous",
+            data="expert demonstrations, also without rewards",
             has_td_errors=False,
         ),
         Algorithm(
@@ -102,6 +106,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "calibrated Q-learning",
             "Nakamoto et al. 2023, arXiv:2303.05479",
             "continuous",
+            data="mixed quality, then online",
             step_info=("return_to_go",),
             # The script of the authors' code, JaxCQL/conservative_sac_main.py.
             defaults={"is_calibrated": True, "hidden_sizes": (256, 256), "max_q_backup": True},
@@ -112,12 +117,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "conservative Q-learning",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
             "continuous",
+            data="mixed quality, incomplete coverage",
         ),
         Algorithm(
             "crl",
             "crl:CRLAgent",
             "contrastive reinforcement learning",
             "Eysenbach et al. 2022, arXiv:2206.07568",
+            data="goals, of any behaviour that moves about",
             **_GOALS,
         ),
         Algorithm(
@@ -126,6 +133,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "behavioural cloning of discrete actions",
             "Pomerleau 1991, doi:10.1162/neco.1991.3.1.88",
             "discrete",
+            data="expert demonstrations, also without rewards",
             has_td_errors=False,
         ),
         Algorithm(
@@ -134,6 +142,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "batch-constrained Q-learning",
             "Fujimoto et al. 2019, arXiv:1910.01708",
             "discrete",
+            data="few behaviours, incomplete coverage",
             batch_size=_ATARI_BATCH_SIZE,
         ),
         Algorithm(
@@ -142,6 +151,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "conservative Q-learning on DQN",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
             "discrete",
+            data="mixed quality, incomplete coverage",
             batch_size=_ATARI_BATCH_SIZE,
             # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in
             # their README for 10 % of the data.
@@ -153,6 +163,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "implicit Q-learning with discrete actions",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
             "discrete",
+            data="mixed quality, sparse rewards",
         ),
         Algorithm(
             "double_dqn",
@@ -160,6 +171,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "double deep Q-learning",
             "van Hasselt, Guez & Silver 2016, arXiv:1509.06461",
             "discrete",
+            data="online, or broad coverage of actions",
             batch_size=_ATARI_BATCH_SIZE,
             defaults={"double": True},
         ),
@@ -169,6 +181,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "deep Q-learning",
             "Mnih et al. 2015, doi:10.1038/nature14236",
             "discrete",
+            data="online, or broad coverage of actions",
             batch_size=_ATARI_BATCH_SIZE,
         ),
         Algorithm(
@@ -177,6 +190,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "ensemble-diversified actor-critic",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             "continuous",
+            data="mixed quality, dense rewards",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
         ),
         Algorithm(
@@ -185,12 +199,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             "flow Q-learning",
             "Park, Li & Levine 2025, arXiv:2502.02538",
             "continuous",
+            data="several ways to act: play, demonstrations",
         ),
         Algorithm(
             "gcbc",
             "gcbc:GCBCAgent",
             "goal-conditioned behavioural cloning",
             "Lynch et al. 2019, arXiv:1903.01973",
+            data="goals that the data reach on short ways",
             **_GOALS,
         ),
         Algorithm(
@@ -198,6 +214,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "gciql:GCIQLAgent",
             "goal-conditioned implicit Q-learning",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
+            data="goals, on ways joined from several episodes",
             **_GOALS,
         ),
         Algorithm(
@@ -205,6 +222,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "gcivl:GCIVLAgent",
             "goal-conditioned implicit V-learning",
             "Park et al. 2025, arXiv:2410.20092",
+            data="goals, as gciql, in a predictable environment",
             **_GOALS,
         ),
         Algorithm(
@@ -212,6 +230,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "hiql:HIQLAgent",
             "hierarchical implicit Q-learning",
             "Park et al. 2023, arXiv:2307.11949",
+            data="distant goals",
             **_GOALS,
         ),
         Algorithm(
@@ -220,6 +239,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "implicit Q-learning",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
             "continuous",
+            data="mixed quality, sparse rewards; a first choice",
         ),
         Algorithm(
             "rebrac",
@@ -227,6 +247,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "TD3+BC with penalties in actor and critics",
             "Tarasov et al. 2023, arXiv:2305.09836",
             "continuous",
+            data="narrow or mixed, with a penalty for each task",
             items="trajectories",
             batch_size=1024,  # Appendix of the paper, on hyperparameters.
         ),
@@ -236,6 +257,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "soft actor-critic",
             "Haarnoja et al. 2018b, arXiv:1812.05905",
             "continuous",
+            data="online",
         ),
         Algorithm(
             "sac_n",
@@ -243,6 +265,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "soft actor-critic with N critics",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             "continuous",
+            data="mixed quality, dense rewards; many critics",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
         Algorithm(
@@ -251,6 +274,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "twin delayed DDPG",
             "Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477",
             "continuous",
+            data="online",
             defaults={"alpha": None},
         ),
         Algorithm(
@@ -259,6 +283,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "TD3 with behavioural cloning",
             "Fujimoto & Gu 2021, arXiv:2106.06860",
             "continuous",
+            data="narrow, of good quality; fast",
             normalizes_observations=True,  # Section 5 of the paper.
         ),
     )

@@ -13,9 +13,12 @@ from rlds2reverb.learners.algorithms import ALGORITHMS
 def test_all_algorithms_are_listed_on_one_line_each(capsys):
     assert run(["agents"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["name", "actions", "items", "batch", "source"]
+    assert heading.split() == ["name", "actions", "suitable", "data"]
     assert [line.split()[0] for line in lines] == list(ALGORITHMS)
-    assert "rebrac        continuous  trajectories  1,024  Tarasov et al. 2023" in lines
+    assert all(
+        algorithm.data and line.endswith(algorithm.data)
+        for line, algorithm in zip(lines, ALGORITHMS.values(), strict=True)
+    )
     assert max(map(len, lines)) <= 80
 
 
@@ -57,6 +60,12 @@ def test_list_is_printed_as_json(capsys):
     algorithms = json.loads(capsys.readouterr().out)["algorithms"]
     assert [algorithm["name"] for algorithm in algorithms] == list(ALGORITHMS)
     assert algorithms[0]["agent"] == "AWACAgent" and algorithms[0]["source"].endswith("arXiv:2006.09359")
+
+
+def test_speed_is_measured(capsys, monkeypatch):
+    monkeypatch.setattr("rlds2reverb.training.agent_speed._NUM_EPISODES", 2)
+    assert run(["agents", "discrete_bc", "--speed", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["updates_per_sec"] > 0
 
 
 def test_unknown_algorithm_fails_with_the_nearest_name(capsys):
