@@ -42,6 +42,8 @@ _MODULES = {
     "cluster": "cluster",
     "agents": "agents",
     "eval": "evaluate",
+    "ope": "ope",
+    "rank": "rank",
     "plot": "plot",
     "convert": "convert",
     "push": "push",

@@ -51,6 +51,8 @@ class StoredItems(Feed):
     items as an uninterrupted one.
 
     Attributes:
+      steps: the steps, in memory or in files.
+      convert: function applied to columns when they are read.
       num_items: the number of items.
     """
 
@@ -80,7 +82,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self._steps, self._cut, self._convert = steps, cut, convert
+        self.steps, self.convert, self._cut = steps, convert, cut
         self._index = ItemIndex(steps, cut, is_used)
         self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
         if not self.num_items:
@@ -127,10 +129,11 @@ class StoredItems(Feed):
     def read_items(self, items: np.ndarray) -> Nest:
         """Returns items by number, int64 `[N]`, as a nest of arrays `[N, ...]`."""
         rows, last_rows = self._index.find_rows(items)
-        return self._cut.read(self._take, rows, last_rows)
+        return self._cut.read(self.take, rows, last_rows)
 
-    def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
-        return self._convert(self._steps.take(rows, names, decode=decode_images))
+    def take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
+        """Returns some fields of the steps at rows int64 `[N]`, converted like those of the items."""
+        return self.convert(self.steps.take(rows, names, decode=decode_images))
 
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:

@@ -69,6 +69,7 @@ from .actions import (
 )
 from .config import TrainingConfig
 from .data import Batches, Moments, TrainingData, make_adder, sample_table, start_isolated
+from .validation import find_held_out
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -131,17 +132,22 @@ def open_dataset(
     *,
     action_space: Any = None,
     as_episodes: bool = False,
+    other_fields: Sequence[str] = (),
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> ItemData | EpisodeData:
-    """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`."""
+    """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`.
+
+    `other_fields` are names of further fields of the steps to keep.
+    """
     notes: list[str] = []
     warnings = list(source.warnings)
+    reading: Any = {"action_space": action_space, "other_fields": other_fields, "progress": progress}
     try:
-        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+        dataset = read_dataset(source, config, **reading)
     except _TooLargeError as error:
         config = config.replace(cache_dir=str(default_cache_dir()))
         notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
-        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+        dataset = read_dataset(source, config, **reading)
     notes += dataset.notes
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
     if about_bounds is not None:
@@ -152,16 +158,20 @@ def open_dataset(
     elif clipping.counts[1]:
         kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
         warnings.append(Message(clipping.describe(kept), clip_actions=True))
-    is_kept = np.ones(len(dataset.returns), bool)
+    is_held_out = find_held_out(len(dataset.returns), config.validation, config.seed)
+    is_kept = ~is_held_out
+    if config.validation:
+        notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
     if config.top_percent is not None:
-        is_kept = find_best(dataset.returns, config.top_percent)
+        is_kept[is_kept] = find_best(dataset.returns[is_kept], config.top_percent)
         notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
     observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
     time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
-    is_used = dataset.steps.num_steps > 1
-    is_used[is_used] = is_kept
+    has_transitions = dataset.steps.num_steps > 1
+    is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
+    is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
     transform = fit_reward(config, dataset.returns, dataset.name)
     common: dict[str, Any] = {
         "name": dataset.name,
@@ -174,16 +184,18 @@ def open_dataset(
         "num_episodes": int(is_kept.sum()),
         "moments": Moments(*dataset.moments.agent_statistics()),
         "reward_transform": transform,
+        "held_out": tuple(np.flatnonzero(is_held_out).tolist()),
         "notes": tuple(notes),
         "warnings": tuple(warnings),
     }
     convert = partial(_prepare, config, action_spec, transform)
+    cut = make_cut(common["adder"], config.algo)
+    items = partial(StoredItems, dataset.steps, cut, 1, seed=config.seed, convert=convert)
+    if config.validation:
+        common["validation"] = items(is_used=is_validated).resize(config.batch_size or 1)
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert))
-    items = StoredItems(
-        dataset.steps, make_cut(common["adder"], config.algo), 1, seed=config.seed, is_used=is_used, convert=convert
-    )
-    return ItemData(**common, items=items)
+    return ItemData(**common, items=items(is_used=is_used))
 
 
 def make_cut(adder: NStep | TrajectoryWindows, algo: str) -> Cut:
@@ -265,7 +277,12 @@ class LoadedDataset:
 
 
 def read_dataset(
-    source: Source, config: TrainingConfig, *, action_space: Any, progress: ProgressCallback
+    source: Source,
+    config: TrainingConfig,
+    *,
+    action_space: Any,
+    other_fields: Sequence[str] = (),
+    progress: ProgressCallback,
 ) -> LoadedDataset:
     """Reads a dataset once, and validates it as `ingest` does.
 
@@ -276,6 +293,7 @@ def read_dataset(
       source: the dataset.
       config: the options of the run.
       action_space: action space of the environment; None if unknown.
+      other_fields: names of further fields of the steps to keep, each a number.
       progress: callback for each episode.
 
     Raises:
@@ -303,7 +321,8 @@ def read_dataset(
             step_spec = {**make_step_spec(batch.steps), **observations.step_spec}
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
             require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
-            builder = _DatasetBuilder(step_spec, cast_spec(action_spec), observations, stored)
+            _require_numbers(step_spec, other_fields)
+            builder = _DatasetBuilder(step_spec, cast_spec(action_spec), observations, stored, other_fields)
             if stored is None:
                 _require_memory(source, batch)
         builder.add(batch)
@@ -461,8 +480,16 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
 class _DatasetBuilder:
     """A builder of a `LoadedDataset`, from a single pass over a dataset."""
 
-    def __init__(self, step_spec: Nest, action_spec: ArraySpec, observations: Layout, stored: StepColumns | None):
+    def __init__(
+        self,
+        step_spec: Nest,
+        action_spec: ArraySpec,
+        observations: Layout,
+        stored: StepColumns | None,
+        other_fields: Sequence[str],
+    ):
         self.step_spec, self._observations, self._stored = step_spec, observations, stored
+        self._field_names = (*fields.STEP_FIELDS, *other_fields)
         #: Whether the fingerprint is made of what is read, rather than that of a store, whose images are not read.
         self._is_hashed = stored is None or not stored.has_images
         self._steps: MemoryColumns | None = None
@@ -487,7 +514,7 @@ class _DatasetBuilder:
         self.returns += sum_rewards(kept)
         if self._stored is not None:
             return
-        steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
+        steps = {name: kept.steps[name] for name in self._field_names}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
         self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
 
@@ -513,13 +540,23 @@ class _DatasetBuilder:
             [
                 *self.left_out.describe_left_out(),
                 *describe_joined_actions(self.step_spec[fields.ACTION]),
-                *_describe_unused(self.step_spec),
+                *_describe_unused(self.step_spec, self._field_names),
             ],
         )
 
 
-def _describe_unused(step_spec: Nest) -> list[str]:
-    names = [repr(name) for name in sorted(step_spec) if name not in fields.STEP_FIELDS]
+def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
+    """Raises `SourceError` unless there are step fields with these names, each of which is a single number."""
+    for name in names:
+        spec = step_spec.get(name)
+        if not isinstance(spec, ArraySpec) or spec.shape != () or spec.dtype.kind not in "fiu":
+            got = "no such field" if spec is None else describe(spec) if isinstance(spec, ArraySpec) else "a nest"
+            have = ", ".join(map(repr, sorted(step_spec)))
+            raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
+
+
+def _describe_unused(step_spec: Nest, used: Sequence[str]) -> list[str]:
+    names = [repr(name) for name in sorted(step_spec) if name not in used]
     if not names:
         return []
     left_out = f"the step field {names[0]} is" if len(names) == 1 else f"the step fields {', '.join(names)} are"

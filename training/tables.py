@@ -302,6 +302,7 @@ def require_table_options(config: TrainingConfig) -> None:
         )
     is_set = {
         "top_percent": config.top_percent is not None,
+        "validation": config.validation > 0,
         "n_step": config.n_step > 1,
         "drop_fields": bool(config.drop_fields),
         "cut_at_terminal": config.cut_at_terminal,
