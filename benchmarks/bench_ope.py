@@ -33,6 +33,8 @@ from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 GAMMA, NUM_STATES, NUM_ACTIONS = 0.95, 5, 2
 #: Linear functions of one-hot states, which represent every Q-function.
 TABULAR = {"hidden_sizes": (), "learning_rate": 0.05, "target_update_rate": 0.05, "batch_size": 256}
+#: Small networks, which are fast to train.
+SMALL = {"hyperparameters": {"hidden_sizes": (64, 64)}}
 #: Policies of different quality: an algorithm, its number of updates, and the share of the best episodes it clones.
 RUNS: list[tuple[str, int, dict[str, Any]]] = [
     ("bc", 100, {}),
@@ -131,10 +133,10 @@ def measure_ranking(data: str, env: str, out: Path, updates: int) -> None:
     for algo, steps, options in RUNS:
         name = "-".join([algo, str(steps), *map(str, options.values())])
         normalize = {"reward": "iql_locomotion"} if algo == "iql" else {}
-        config = {"steps": steps, "env": "none", "log_every": steps, "checkpoint_every": steps, **normalize, **options}
+        config = {"steps": steps, "env": "none", "log_every": steps, "checkpoint_every": steps, **SMALL, **normalize, **options}
         runs.append(train(data, algo, out / name, progress=False, **config))
     began = time.perf_counter()
-    results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(num_updates=updates))
+    results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(num_updates=updates, hidden_sizes=(64, 64)))
     secs = (time.perf_counter() - began) / len(runs)
     returns = [_measure_return(env, run.policy) for run in runs]
     for result, (discounted, total) in zip(results, returns, strict=True):

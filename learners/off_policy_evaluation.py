@@ -153,9 +153,10 @@ def estimate_with_interval(
     """Computes the mean estimate of an ensemble, and a percentile bootstrap interval over episodes.
 
     Efron & Tibshirani (1993), "An introduction to the bootstrap", section 13.3: the episodes are resampled with
-    replacement. Each resampled dataset is combined with the values of one of K members of the ensemble in turn, whose
-    deviation from the mean of all members is multiplied by sqrt((K + 1) / (K - 1)): the variance over K members divides
-    by K - 1, and their mean has a variance of its own.
+    replacement, with the values of one of K members of the ensemble in turn. The uncertainty of the values enters as a
+    random number that is added to each resampled estimate, s * sqrt(1 + 1 / K) * t: s is the sample standard deviation
+    of the members' estimates, and t has Student's distribution with K - 1 degrees of freedom, because a few members do
+    not determine s well. The members must have learned from different bootstrap samples of the episodes.
 
     Args:
       weights: float64 `[N, T + 1]`, see `importance_weights`.
@@ -170,15 +171,16 @@ def estimate_with_interval(
     """
     options = {"is_self_normalized": is_self_normalized}
     members = np.array([average(weights, part, np.ones((1, len(weights))), **options)[0] for part in terms])
-    num_members, estimate = len(members), float(members.mean())
-    factor = np.sqrt((num_members + 1) / (num_members - 1)) - 1 if num_members > 1 else 0.0
-    shares = np.full(num_members, num_resamples // num_members) + (np.arange(num_members) < num_resamples % num_members)
+    size, estimate = len(members), float(members.mean())
     rng, resampled = np.random.default_rng(seed), []
-    for part, member, share in zip(terms, members, shares.tolist(), strict=True):
-        for counts in _resample(rng, len(weights), share):
-            resampled.append(average(weights, part, counts, **options) + factor * (member - estimate))
+    for part, member in zip(terms, members, strict=True):
+        for counts in _resample(rng, len(weights), -(-num_resamples // size)):
+            resampled.append(average(weights, part, counts, **options) - member + estimate)
+    estimates = np.concatenate(resampled)
+    if size > 1:
+        estimates += members.std(ddof=1) * np.sqrt(1 + 1 / size) * rng.standard_t(size - 1, len(estimates))
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
+    low, high = np.quantile(estimates, [tail, 1 - tail])
     return estimate, (float(low), float(high))
 
 

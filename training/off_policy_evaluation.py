@@ -286,7 +286,7 @@ class _Evaluation:
         if num_invalid := int((~np.isfinite(old)).sum()):
             raise SourceError(
                 f"the behaviour policy must give every action of the data a positive probability, but {num_invalid:,} "
-                f"of {len(old):,} log probabilities ({self._settings.behaviour}) are not finite; check the field, or use "
+                f"of {len(old):,} log probabilities ({self._settings.behaviour}) are not finite; check it, or use "
                 f"{CLONED!r}"
             )
         return pad(new - old, self._lengths)

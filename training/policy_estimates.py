@@ -72,8 +72,8 @@ class PolicyEstimate:
         lines = [
             f"{self.policy}: {ESTIMATORS[self.method].title} {self.estimate:,.4g}, {self.confidence:.0%} interval "
             f"{self.interval[0]:,.4g} to {self.interval[1]:,.4g}",
-            f"from {self.num_episodes:,} {which} of {self.data}, discount {self.gamma:g}, whose mean discounted return is "
-            f"{self.data_return:,.4g}",
+            f"from {self.num_episodes:,} {which} of {self.data}, discount {self.gamma:g}; their mean discounted "
+            f"return is {self.data_return:,.4g}",
         ]
         if size is not None:
             lines.append(f"effective sample size {size:,.1f} episodes; behaviour probabilities: {behaviour}")

@@ -21,7 +21,7 @@ _NUM_BATCHES = 8
 
 
 def find_held_out(num_episodes: int, share: float, seed: int) -> np.ndarray:
-    """Returns which episodes are held out, bool `[E]`: a share of them, at least one and not all; none for a share of 0.
+    """Returns which episodes are held out, bool `[E]`: a share of them, at least one, or none for 0.
 
     The episodes are the first of a pseudo-random permutation that depends on the seed only; see `item_index.permute`.
 
