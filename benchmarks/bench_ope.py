@@ -133,7 +133,15 @@ def measure_ranking(data: str, env: str, out: Path, updates: int) -> None:
     for algo, steps, options in RUNS:
         name = "-".join([algo, str(steps), *map(str, options.values())])
         normalize = {"reward": "iql_locomotion"} if algo == "iql" else {}
-        config = {"steps": steps, "env": "none", "log_every": steps, "checkpoint_every": steps, **SMALL, **normalize, **options}
+        config = {
+            "steps": steps,
+            "env": "none",
+            "log_every": steps,
+            "checkpoint_every": steps,
+            **SMALL,
+            **normalize,
+            **options,
+        }
         runs.append(train(data, algo, out / name, progress=False, **config))
     began = time.perf_counter()
     results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(num_updates=updates, hidden_sizes=(64, 64)))

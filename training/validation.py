@@ -63,18 +63,20 @@ class ValidationHook(LearnerHook):
 
     def measure(self) -> dict[str, float]:
         """Returns the mean losses by name."""
-        saved = [variable.numpy() for variable in self._train.variables]
+        # Optimisers outside the agent's module have variables that only the graph knows, and others only the agent.
+        variables = {id(variable): variable for variable in (*self._agent.variables, *self._train.variables)}
+        saved = [(variable, variable.numpy()) for variable in variables.values()]
         rows = []
         for number in range(_NUM_BATCHES):
             data = tf.nest.map_structure(lambda column: tf.convert_to_tensor(column[0]), self._feed.read(number, 1)[0])
             rows.append({name: float(value) for name, value in self._train(data).items()})
-            for variable, value in zip(self._train.variables, saved, strict=True):
+            for variable, value in saved:
                 variable.assign(value)
         return {f"{VALIDATION}{name}": float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     @cached_property
     def _train(self) -> Any:
-        """The graph of a train step, from a batch to the scalars of its loss; its variables are all that it changes."""
+        """The graph of a train step, from a batch to the scalars of its loss."""
 
         def train(data: Any) -> dict[str, tf.Tensor]:
             loss = self._agent.train(self._feed.to_experience(data))
