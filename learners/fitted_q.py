@@ -84,7 +84,7 @@ class FittedQ(tf.Module):
         loss = sum_k mean(w_k * ((Q_k(s, a) - y_k) / scale)^2)
 
     Le, Voloshin & Yue (2019), "Batch Policy Learning under Constraints", arXiv:1903.08738, algorithm 3. Instead of
-    fitting Q_k anew in each iteration, targets follow it slowly, Q'_k + rate * (Q_k - Q'_k), as is usual with neural
+    a new fit of Q_k in each iteration, targets follow it slowly, Q'_k + rate * (Q_k - Q'_k), as is usual with neural
     networks (Fu et al. 2021, "Benchmarks for Deep Off-Policy Evaluation", arXiv:2103.16596). Networks compute
     (Q - offset) / scale. Each of several Q-functions learns from its own bootstrap sample of the episodes, given by the
     weights (Hao et al. 2021, "Bootstrapping Fitted Q-Evaluation for Off-Policy Inference", arXiv:2102.03607).

@@ -52,7 +52,7 @@ _FEW = 10
 
 @dataclass(frozen=True)
 class OffPolicySettings:
-    """How policies are evaluated from data; the arguments of `evaluate_offline`.
+    """The settings of off-policy evaluation, which are arguments of `evaluate_offline`.
 
     Attributes:
       gamma: discount factor in [0, 1]; None for that of the policy's run, or 0.99.
@@ -176,7 +176,7 @@ class _OpenedData:
 
 
 class _Evaluation:
-    """What the estimates of one policy share, each computed when it is first needed.
+    """The data, ratios and values that the estimates of one policy share, computed when they are first needed.
 
     Rows are those of the episodes that are used, N steps of E episodes, of which R begin a transition.
     """
@@ -336,7 +336,7 @@ class _Evaluation:
 
     @cached_property
     def _choices(self) -> np.ndarray:
-        """What the policy does at each row, float32 [N, M, C]."""
+        """The choices of the policy at each row, float32 [N, M, C]; see `EvaluatedPolicy.choose`."""
         seed = self._settings.fqe.seed
         return self._map(
             lambda steps, first: self._policy.choose(steps[fields.OBSERVATION], seed + first),

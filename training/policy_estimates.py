@@ -32,8 +32,8 @@ class PolicyEstimate:
       num_episodes: number of episodes that were used.
       is_held_out: whether they are the held-out episodes of the policy's run.
       data_return: mean discounted return of these episodes.
-      behaviour: where the probabilities of the data's actions come from, 'cloned' or the name of a field; None if they
-        were not needed.
+      behaviour: source of the probabilities of the data's actions, 'cloned' or the name of a field; None if they were
+        not needed.
       effective_sample_size: number of equally weighted episodes that say as much; None without importance weights.
       warnings: sentences about what may be wrong with the estimate.
     """
