@@ -157,17 +157,17 @@ def measure_ranking(data: str, env: str, out: Path, updates: int) -> None:
 
 
 def _measure_return(env: str, policy: Any) -> tuple[float, float]:
-    """Returns the mean discounted return over at most 1,000 steps, and the mean return of usual episodes."""
-    totals = []
-    for seed in range(20):
-        environment = gymnasium.make(env, max_episode_steps=1000)
-        observation, _ = environment.reset(seed=seed)
-        total, factor, is_over = 0.0, 1.0, False
-        while not is_over:
-            observation, reward, terminated, truncated, _ = environment.step(policy.predict(np.float32(observation)))
-            total, factor, is_over = total + factor * float(reward), factor * 0.99, terminated or truncated
-        totals.append(total)
-    return float(np.mean(totals)), evaluate(env, policy, 20).mean
+    """Returns the mean discounted return over at most 500 steps, and the mean return of usual episodes."""
+    environments = [gymnasium.make(env, max_episode_steps=500) for _ in range(10)]
+    observations = [environment.reset(seed=seed)[0] for seed, environment in enumerate(environments)]
+    totals, factors = np.zeros(len(environments)), np.ones(len(environments))
+    while factors.any():
+        actions = policy.predict(np.float32(observations))
+        for index in np.flatnonzero(factors):
+            observations[index], reward, terminated, truncated, _ = environments[index].step(actions[index])
+            totals[index] += factors[index] * float(reward)
+            factors[index] *= 0.0 if terminated or truncated else 0.99
+    return float(totals.mean()), evaluate(env, policy, 10).mean
 
 
 def spearman(x: Any, y: Any) -> float:
