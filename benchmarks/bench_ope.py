@@ -1,7 +1,7 @@
 """Measures off-policy evaluation against known values: the coverage of intervals, and the order of policies.
 
     python benchmarks/bench_ope.py coverage [--num 200] [--episodes 200]
-    python benchmarks/bench_ope.py ranking DATA ENV [--out runs] [--updates 5000]
+    python benchmarks/bench_ope.py ranking DATA ENV [--out runs] [--updates 10000] [--ensemble 5]
 
 `coverage` evaluates a policy in random MDPs whose values are solutions of linear equations, with every estimator, and
 prints how often the 90 % intervals contain the value. `ranking` trains ten policies of different quality on a dataset
@@ -127,7 +127,7 @@ def measure_coverage(num: int, num_episodes: int, behaviour: str) -> None:
         print(f"{name:6} coverage {np.mean(covered[name]):.3f}   RMSE {rmse:.3f}   bias {np.mean(errors[name]):+.3f}")
 
 
-def measure_ranking(data: str, env: str, out: Path, updates: int) -> None:
+def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: int) -> None:
     """Prints the estimate and the return of each policy, and Spearman's correlation of both."""
     runs = []
     for algo, steps, options in RUNS:
@@ -144,7 +144,7 @@ def measure_ranking(data: str, env: str, out: Path, updates: int) -> None:
         }
         runs.append(train(data, algo, out / name, progress=False, **config))
     began = time.perf_counter()
-    results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(num_updates=updates, hidden_sizes=(64, 64)))
+    results = evaluate_policies(runs, data, ["fqe"], fqe=FittedQOptions(updates, ensemble, hidden_sizes=(64, 64)))
     secs = (time.perf_counter() - began) / len(runs)
     returns = [_measure_return(env, run.policy) for run in runs]
     for result, (discounted, total) in zip(results, returns, strict=True):
@@ -188,12 +188,13 @@ def main() -> None:
     ranking.add_argument("data")
     ranking.add_argument("env")
     ranking.add_argument("--out", type=Path, default=Path("runs"))
-    ranking.add_argument("--updates", type=int, default=5000)
+    ranking.add_argument("--updates", type=int, default=10_000)
+    ranking.add_argument("--ensemble", type=int, default=5)
     options = parser.parse_args()
     if options.command == "coverage":
         measure_coverage(options.num, options.episodes, options.behaviour)
     else:
-        measure_ranking(options.data, options.env, options.out, options.updates)
+        measure_ranking(options.data, options.env, options.out, updates=options.updates, ensemble=options.ensemble)
 
 
 if __name__ == "__main__":

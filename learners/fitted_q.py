@@ -29,7 +29,8 @@ class FittedQOptions:
       batch_size: number of transitions in a batch.
       hidden_sizes: sizes of the hidden layers; none for linear functions.
       learning_rate: Adam's initial learning rate, which falls to 0 along half a cosine.
-      target_update_rate: share of the online weights in a target update.
+      target_update_rate: share of the online weights in a target update. Values approach those of the policy with a
+        time constant of 1 / (rate * (1 - gamma)) updates.
       seed: random seed of weights, bootstrap samples and batches, in [0, 2^31).
 
     Raises:
@@ -40,8 +41,8 @@ class FittedQOptions:
     ensemble_size: int = 5
     batch_size: int = 256
     hidden_sizes: tuple[int, ...] = (256, 256)
-    learning_rate: float = 3e-4
-    target_update_rate: float = 0.01
+    learning_rate: float = 1e-3
+    target_update_rate: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -48,6 +48,8 @@ _DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "cache_dir", "action_bounds")
 _NUM_ROWS, _NUM_READ = 4096, 16_384
 #: Effective sample size, and number of episodes, below which an estimate is reported as unreliable.
 _FEW = 10
+#: Number of time constants after which 95 % of the distance to the fixed point are covered.
+_ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,12 @@ class _Evaluation:
         return estimator_terms(rewards, discounts, pad(self._q_values, self._lengths), values)
 
     @property
+    def _num_time_constants(self) -> float:
+        """The number of updates in time constants; see `FittedQOptions.target_update_rate`."""
+        options = self._settings.fqe
+        return options.num_updates * options.target_update_rate * (1 - self._gamma)
+
+    @property
     def _discounts(self) -> np.ndarray:
         return self._gamma * self._env_discounts
 
@@ -439,6 +447,11 @@ class _Evaluation:
             )
         if estimator.uses_values and self._settings.fqe.ensemble_size == 1:
             problems.append("a single Q-function was fitted; the interval does not include the uncertainty of the fit")
+        if estimator.uses_values and self._num_time_constants < _ENOUGH:
+            problems.append(
+                f"the Q-functions may not have converged: the updates are {self._num_time_constants:.1f} time "
+                f"constants, of which {_ENOUGH} are enough; make more updates, or raise target_update_rate"
+            )
         if not low <= result.estimate <= high:
             problems.append(
                 f"the estimate is an extrapolation: the discounted returns in the data are {low:,.4g} to {high:,.4g}"

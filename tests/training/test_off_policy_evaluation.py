@@ -119,6 +119,7 @@ def test_held_out_episodes_of_a_run_are_used_by_default(run):
     assert len(run.config["data"]["held_out"]) == 1
     result = evaluate_offline(run, EPISODES, fqe=TINY)
     assert result.is_held_out and result.num_episodes == 1 and result.gamma == GAMMA
+    assert any("the Q-functions may not have converged" in sentence for sentence in result.warnings)
     result = evaluate_offline(run.path / "policy", EPISODES, "wis", held_out=False, behaviour="log_prob")
     assert not result.is_held_out and result.num_episodes == 4
     assert any("was trained on these episodes" in sentence for sentence in result.warnings)
