@@ -15,9 +15,9 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
-from .number_types import Number, at_least_0, at_least_1, fraction, integer, port, seconds
+from .number_types import Number, at_least_0, at_least_1, fraction, integer, port, seconds, share
 
-__all__ = ["Number", "at_least_0", "at_least_1", "fraction", "integer", "port", "seconds"]
+__all__ = ["Number", "at_least_0", "at_least_1", "fraction", "integer", "port", "seconds", "share"]
 
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -49,6 +49,14 @@ def _require_priority(priority: str) -> None:
         is_valid = False
     if not is_valid:
         raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {priority!r}")
+
+
+def require_png(path: Path) -> None:
+    """Raises `BadParameter` unless the value of --out is a PNG file in an existing directory."""
+    if path.suffix.lower() != ".png":
+        raise click.BadParameter(f"the file must end with .png, got '{path}'", param_hint="'--out'")
+    if not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"the directory '{path.parent}' does not exist", param_hint="'--out'")
 
 
 def _require_film(path: Path) -> None:

@@ -31,6 +31,8 @@ _FLAGS = {
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
+#: Options that take a share, such as 0.1 or 10%.
+_SHARES = {"validation"}
 #: Placeholders of numbers in `--help`.
 _METAVARS = {"integer": "N", "number": "FLOAT"}
 #: Sentences about commands, which follow the texts of the declarations.
@@ -103,4 +105,6 @@ def _make_option(name: str, option: TrainingOption, *, without_default: bool) ->
         low, high, above_low = option.limits.min, option.limits.max, option.limits.min_open
         declaration["type"] = checks.Number(low, high, is_integer=option.type == "integer", above_low=above_low)
         declaration["metavar"] = option.metavar or _METAVARS[option.type]
+    if name in _SHARES:
+        declaration["type"] = checks.share
     return click.option(flag, name, **declaration)

@@ -43,6 +43,8 @@ _MODULES = {
     "agents": "agents",
     "eval": "evaluate",
     "export": "export",
+    "ope": "ope",
+    "rank": "rank",
     "plot": "plot",
     "convert": "convert",
     "push": "push",

@@ -59,8 +59,24 @@ def integer(low: float = -math.inf, high: float = math.inf) -> Number:
     return Number(low, high, is_integer=True)
 
 
+class Share(Number):
+    """The type of an option that takes a share in [0, 1), such as 0.1 or 10%."""
+
+    def _parse(self, value: Any) -> Any:
+        text = str(value).strip()
+        number = super()._parse(text.removesuffix("%"))
+        return number if number is None or not text.endswith("%") else number / 100
+
+    def _is_in_range(self, number: float) -> bool:
+        return 0 <= number < 1
+
+    def _describe(self) -> str:
+        return "a share >= 0 and < 1, such as 0.1 or 10%"
+
+
 at_least_0 = integer(0)
 at_least_1 = integer(1)
 port = integer(1, 65535)
 seconds = Number(0, above_low=True)
 fraction = Number(0, 1)
+share = Share()

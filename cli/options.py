@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Returns a decorator that adds options to a command, in the given order."""
     return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -48,7 +49,7 @@ def _takers(option: str) -> str:
     return ", ".join(title for title in titles if title)
 
 
-reading_options = _combine(
+reading_options = combine(
     click.option(
         "--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."
     ),
@@ -136,7 +137,7 @@ reading_options = _combine(
     ),
 )
 
-source_options = _combine(click.argument("source", metavar="SRC"), reading_options)
+source_options = combine(click.argument("source", metavar="SRC"), reading_options)
 
 
 def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
@@ -155,7 +156,7 @@ cast_floats_option = click.option(
 )
 
 #: Those of `train`, which converts floats itself.
-transform_options = _combine(
+transform_options = combine(
     config_options("drop_fields", "cut_at_terminal"),
     cast_floats_option,
     config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
@@ -170,7 +171,7 @@ table_names_option = click.option(
     help="Name of a table; each table stores every item. Repeatable.",
 )
 
-table_options = _combine(
+table_options = combine(
     table_names_option,
     click.option(
         "--sampler",
@@ -241,7 +242,7 @@ time_limit_option = click.option(
     help="Truncate episodes after N steps, in place of the environment's own time limit.",
 )
 
-reference_options = _combine(
+reference_options = combine(
     click.option(
         "--reference-file",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -256,7 +257,7 @@ reference_options = _combine(
     ),
 )
 
-item_options = _combine(
+item_options = combine(
     click.option(
         "--sequence-length",
         default=2,
@@ -290,7 +291,7 @@ item_options = _combine(
     ),
 )
 
-_item_details_options = _combine(
+_item_details_options = combine(
     click.option(
         "--stride",
         default=1,
@@ -325,7 +326,7 @@ _item_details_options = _combine(
     ),
 )
 
-_checking_options = _combine(
+_checking_options = combine(
     click.option(
         "--on-invalid",
         type=click.Choice(["error", "skip_episode", "keep"]),
@@ -342,7 +343,7 @@ _checking_options = _combine(
     ),
 )
 
-_writing_options = _combine(
+_writing_options = combine(
     click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted."),
     click.option(
         "--chunk-length",
@@ -362,11 +363,11 @@ _writing_options = _combine(
 )
 
 #: All that defines the items that `convert`, `push` and `serve` make of a dataset, and how they are written.
-conversion_options = _combine(
+conversion_options = combine(
     reading_options, transform_options, _checking_options, item_options, _item_details_options, _writing_options
 )
 
-server_writing_options = _combine(
+server_writing_options = combine(
     click.option(
         "--allow-eviction",
         is_flag=True,

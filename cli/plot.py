@@ -9,7 +9,7 @@ import click
 
 from rlds2reverb._system.text import format_columns
 
-from . import output
+from . import checks, output
 from .output import json_option
 from .quiet import quiet_imports, status
 
@@ -56,10 +56,7 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
     and the mean of the best evaluation of each run.
     """
-    if out.suffix.lower() != ".png":
-        raise click.BadParameter(f"the file must end with .png, got '{out}'", param_hint="'--out'")
-    if not out.absolute().parent.is_dir():
-        raise click.BadParameter(f"the directory '{out.parent}' does not exist", param_hint="'--out'")
+    checks.require_png(out)
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves
         from rlds2reverb.learners.figures import save_png

@@ -10,6 +10,7 @@ from .feeds import (
     make_feed as make_feed,
     require_experience as require_experience,
 )
+from .fitted_q import FittedQOptions as FittedQOptions
 from .learner import Learner as Learner, TrainingDivergedError as TrainingDivergedError
 from .random_shift import RandomShift as RandomShift
 from .run_directory import RunDirectory as RunDirectory

@@ -56,6 +56,8 @@ class StoredItems(Feed):
     samples the same items as an uninterrupted one.
 
     Attributes:
+      steps: the steps, in memory or in files.
+      convert: function applied to columns when they are read.
       num_items: the number of items.
     """
 
@@ -91,7 +93,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self._steps, self._cut, self._convert, self._added, self._goals = steps, cut, convert, added, goals
+        self.steps, self.convert, self._cut, self._added, self._goals = steps, convert, cut, added, goals
         self._index = ItemIndex(steps, cut, is_used)
         self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
         if not self.num_items:
@@ -154,21 +156,22 @@ class StoredItems(Feed):
           numbers: uint64 `[N, NUM_NUMBERS]`, the random numbers of their goals; None for those of the first iteration.
         """
         rows, last_rows = self._index.find_rows(items)
-        batch = self._cut.read(self._take, rows, last_rows)
+        batch = self._cut.read(self.take, rows, last_rows)
         if self._goals is None:
             return batch
         if numbers is None:
             numbers = self._draw_goals(0, 1, len(items))
-        return self._goals.relabel(batch, self._take, rows, last_rows, numbers, self._index)
+        return self._goals.relabel(batch, self.take, rows, last_rows, numbers, self._index)
 
     def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray:
         """Returns the random numbers of the goals of consecutive iterations."""
         numbers = draw_numbers(self._seed ^ _GOAL_SALT, first_step, count, num_items * NUM_NUMBERS)
         return numbers.reshape(-1, NUM_NUMBERS)
 
-    def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
+    def take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
+        """Returns some fields of the steps at rows int64 `[N]`, converted like those of the items."""
         stored = [name for name in names if name not in self._added]
-        taken = self._convert(self._steps.take(rows, stored, decode=decode_images))
+        taken = self.convert(self.steps.take(rows, stored, decode=decode_images))
         added = {name: self._added[name] for name in names if name in self._added}
         return taken | map_structure(lambda column: column[rows], added)
 

@@ -81,6 +81,8 @@ from .training.experiments import (
     sweep as sweep,
     train_seeds as train_seeds,
 )
+from .training.off_policy_evaluation import evaluate_offline as evaluate_offline, rank_policies as rank_policies
+from .training.policy_estimates import PolicyEstimate as PolicyEstimate
 from .training.reports import (
     Report as Report,
     report_findings as report_findings,

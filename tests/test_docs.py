@@ -29,6 +29,7 @@ SLOW_BLOCKS = {
     "extend.md-1",
     "extend.md-2",
     "index.md-1",
+    "off_policy_evaluation.md-1",
     "online.md-1",
     *(f"custom_agents.md-{number}" for number in (1, 2, 3, 4)),
     "replay_buffers.md-3",

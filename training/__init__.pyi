@@ -12,7 +12,13 @@ from .experiments import (
     sweep as sweep,
     train_seeds as train_seeds,
 )
+from .off_policy_evaluation import (
+    OffPolicySettings as OffPolicySettings,
+    evaluate_offline as evaluate_offline,
+    rank_policies as rank_policies,
+)
 from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds, plan_sweep as plan_sweep
+from .policy_estimates import PolicyEstimate as PolicyEstimate, draw_estimates as draw_estimates
 from .presets import preset_names as preset_names
 from .progress import Progress as Progress
 from .reports import (

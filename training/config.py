@@ -131,6 +131,7 @@ class TrainingConfig:
       cache_dir: Directory for a store of the dataset, from which batches are read, so that the data need not fit in
         memory; runs on the same data share it.
       top_percent: Train only on the P percent of episodes with the highest return.
+      validation: Share of episodes to hold out; the agent does not learn from them, and its losses on them are logged.
       random_shift: Maximum distance in pixels by which the images of a batch are shifted at random; DrQ uses 4.
       online_steps: Number of environment steps that the agent collects, and learns from, after the updates on the
         dataset.
@@ -204,6 +205,9 @@ class TrainingConfig:
     )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
         "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
+    )
+    validation: Annotated[float, Range(0, 1, max_open=True)] = make_option(
+        "Batches", default=0.0, metavar="SHARE", default_text="none", identifies=True
     )
     random_shift: Annotated[int, Range(0)] = make_option(
         "Batches", default=0, metavar="PIXELS", default_text="no shifts", identifies=True
@@ -456,6 +460,8 @@ class TrainingConfig:
             raise ArgumentError("training without a dataset requires a number of steps to collect", online_steps=...)
         if self.top_percent is not None:
             raise ArgumentError("requires a dataset, whose best episodes it selects", about="top_percent")
+        if self.validation:
+            raise ArgumentError("requires a dataset, whose episodes it holds out", about="validation")
         return self.replace(steps=0)
 
     def for_items(self, num_items: int) -> TrainingConfig:

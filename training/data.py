@@ -18,6 +18,7 @@ from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
+from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import Nest, describe, leaves, path_name
@@ -84,6 +85,8 @@ class TrainingData(ABC):
       num_episodes: number of episodes to train on; None without a dataset.
       moments: statistics of the observations; None without a dataset.
       reward_transform: transform of the rewards, which was applied to the data; None if they are unchanged.
+      held_out: numbers of the episodes that are held out, among those with transitions.
+      validation: the items of these episodes; None if none are held out.
       notes: sentences for the user.
       warnings: sentences that the user should not miss.
     """
@@ -98,6 +101,8 @@ class TrainingData(ABC):
     num_episodes: int | None = None
     moments: Moments | None = None
     reward_transform: ScaleRewards | None = None
+    held_out: tuple[int, ...] = ()
+    validation: StoredItems | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

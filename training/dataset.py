@@ -80,6 +80,7 @@ from .data import (
     start_isolated,
 )
 from .step_info import POLICY_INFO, SOURCE_FIELDS, make_step_info
+from .validation import find_held_out
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -146,17 +147,22 @@ def open_dataset(
     *,
     action_space: Any = None,
     as_episodes: bool = False,
+    other_fields: Sequence[str] = (),
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> ItemData | EpisodeData:
-    """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`."""
+    """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`.
+
+    `other_fields` are names of further fields of the steps to keep.
+    """
     notes: list[str] = []
     warnings = list(source.warnings)
+    reading: Any = {"action_space": action_space, "other_fields": other_fields, "progress": progress}
     try:
-        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+        dataset = read_dataset(source, config, **reading)
     except _TooLargeError as error:
         config = config.replace(cache_dir=str(default_cache_dir()))
         notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
-        dataset = read_dataset(source, config, action_space=action_space, progress=progress)
+        dataset = read_dataset(source, config, **reading)
     notes += dataset.notes
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
     if about_bounds is not None:
@@ -167,9 +173,12 @@ def open_dataset(
     elif clipping.counts[1]:
         kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
         warnings.append(Message(clipping.describe(kept), clip_actions=True))
-    is_kept = np.ones(len(dataset.returns), bool)
+    is_held_out = find_held_out(len(dataset.returns), config.validation, config.seed)
+    is_kept = ~is_held_out
+    if config.validation:
+        notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
     if config.top_percent is not None:
-        is_kept = find_best(dataset.returns, config.top_percent)
+        is_kept[is_kept] = find_best(dataset.returns[is_kept], config.top_percent)
         notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
@@ -181,8 +190,9 @@ def open_dataset(
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))
     time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
-    is_used = dataset.steps.num_steps > 1
-    is_used[is_used] = is_kept
+    has_transitions = dataset.steps.num_steps > 1
+    is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
+    is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
     transform = fit_reward(config, dataset.returns, dataset.name)
     common: dict[str, Any] = {
         "name": dataset.name,
@@ -195,24 +205,27 @@ def open_dataset(
         "num_episodes": int(is_kept.sum()),
         "moments": moments,
         "reward_transform": transform,
+        "held_out": tuple(np.flatnonzero(is_held_out).tolist()),
         "notes": tuple(notes),
         "warnings": tuple(warnings),
     }
     convert = partial(_prepare, config, action_spec, transform)
-    if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
     goals = find_goal_sampling(config, time_step_spec, action_spec)
-    items = StoredItems(
+    items = partial(
+        StoredItems,
         dataset.steps,
         make_cut(common["adder"], config.algo, goals),
         1,
         seed=config.seed,
-        is_used=is_used,
         convert=convert,
         added=_read_step_info(dataset.steps, convert, config),
         goals=goals,
     )
-    return ItemData(**common, items=items)
+    if config.validation:
+        common["validation"] = items(is_used=is_validated).resize(config.batch_size or 1)
+    if as_episodes or config.sampler == "prioritized":
+        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
+    return ItemData(**common, items=items(is_used=is_used))
 
 
 def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
@@ -321,7 +334,12 @@ class LoadedDataset:
 
 
 def read_dataset(
-    source: Source, config: TrainingConfig, *, action_space: Any, progress: ProgressCallback
+    source: Source,
+    config: TrainingConfig,
+    *,
+    action_space: Any,
+    other_fields: Sequence[str] = (),
+    progress: ProgressCallback,
 ) -> LoadedDataset:
     """Reads a dataset once, and validates it as `ingest` does.
 
@@ -332,6 +350,7 @@ def read_dataset(
       source: the dataset.
       config: the options of the run.
       action_space: action space of the environment; None if unknown.
+      other_fields: names of further fields of the steps to keep, each a number.
       progress: callback for each episode.
 
     Raises:
@@ -359,11 +378,18 @@ def read_dataset(
             step_spec = {**make_step_spec(batch.steps), **observations.step_spec}
             action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
             require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
+            _require_numbers(step_spec, other_fields)
             if stored is None:
                 _require_memory(source, observations.hide_images(batch) if source.decodes_images else batch)
             has_raw_digests = stored.has_images if stored is not None else has_images(batch.episodes[0].steps)
             builder = _DatasetBuilder(
-                step_spec, cast_spec(action_spec), observations, stored, has_raw_digests, source.decodes_images
+                step_spec,
+                cast_spec(action_spec),
+                observations,
+                stored,
+                has_raw_digests=has_raw_digests,
+                decodes_images=source.decodes_images,
+                other_fields=other_fields,
             )
         builder.add(batch)
     if builder is None or not builder.returns:
@@ -527,10 +553,13 @@ class _DatasetBuilder:
         action_spec: ArraySpec,
         observations: Layout,
         stored: StepColumns | None,
+        *,
         has_raw_digests: bool,
         decodes_images: bool,
+        other_fields: Sequence[str],
     ):
         self.step_spec, self._observations, self._stored = step_spec, observations, stored
+        self._field_names = (*fields.STEP_FIELDS, *other_fields)
         #: Whether the fingerprint is that of the episodes before they are converted: a store has it, so that its images
         #: need not be read.
         self._has_raw_digests, self._decodes_images = has_raw_digests, decodes_images
@@ -558,7 +587,7 @@ class _DatasetBuilder:
             return
         if self._decodes_images:
             kept = self._observations.decode_images(kept, decode_images)
-        steps = {name: kept.steps[name] for name in fields.STEP_FIELDS}
+        steps = {name: kept.steps[name] for name in self._field_names}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
         self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
 
@@ -584,13 +613,23 @@ class _DatasetBuilder:
             [
                 *self.left_out.describe_left_out(),
                 *describe_joined_actions(self.step_spec[fields.ACTION]),
-                *_describe_unused(self.step_spec),
+                *_describe_unused(self.step_spec, self._field_names),
             ],
         )
 
 
-def _describe_unused(step_spec: Nest) -> list[str]:
-    names = [repr(name) for name in sorted(step_spec) if name not in fields.STEP_FIELDS]
+def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
+    """Raises `SourceError` unless there are step fields with these names, each of which is a single number."""
+    for name in names:
+        spec = step_spec.get(name)
+        if not isinstance(spec, ArraySpec) or spec.shape != () or spec.dtype.kind not in "fiu":
+            got = "no such field" if spec is None else describe(spec) if isinstance(spec, ArraySpec) else "a nest"
+            have = ", ".join(map(repr, sorted(step_spec)))
+            raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
+
+
+def _describe_unused(step_spec: Nest, used: Sequence[str]) -> list[str]:
+    names = [repr(name) for name in sorted(step_spec) if name not in used]
     if not names:
         return []
     left_out = f"the step field {names[0]} is" if len(names) == 1 else f"the step fields {', '.join(names)} are"

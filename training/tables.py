@@ -316,6 +316,7 @@ def require_table_options(config: TrainingConfig) -> None:
         )
     is_set = {
         "top_percent": config.top_percent is not None,
+        "validation": config.validation > 0,
         "n_step": config.n_step > 1,
         "chunk_length": config.chunk_length > 1,
         "drop_fields": bool(config.drop_fields),

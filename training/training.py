@@ -34,6 +34,7 @@ from .plans import is_experiment
 from .progress import Progress, raise_if_interrupted
 from .sources import open_evaluated_data, open_source
 from .trackers import TENSORBOARD, RunTrackers
+from .validation import ValidationHook
 
 
 def train(
@@ -318,6 +319,8 @@ class Training:
             positions: tuple[Position, ...] = ("before_run", "after_iter", "after_run")
             for position in positions:
                 hooks.append(EvaluateHook(self._evaluate, position=position, every=config.eval_every))
+        if self.data.validation is not None:
+            hooks.append(ValidationHook(self.agent, self.data.validation, every=config.log_every))
         if self._online is not None:
             hooks.append(self._online.make_hook())
         return hooks
@@ -422,6 +425,7 @@ def describe_run(
             "source": data.name,
             "fingerprint": data.fingerprint,
             "behaviour_return": data.behaviour_return,
+            "held_out": list(data.held_out),
             "reward_transform": None if data.reward_transform is None else dataclasses.asdict(data.reward_transform),
         },
         "environment": environment[0],

@@ -37,6 +37,13 @@ class EpsilonGreedyActor(tf.Module):
         any_action = tf.random.stateless_uniform(tf.shape(greedy), seeds[1], 0, tf.shape(values)[-1], tf.int32)
         return tf.where(explores, any_action, greedy)
 
+    def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """Returns the log probabilities of `sample`, float32 [B], of actions, int32 [B] from 0."""
+        values = self.values(observation)
+        is_greedy = tf.equal(tf.argmax(values, axis=-1, output_type=tf.int32), action)
+        share = self._epsilon / tf.cast(tf.shape(values)[-1], tf.float32)
+        return tf.math.log(share + tf.where(is_greedy, 1.0 - self._epsilon, 0.0))
+
 
 class ConstrainedActor(EpsilonGreedyActor):
     """An actor that takes the action with the highest value among those that are likely in the data.

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
@@ -52,5 +53,27 @@ class ActorPolicy(tf_policy.TFPolicy):
         action = tf.nest.pack_sequence_as(self.action_spec, [self._actions.to_environment(unit)])
         return policy_step.PolicyStep(action, policy_state, ())
 
+    def log_prob(self, observation: Any, action: Any) -> tf.Tensor:
+        """Returns the log probabilities of discrete actions, or log densities of continuous ones, float32 [B].
+
+        Densities are per unit of the environment's actions, and those of a Gaussian actor before actions are clipped.
+
+        Args:
+          observation: nest of observations [B, ...] in the environment's units.
+          action: actions [B, ...] in the environment's units.
+
+        Raises:
+          ValueError: If the policy has no densities: one action per observation, or actions with clipped noise.
+        """
+        inputs, unit = self._observations(observation), self._actions.to_unit(tf.nest.flatten(action)[0])
+        if self._greedy and not unit.dtype.is_floating:
+            return tf.where(tf.equal(unit, self._actor.mode(inputs)), 0.0, -np.inf)
+        if self._greedy or not hasattr(self._actor, "log_prob"):
+            raise ValueError(
+                "log_prob requires a policy with a density, but this one takes a single action, or adds clipped noise "
+                "to it; use the collect_policy of an agent with a stochastic actor, such as iql, awac, sac or cql"
+            )
+        return self._actor.log_prob(inputs, unit) - self._actions.log_scale
+
     def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        raise NotImplementedError("these policies do not support distribution(); use action()")
+        raise NotImplementedError("these policies do not support distribution(); use action() or log_prob()")

@@ -83,7 +83,11 @@ class Observations(tf.Module):
 
 
 class BoundedActions(tf.Module):
-    """A map of continuous actions between the bounds of their spec and [-1, 1]."""
+    """A map of continuous actions between the bounds of their spec and [-1, 1].
+
+    Attributes:
+      log_scale: logarithm of the volume of actions in the environment's units per volume of those in [-1, 1].
+    """
 
     def __init__(self, spec: Any) -> None:
         """Computes the centre and half width of the bounds.
@@ -116,6 +120,7 @@ class BoundedActions(tf.Module):
         self.size = int(spec.shape[0])
         self._centre = ((high.astype(np.float64) + low) / 2).astype(np.float32)
         self._half_width = ((high.astype(np.float64) - low) / 2).astype(np.float32)
+        self.log_scale = float(np.log(self._half_width).sum())
 
     def to_unit(self, action: Array) -> tf.Tensor:
         """Converts actions within the bounds to float32 [B, A] in [-1, 1]."""
@@ -129,6 +134,9 @@ class BoundedActions(tf.Module):
 
 class DiscreteActions(tf.Module):
     """A map of discrete actions between the integers of their spec and 0 .. num_actions - 1."""
+
+    #: See `BoundedActions`; probabilities have no unit.
+    log_scale = 0.0
 
     def __init__(self, spec: Any) -> None:
         """Reads the minimum action and the number of actions.

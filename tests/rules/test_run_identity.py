@@ -52,6 +52,7 @@ CHANGED = {
     "cache_dir": "cache",
     "random_shift": 2,
     "top_percent": 50.0,
+    "validation": 0.1,
     "online_steps": 3000,
     "online_ratio": 0.25,
     "updates_per_step": 2.0,

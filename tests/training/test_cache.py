@@ -72,7 +72,7 @@ def test_store_is_read_where_it_is(tmp_path, data):
     source = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
     store.build_store(source, tmp_path / "store")
     got = open_data(str(tmp_path / "store"), TrainingConfig("bc"))
-    assert got.items._steps.layout.columns[5].pixels is not None and len(list(tmp_path.iterdir())) == 1
+    assert got.items.steps.layout.columns[5].pixels is not None and len(list(tmp_path.iterdir())) == 1
     assert_equal_nests(read_items(got), read_items(open_data(source, TrainingConfig("bc"))))
     changed = TrainingConfig("bc", drop_fields=("observation/image",), cache_dir=str(tmp_path / "cache"))
     assert [*read_items(open_data(str(tmp_path / "store"), changed))["observation"]] == ["state"]
@@ -81,10 +81,10 @@ def test_store_is_read_where_it_is(tmp_path, data):
 def test_encoded_images_are_decoded_for_each_batch(data):
     path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
     got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))
-    assert got.items._steps.num_bytes < expected.items._steps.num_bytes / 10
+    assert got.items.steps.num_bytes < expected.items.steps.num_bytes / 10
     assert_equal_nests(read_items(got), read_items(expected))
     assert got.fingerprint == expected.fingerprint == find_fingerprint(path, TrainingConfig("bc"))
-    pixels = expected.items._steps.take(np.arange(9), ["observation"])["observation"]["image"]
+    pixels = expected.items.steps.take(np.arange(9), ["observation"])["observation"]["image"]
     first = load(path).first_episode.steps["observation"]["image"]  # As TFDS decodes them.
     np.testing.assert_array_equal(pixels, first[:9])
 

@@ -128,6 +128,8 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
         raise ArgumentError(sentence, about="epochs")
     if tuple(config.track) != (TENSORBOARD,):
         raise ArgumentError(f"must be ('{TENSORBOARD}',) on a cluster, got {config.track}", about="track")
+    if config.validation:
+        raise ArgumentError("requires a single process, which logs the losses; use train", about="validation")
     if isinstance(source, (str, Path)) and is_table_directory(source):
         raise ValueError(
             f"other machines cannot reach the tables in {source}; run `rlds2reverb serve {source}`, and pass "

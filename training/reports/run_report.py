@@ -26,6 +26,7 @@ from rlds2reverb.saved_policies import is_saved_model
 
 from ..environment import restore_environment
 from ..experiments import list_runs
+from ..validation import VALIDATION
 from .figures import FULL_WIDTH, draw_lines, make_axes
 from .page import Page, Report
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Q_MEAN, STEPS_PER_SEC, LOSS = "q_mean", "steps_per_sec", "loss"
+#: Numbers of which the report shows the values on held-out episodes: losses, and the scale of the values.
+_HELD_OUT_LOSSES = ("critic_loss", "td_error", Q_MEAN, "actor_loss")
 #: Kind of the finding that Q-values match the achieved returns.
 AGREES = "good"
 _MAX_POINTS, _MAX_GROUPS = 500, 12
@@ -78,6 +81,7 @@ def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = 
     _add_summary(page, logged)
     _add_findings(page, loaded, groups)
     _add_learning_curves(page, logged)
+    _add_held_out(page, groups)
     _add_q_values(page, groups)
     _add_throughput(page, groups)
     _add_histograms(page, groups)
@@ -233,6 +237,24 @@ def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.n
 
 def _make_row(curve: Curve) -> list[str]:
     return [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"]
+
+
+def _add_held_out(page: Page, groups: dict[str, list[Run]]) -> None:
+    """Adds the losses on held-out episodes next to those on the batches; the first run of each curve is shown."""
+    figures: list[tuple[str, Figure]] = []
+    for label, (run, *_) in list(groups.items())[:_MAX_GROUPS]:
+        for name in _HELD_OUT_LOSSES:
+            lines = [("batches", *_get_logged(run, name)), ("held out", *_get_logged(run, f"{VALIDATION}{name}"))]
+            if len(lines[1][1]):
+                figures.append((f"{name}: {label}", draw_lines([line for line in lines if len(line[1])], name)))
+    if figures:
+        page.add_section(
+            "Held-out episodes",
+            "The agent does not learn from these episodes. A loss or TD error that rises on them while it falls "
+            "on the batches is a sign of overfitting.",
+        )
+    for heading, figure in figures:
+        page.add_figure(heading, figure)
 
 
 def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:

@@ -89,6 +89,15 @@ def test_report_says_nothing_on_q_values_of_runs_without_them(tmp_path):
     assert "of the achieved discounted returns in 1 of 2 runs, which logged both." in page
 
 
+def test_report_shows_losses_on_held_out_episodes(tmp_path):
+    with RunDirectory(tmp_path / "a") as directory:
+        for step in (10, 20):
+            directory.log(step, {"loss": 2.0, "critic_loss": 1.0 / step, "validation/critic_loss": 0.1 * step})
+        directory.write_config({"identity": {"algo": "iql", "seed": 0}})
+    assert "critic_loss: iql" in report_runs(tmp_path / "a").html
+    assert "Held-out episodes" not in report_runs(write_run(tmp_path / "b")).html
+
+
 def test_single_log_entries_are_visible(tmp_path, figures):
     with RunDirectory(tmp_path / "a") as directory:
         directory.log(10, {"loss": 2.0, "q_mean": 1.0, "steps_per_sec": 5.0})

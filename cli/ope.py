@@ -1,0 +1,102 @@
+"""`rlds2reverb ope`: estimates the value of policies from data, without an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+
+from . import checks, output
+from .options import combine, open_source, reading_options
+from .output import json_option
+from .quiet import import_quietly, status
+
+if TYPE_CHECKING:
+    from rlds2reverb.training.policy_estimates import PolicyEstimate
+
+_EPISODES = {"auto": None, "held-out": True, "all": False}
+
+#: The options of `ope` and `rank`.
+evaluation_options = combine(
+    click.option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help."),
+    click.option("--gamma", type=checks.fraction, metavar="FLOAT", show_default="that of the run, or 0.99",
+                 help="Discount factor."),
+    click.option("--behaviour", default="cloned", show_default=True, metavar="FIELD",
+                 help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or "
+                 "cloned to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
+    click.option("--episodes", type=click.Choice(list(_EPISODES)), default="auto", show_default=True,
+                 help="Episodes to use: those that the run held out (train --validation), all, or the former if the "
+                 "run was trained on the same data."),
+    click.option("--confidence", default=0.9, show_default=True, type=checks.fraction, metavar="FLOAT",
+                 help="Probability that the intervals are meant to cover."),
+    click.option("--updates", default=10_000, show_default=True, type=checks.at_least_1, metavar="N",
+                 help="Number of updates of fitted Q evaluation and of behavioural cloning."),
+    click.option("--ensemble", default=5, show_default=True, type=checks.at_least_1, metavar="N",
+                 help="Number of Q-functions of fitted Q evaluation."),
+    click.option("--seed", default=0, show_default=True, type=checks.at_least_0, metavar="N",
+                 help="Random seed of weights, batches and the bootstrap."),
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("policy", metavar="RUN_OR_POLICY", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    type=click.Choice(list(ESTIMATORS)),
+    default=["fqe"],
+    show_default="fqe",
+    help=f"{', '.join(f'{name}: {estimator.title}' for name, estimator in ESTIMATORS.items())}. Repeatable.",
+)
+@evaluation_options
+@click.option("--out", metavar="FILE.json", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@reading_options
+@json_option
+def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool, **options: Any) -> None:
+    """Estimate the discounted return of a policy from data, without an environment.
+
+    \b
+    Examples:
+      rlds2reverb ope runs/iql --data hopper_medium-v2.hdf5
+      rlds2reverb ope runs/dqn --data log.hdf5 --method fqe --method wdr --out estimates.json
+
+    RUN_OR_POLICY is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
+    runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only fqe
+    evaluates them.
+    """
+    estimates = run_estimates([policy], methods, options)
+    if out is not None:
+        import_quietly("rlds2reverb.training.policy_estimates")
+        from rlds2reverb.training.policy_estimates import save_estimates
+
+        save_estimates(estimates, out)
+    if as_json:
+        output.print_json({"estimates": [estimate.as_dict() for estimate in estimates]})
+        return
+    print(output.escape_controls("\n\n".join(map(str, estimates))))
+
+
+def run_estimates(policies: Sequence[Path], methods: Sequence[str], options: dict[str, Any]) -> list[PolicyEstimate]:
+    """Returns the estimates of the methods for each policy."""
+    source = open_source(options)
+    import_quietly("tensorflow", "tf_agents.agents.tf_agent")
+    from rlds2reverb.learners.fitted_q import FittedQOptions
+    from rlds2reverb.training.off_policy_evaluation import evaluate_policies
+
+    fqe = FittedQOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
+    with status(f"evaluating {', '.join(map(str, policies))}"):
+        return evaluate_policies(
+            policies,
+            source,
+            methods,
+            gamma=options["gamma"],
+            behaviour=options["behaviour"],
+            held_out=_EPISODES[options["episodes"]],
+            confidence=options["confidence"],
+            fqe=fqe,
+        )

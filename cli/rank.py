@@ -1,0 +1,62 @@
+"""`rlds2reverb rank`: orders policies by their value, estimated from data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+
+from . import checks, output
+from .ope import evaluation_options, run_estimates
+from .options import reading_options
+from .output import json_option
+from .quiet import quiet_imports
+
+
+@click.command()
+@click.argument(
+    "policies",
+    metavar="RUN...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option(
+    "--method", type=click.Choice(list(ESTIMATORS)), default="fqe", show_default=True, help="Estimator; see ope."
+)
+@evaluation_options
+@click.option("--out", metavar="FILE.png", type=click.Path(path_type=Path, dir_okay=False), help="Figure to write.")
+@reading_options
+@json_option
+def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Order policies by their discounted return, estimated from data.
+
+    \b
+    Examples:
+      rlds2reverb rank runs/iql runs/td3_bc --data held_out.hdf5 --out rank.png
+
+    RUN is the --run-dir of rlds2reverb train, or a directory with a policy. Use data that no policy was trained on, or
+    hold out episodes with train --validation. The table shows the policies from the highest to the lowest estimate;
+    the order of policies whose intervals overlap is not certain.
+    """
+    if out is not None:
+        checks.require_png(out)
+    found = run_estimates(list(dict.fromkeys(policies)), [method], options)
+    estimates = sorted(found, key=lambda result: -result.estimate)
+    from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates
+
+    if out is not None:
+        with quiet_imports():
+            from rlds2reverb.learners.figures import save_png
+
+            save_png(draw_estimates(estimates), out)
+    if as_json:
+        output.print_json({"estimates": [estimate.as_dict() for estimate in estimates], "out": out and str(out)})
+        return
+    print(output.escape_controls(format_estimates(estimates)))
+    for result in estimates:
+        for sentence in result.warnings:
+            output.warn(f"{result.policy}: {sentence}")

@@ -1,0 +1,54 @@
+"""`ope` and `rank`: output, files and errors."""
+
+import json
+
+import pytest
+
+from rlds2reverb import train
+from rlds2reverb.cli import run
+
+FAST = ["--updates", "2", "--ensemble", "2"]
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The dataset, and the directory of a run that holds out a tenth of it."""
+    dataset, folder = str(data / "d4rl/pendulum_mixed-v2.hdf5"), tmp_path_factory.mktemp("runs") / "td3_bc"
+    options = {"steps": 2, "env": None, "validation": 0.1, "hyperparameters": {"hidden_sizes": (4,)}}
+    train(dataset, "td3_bc", folder, progress=False, **options)
+    return dataset, folder
+
+
+def test_ope_prints_an_estimate_and_writes_it(trained, tmp_path, capsys):
+    dataset, folder = trained
+    assert run(["ope", str(folder), "--data", dataset, "--out", str(tmp_path / "ope.json"), *FAST]) == 0
+    printed = capsys.readouterr().out
+    assert "fitted Q evaluation" in printed and "from 8 held-out episodes of pendulum_mixed-v2.hdf5" in printed
+    document = json.loads((tmp_path / "ope.json").read_text())
+    assert document["method"] == "fqe" and document["interval"][0] <= document["estimate"] <= document["interval"][1]
+
+
+def test_rank_prints_a_table_and_draws_a_figure(trained, tmp_path, capsys):
+    dataset, folder = trained
+    arguments = ["rank", str(folder), str(folder / "policy"), "--data", dataset, *FAST]
+    assert run([*arguments, "--out", str(tmp_path / "rank.png"), "--json"]) == 0
+    estimates = json.loads(capsys.readouterr().out)["estimates"]
+    assert len(estimates) == 2 and estimates[0]["estimate"] >= estimates[1]["estimate"]
+    assert (tmp_path / "rank.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_invalid_arguments_are_reported(trained, tmp_path, capsys):
+    dataset, folder = trained
+    assert run(["ope", str(folder), "--data", dataset, "--method", "wis"]) == 1
+    assert "must be 'fqe'" in capsys.readouterr().err
+    assert run(["rank", str(folder), "--data", dataset, "--out", str(tmp_path / "rank.jpg")]) == 1
+    assert "must end with .png" in capsys.readouterr().err
+    for share in ("100%", "x%"):
+        assert run(["train", "--algo", "bc", "--data", dataset, "--run-dir", "x", "--validation", share]) == 1
+        assert "--validation must be a share >= 0 and < 1, such as 0.1 or 10%" in capsys.readouterr().err
+
+
+def test_shares_may_be_percentages():
+    from rlds2reverb.cli.number_types import share
+
+    assert share.convert("12.5%", None, None) == 0.125 == share.convert("0.125", None, None)

@@ -1,0 +1,176 @@
+"""Off-policy evaluation of policies from data: values in small MDPs, held-out episodes, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.policies import tf_policy
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import PolicyStep, time_step_spec
+
+from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, rank_policies, train
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.training.off_policy_evaluation import evaluate_policies
+
+GAMMA = 0.5
+TABULAR = FittedQOptions(600, 1, 64, hidden_sizes=(), learning_rate=0.05, target_update_rate=0.1)
+TINY = FittedQOptions(2, 2, 8, hidden_sizes=(4,))
+TIME_STEP_SPEC = time_step_spec(tf.TensorSpec([3], tf.float32))
+
+
+class TabularPolicy(tf_policy.TFPolicy):
+    """A policy that takes action 1 with a probability that depends on the one-hot state."""
+
+    def __init__(self, probabilities):
+        super().__init__(TIME_STEP_SPEC, tensor_spec.BoundedTensorSpec([], tf.int64, 0, 1))
+        self.table = tf.constant([[1 - share, share] for share in probabilities], tf.float32)
+
+    def _distribution(self, time_step, policy_state):
+        probs = tf.matmul(time_step.observation, self.table)
+        return PolicyStep(tfp.distributions.Categorical(probs=probs, dtype=tf.int64), policy_state)
+
+
+def make_episode(actions, rewards):
+    """Returns an episode that visits the states 0, 1 and 2, whose behaviour policy takes action 1 with 1/2."""
+    return {
+        "observations": np.eye(3, dtype=np.float32),
+        "actions": np.array(actions),
+        "rewards": np.float32(rewards),
+        "terminated": True,
+        "log_prob": np.full(2, np.log(0.5), np.float32),
+        "prob": np.full(2, 0.5, np.float32),
+    }
+
+
+# Action 1 is taken in 2 of 4 episodes in state 0, and in 3 of 4 in state 1.
+EPISODES = [
+    make_episode([1, 1], [4, 2]),
+    make_episode([1, 1], [4, 2]),
+    make_episode([0, 1], [0, 2]),
+    make_episode([0, 0], [0, 6]),
+]
+
+
+def evaluate(policy, method, episodes=EPISODES, **settings):
+    return evaluate_offline(policy, episodes, method, gamma=GAMMA, **{"fqe": TABULAR, **settings})
+
+
+def test_fqe_of_the_behaviour_policy_is_the_mean_discounted_return():
+    result = evaluate(TabularPolicy([0.5, 0.75, 0.5]), "fqe")
+    assert result.estimate == pytest.approx((4 + 4 + 0 + 0) / 4 + GAMMA * (2 + 2 + 2 + 6) / 4, rel=1e-3)
+    assert result.estimate == pytest.approx(result.data_return, rel=1e-3)
+    assert result.interval[0] <= result.estimate <= result.interval[1] and result.effective_sample_size is None
+
+
+def test_fqe_continues_after_truncated_ends_but_not_after_terminal_ones():
+    loop = {"observations": np.tile(np.eye(3, dtype=np.float32)[:1], (3, 1)), "actions": np.zeros(2, int)}
+    loop |= {"rewards": np.ones(2, np.float32), "terminated": False, "truncated": True}
+    other = {**loop, "actions": np.ones(2, int)}
+    assert evaluate(TabularPolicy([0, 0, 0]), "fqe", [loop, other]).estimate == pytest.approx(1 / (1 - GAMMA), rel=1e-3)
+    result = evaluate(TabularPolicy([0, 0, 0]), "pdis", [loop, other])
+    assert any("2 of 2 episodes are truncated" in sentence for sentence in result.warnings)
+
+
+@pytest.mark.parametrize("behaviour", ["log_prob", "log:prob"])
+def test_importance_sampling_uses_recorded_probabilities(behaviour):
+    result = evaluate(TabularPolicy([1, 0.25, 0]), "pdis", behaviour=behaviour)
+    # Ratios are 2 or 0 in state 0, and 0.5 or 1.5 in state 1.
+    assert result.estimate == pytest.approx((2 * 4 + 2 * 4 + GAMMA * 2 * (0.5 * 2 + 0.5 * 2)) / 4, rel=1e-5)
+    assert result.effective_sample_size == pytest.approx(2)
+    assert any("effective sample size is 2.0 of 4 episodes" in sentence for sentence in result.warnings)
+
+
+def test_cloned_probabilities_are_those_of_the_data():
+    result = evaluate(TabularPolicy([0.5, 0.75, 0.5]), "wis")
+    assert result.estimate == pytest.approx(result.data_return, rel=0.03) and result.behaviour == "cloned"
+    assert result.effective_sample_size == pytest.approx(4, rel=0.01)
+
+
+def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights():
+    policy = TabularPolicy([1, 1, 0])
+    exact = 4 + GAMMA * 2
+    settings = {"gamma": GAMMA, "fqe": TABULAR, "behaviour": "log_prob"}
+    for result in evaluate_policies([policy], EPISODES, ["fqe", "dr", "wdr"], **settings):
+        assert result.estimate == pytest.approx(exact, rel=1e-2)
+
+
+def test_ranking_orders_policies_and_results_are_saved(tmp_path):
+    better, worse = TabularPolicy([1, 0.5, 0]), TabularPolicy([0, 0.5, 0])
+    first, second = rank_policies([worse, better], EPISODES, "wpdis", gamma=GAMMA, behaviour="log_prob")
+    assert first.estimate > second.estimate
+    first.save(tmp_path / "first.json")
+    assert json.loads((tmp_path / "first.json").read_text())["estimate"] == first.estimate
+    assert "weighted per-decision importance sampling" in str(first)
+    with pytest.raises(ValueError, match="at least one policy"):
+        rank_policies([], EPISODES)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of DQN that holds out one of the four episodes."""
+    options = {"steps": 2, "env": None, "gamma": GAMMA, "hyperparameters": {"hidden_sizes": (4,)}, "validation": 0.25}
+    return train(EPISODES, "dqn", tmp_path_factory.mktemp("run"), progress=False, **options)
+
+
+def test_held_out_episodes_of_a_run_are_used_by_default(run):
+    assert len(run.config["data"]["held_out"]) == 1
+    result = evaluate_offline(run, EPISODES, fqe=TINY)
+    assert result.is_held_out and result.num_episodes == 1 and result.gamma == GAMMA
+    assert any("the Q-functions may not have converged" in sentence for sentence in result.warnings)
+    result = evaluate_offline(run.path / "policy", EPISODES, "wis", held_out=False, behaviour="log_prob")
+    assert not result.is_held_out and result.num_episodes == 4
+    assert any("was trained on these episodes" in sentence for sentence in result.warnings)
+    others = EPISODES[:3]
+    with pytest.raises(ValueError, match="held-out episodes of these data, but .* was trained on different data"):
+        evaluate_offline(run, others, held_out=True)
+
+
+def test_deterministic_discrete_policies_have_the_probability_one(run):
+    state = np.eye(3, dtype=np.float32)
+    actions = run.predict(state)
+    result = evaluate_offline(run, EPISODES, "pdis", held_out=False, behaviour="log_prob")
+    weights = [
+        [2 * (actions[0] == a), 4 * (actions[0] == a) * (actions[1] == b)] for a, b in ([1, 1], [1, 1], [0, 1], [0, 0])
+    ]
+    rewards = np.array([[4, 2 * GAMMA], [4, 2 * GAMMA], [0, 2 * GAMMA], [0, 6 * GAMMA]])
+    assert result.estimate == pytest.approx((weights * rewards).sum() / 4, rel=1e-5)
+
+
+def make_continuous(name):
+    spec = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
+    return make_agent(name, TIME_STEP_SPEC, spec, hidden_sizes=(4,))
+
+
+CONTINUOUS = [{**episode, "actions": np.float32([[0.1], [-0.2]])} for episode in EPISODES]
+
+
+def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
+    policy = make_continuous("sac").collect_policy
+    results = evaluate_policies([policy], CONTINUOUS, ["fqe", "wdr", "wis"], fqe=TINY)
+    assert np.isfinite([result.estimate for result in results]).all()
+
+
+def test_invalid_arguments_raise():
+    greedy = make_continuous("td3").policy
+    with pytest.raises(ValueError, match="must be 'fqe' for policy, whose actions have no probabilities"):
+        evaluate_offline(greedy, CONTINUOUS, "wis", fqe=TINY)
+    with pytest.raises(ValueError, match="method must be one of 'fqe', 'dr'"):
+        evaluate_offline(greedy, CONTINUOUS, "dm")
+    with pytest.raises(SourceError, match="requires the episodes of a dataset"):
+        evaluate_offline(greedy, "localhost:8000")
+    with pytest.raises(SourceError, match="'propensity' must be a number, got no such field"):
+        evaluate(TabularPolicy([1, 1, 1]), "is", behaviour="propensity")
+    with pytest.raises(SourceError, match="8 of 8 log probabilities .* not finite"):
+        evaluate(TabularPolicy([1, 1, 1]), "is", [{**e, "prob": np.zeros(2)} for e in EPISODES], behaviour="log:prob")
+    wide = [{**episode, "observations": np.zeros((3, 5), np.float32)} for episode in EPISODES]
+    with pytest.raises(
+        SpecMismatchError, match=r"observation must be float32 \[3\] for .*, but the data contain .*\[5\]"
+    ):
+        evaluate(TabularPolicy([1, 1, 1]), "fqe", wide)
+    with pytest.raises(SpecMismatchError, match="discrete actions must be from 0 to 1"):
+        evaluate(TabularPolicy([1, 1, 1]), "fqe", [{**episode, "actions": np.array([2, 0])} for episode in EPISODES])
+    with pytest.raises(TypeError, match="policy must be"):
+        evaluate_offline(3, EPISODES)

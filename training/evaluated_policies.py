@@ -1,0 +1,185 @@
+"""Policies whose value is estimated from data: what they do in each state, and with which probability."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+from tf_agents.policies import tf_policy
+from tf_agents.trajectories import TimeStep
+from tf_agents.utils import nest_utils
+
+from rlds2reverb.errors import ArgumentError, SpecMismatchError
+from rlds2reverb.learners.agents.policies import ActorPolicy
+from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
+from rlds2reverb.learners.runs import Run, is_run_directory, load_run
+from rlds2reverb.policies import BatchedPolicy
+from rlds2reverb.saved_policies import load_policy
+from rlds2reverb.specs import Nest, describe, leaves, path_name
+
+#: Number of actions that stand for those of a stochastic policy with continuous actions in one state.
+_NUM_SAMPLES = 8
+
+
+class EvaluatedPolicy:
+    """A policy without a state, called with batches of observations.
+
+    Attributes:
+      name: name for tables.
+      run: the training run that it belongs to; None if unknown.
+      actions: its `BoundedActions` or `DiscreteActions`.
+    """
+
+    def __init__(self, policy: Any):
+        """Loads the policy.
+
+        Args:
+          policy: a `Run`, the directory of a run or a SavedModel, or a TF-Agents `TFPolicy`.
+
+        Raises:
+          TypeError: If it is not a policy.
+          ValueError: If there is no policy in the directory, or it has a state or unsupported actions.
+        """
+        self.run, self._policy, self.name = _load(policy)
+        if tf.nest.flatten(self._policy.get_initial_state(batch_size=1)):
+            raise ValueError(f"{self.name} must be a policy without a state; recurrent policies cannot be evaluated")
+        is_discrete = tf.nest.flatten(self._policy.action_spec)[0].dtype.is_integer
+        self.actions: Any = (DiscreteActions if is_discrete else BoundedActions)(self._policy.action_spec)
+        spec = self._policy.time_step_spec.observation
+        self._act = tf.function(self._call, autograph=False).get_concrete_function(
+            tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), spec),
+            tf.TensorSpec([2], tf.int32),
+        )
+        self._is_random: bool | None = None
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the actions are integers."""
+        return isinstance(self.actions, DiscreteActions)
+
+    def require_match(self, observation_spec: Any) -> None:
+        """Raises `SpecMismatchError` unless the policy accepts observations of a spec; further fields are allowed."""
+        given = dict(leaves(observation_spec))
+        for path, leaf in leaves(self._policy.time_step_spec.observation):
+            found = given.get(path)
+            if found is None or (found.shape, found.dtype) != (leaf.shape, leaf.dtype):
+                got = "no such field" if found is None else describe(found)
+                raise SpecMismatchError(
+                    f"{path_name(path, 'observation')} must be {describe(leaf)} for {self.name}, but the data contain "
+                    f"{got}; pass data of the environment that the policy was trained for"
+                )
+
+    def choose(self, observation: Nest, seed: int) -> np.ndarray:
+        """Returns what the policy does in some states, float32 `[B, M, C]`; see `fitted_q.PolicyTransitions`.
+
+        M is 1, except for stochastic policies with continuous actions, of which several actions are sampled.
+
+        Args:
+          observation: nest of arrays `[B, ...]`.
+          seed: random seed of the samples of the policies of `rlds2reverb`; others use TensorFlow's global seed.
+        """
+        if self.is_discrete and self._has_probabilities:
+            num = len(tf.nest.flatten(observation)[0])
+            actions = self.actions.to_environment(np.arange(self.actions.num_actions)).numpy()
+            columns = [self.log_prob(observation, np.full(num, action)) for action in actions]
+            return np.exp(np.stack(columns, axis=-1))[:, None].astype(np.float32)
+        samples = [self.to_choice(self._sample(observation, seed))]
+        if self._acts_randomly(observation) and not self.is_discrete:
+            samples += [self.to_choice(self._sample(observation, seed + k)) for k in range(1, _NUM_SAMPLES)]
+        return np.stack(samples, axis=1)
+
+    def to_choice(self, action: np.ndarray) -> np.ndarray:
+        """Returns actions `[B, ...]` in the environment's units as choices, float32 `[B, C]`.
+
+        Raises:
+          SpecMismatchError: If a discrete action is not one of the policy's.
+        """
+        if not self.is_discrete:
+            return self.actions.to_unit(action).numpy()
+        action, _ = self.actions.require_valid(action, tf.ones(len(action)))
+        return tf.one_hot(self.actions.to_unit(action), self.actions.num_actions).numpy()
+
+    def log_prob(self, observation: Nest, action: np.ndarray) -> np.ndarray:
+        """Returns log probabilities, or log densities in the environment's units, float64 `[B]`.
+
+        Discrete actions of policies without probabilities are certain, if the policy is deterministic.
+
+        Args:
+          observation: nest of arrays `[B, ...]`.
+          action: actions `[B, ...]` in the environment's units.
+
+        Raises:
+          ArgumentError: If the policy has no probabilities.
+        """
+        policy: Any = self._policy
+        given = tf.cast(action, self.actions.spec.dtype)
+        if not self._has_probabilities:
+            self._require_certain(observation)
+            is_taken = np.equal(self._sample(observation, 0), given.numpy())
+            return np.where(is_taken, 0.0, -np.inf)
+        if isinstance(policy, ActorPolicy):
+            try:
+                return policy.log_prob(observation, given).numpy().astype(np.float64)
+            except ValueError as error:
+                raise self._error() from error
+        (distribution,) = tf.nest.flatten(policy.distribution(self._make_steps(observation)).action)
+        if not self.is_discrete and isinstance(distribution, tfp.distributions.Deterministic):
+            raise self._error()
+        log_probs = distribution.log_prob(given).numpy().astype(np.float64)
+        return log_probs.reshape(len(log_probs), -1).sum(axis=1)
+
+    @property
+    def _has_probabilities(self) -> bool:
+        known = type(self._policy)
+        return (
+            isinstance(self._policy, tf_policy.TFPolicy) and known._distribution is not tf_policy.TFPolicy._distribution
+        )
+
+    def _require_certain(self, observation: Nest) -> None:
+        if not self.is_discrete or self._acts_randomly(observation):
+            raise self._error()
+
+    def _error(self) -> ArgumentError:
+        return ArgumentError(
+            f"must be 'fqe' for {self.name}, whose actions have no probabilities that importance weights require: it "
+            "was saved without them, or takes a single continuous action in each state; or pass the collect_policy of "
+            "an agent with a stochastic actor",
+            about="method",
+        )
+
+    def _acts_randomly(self, observation: Nest) -> bool:
+        """Returns whether two calls of the policy differ, in the first states that it is called with."""
+        if self._is_random is None:
+            self._is_random = bool((self._sample(observation, 0) != self._sample(observation, 1)).any())
+        return self._is_random
+
+    def _sample(self, observation: Nest, seed: int) -> np.ndarray:
+        return self._act(self._prune(observation), tf.constant([seed, 0])).numpy()
+
+    def _call(self, observation: Nest, seed: tf.Tensor) -> tf.Tensor:
+        options = {"seed": seed} if isinstance(self._policy, ActorPolicy) else {}
+        return tf.nest.flatten(self._policy.action(self._make_steps(observation), **options).action)[0]
+
+    def _make_steps(self, observation: Nest) -> Any:
+        pruned = self._prune(observation)
+        num = tf.shape(tf.nest.flatten(pruned)[0])[0]
+        return TimeStep(tf.zeros([num], tf.int32), tf.zeros([num]), tf.ones([num]), pruned)
+
+    def _prune(self, observation: Nest) -> Nest:
+        """Returns an observation as tensors, without fields that the policy does not use."""
+        pruned = nest_utils.prune_extra_keys(self._policy.time_step_spec.observation, observation)
+        return tf.nest.map_structure(tf.convert_to_tensor, pruned)
+
+
+def _load(policy: Any) -> tuple[Run | None, Any, str]:
+    """Returns the run of a policy or None, the policy, and its name."""
+    if isinstance(policy, Run):
+        return policy, policy.policy, str(policy.path)
+    if not isinstance(policy, (str, Path)):
+        return None, BatchedPolicy(policy, 1).policy, getattr(policy, "name", None) or type(policy).__name__
+    folder = Path(policy).expanduser()
+    owner = folder.parent if (folder / "saved_model.pb").is_file() else folder
+    return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy)

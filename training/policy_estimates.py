@@ -1,0 +1,108 @@
+"""Estimates of the values of policies from data, as results, tables and figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlds2reverb._system.sealed_files import replace_text
+from rlds2reverb._system.text import format_columns
+from rlds2reverb.learners.figures import COLOURS, GREY, escape_label, make_figure, style_axes
+from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class PolicyEstimate:
+    """An estimate of the discounted return of a policy from the first states of episodes.
+
+    Attributes:
+      policy: name of the policy, such as the directory of its run.
+      method: name of the estimator; see `evaluate_offline`.
+      estimate: the estimate, in the rewards of the data.
+      interval: bootstrap interval of the estimate.
+      confidence: probability that the interval is meant to cover.
+      gamma: discount factor.
+      data: name of the dataset.
+      num_episodes: number of episodes that were used.
+      is_held_out: whether they are the held-out episodes of the policy's run.
+      data_return: mean discounted return of these episodes.
+      behaviour: source of the probabilities of the data's actions, 'cloned' or the name of a field; None if they were
+        not needed.
+      effective_sample_size: number of equally weighted episodes that say as much; None without importance weights.
+      warnings: sentences about what may be wrong with the estimate.
+    """
+
+    policy: str
+    method: str
+    estimate: float
+    interval: tuple[float, float]
+    confidence: float
+    gamma: float
+    data: str
+    num_episodes: int
+    is_held_out: bool
+    data_return: float
+    behaviour: str | None = None
+    effective_sample_size: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the attributes as JSON values."""
+        return dict(json.loads(json.dumps(asdict(self))))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the attributes as a JSON file; raises `StorageFullError` if the disk is full."""
+        save_estimates([self], path)
+
+    def format_row(self) -> list[str]:
+        """Returns the cells of the estimate's row in `format_estimates`."""
+        size = self.effective_sample_size
+        ends = " to ".join(f"{end:,.4g}" for end in self.interval)
+        return [self.policy, self.method, f"{self.estimate:,.4g}", ends, "-" if size is None else f"{size:,.1f}"]
+
+    def __str__(self) -> str:
+        which = "held-out episodes" if self.is_held_out else "episodes"
+        size, behaviour = self.effective_sample_size, self.behaviour
+        lines = [
+            f"{self.policy}: {ESTIMATORS[self.method].title} {self.estimate:,.4g}, {self.confidence:.0%} interval "
+            f"{self.interval[0]:,.4g} to {self.interval[1]:,.4g}",
+            f"from {self.num_episodes:,} {which} of {self.data}, discount {self.gamma:g}; their mean discounted "
+            f"return is {self.data_return:,.4g}",
+        ]
+        if size is not None:
+            lines.append(f"effective sample size {size:,.1f} episodes; behaviour probabilities: {behaviour}")
+        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+
+def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> None:
+    """Writes estimates as a JSON file: one document, or a list of several."""
+    documents = [estimate.as_dict() for estimate in estimates]
+    replace_text(Path(path), json.dumps(documents[0] if len(documents) == 1 else documents, indent=2) + "\n")
+
+
+def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:
+    """Returns a table with a row per estimate."""
+    interval = f"{estimates[0].confidence:.0%} interval"
+    return format_columns(["policy", "method", "estimate", interval, "ESS"], [row.format_row() for row in estimates])
+
+
+def draw_estimates(estimates: Sequence[PolicyEstimate]) -> Figure:
+    """Draws estimates with their intervals, from top to bottom, and the mean return of the data as a dashed line."""
+    figure = make_figure(7.0, 1.2 + 0.35 * len(estimates))
+    axes = figure.add_subplot()
+    for place, result in enumerate(estimates):
+        axes.plot(result.interval, [place, place], color=COLOURS[0], linewidth=2.0, solid_capstyle="butt")
+        axes.plot([result.estimate], [place], color=COLOURS[0], marker="o", linestyle="none")
+    axes.axvline(estimates[0].data_return, color=GREY, linestyle="--", linewidth=1.0, label="data")
+    axes.set_yticks(range(len(estimates)), [escape_label(result.policy) for result in estimates], fontsize="small")
+    axes.invert_yaxis()
+    first = estimates[0]
+    style_axes(axes, f"discounted return, {ESTIMATORS[first.method].title}, {first.confidence:.0%} intervals", "")
+    axes.legend(frameon=False, fontsize="small")
+    return figure
