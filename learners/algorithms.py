@@ -34,13 +34,15 @@ class Algorithm:
       summary: full name.
       source: the paper.
       actions: kind of actions; None if the agent itself checks its action spec.
-      items: kind of items: single transitions, or trajectories, which contain the next action as well; None to follow
-        the agent's `train_sequence_length`.
+      items: kind of items: single transitions; trajectories, which contain the next action as well; or windows, which
+        are trajectories of the agent's `context_length`, padded on the left, with the `step_info` and `mask` as policy
+        info; None to follow the agent's `train_sequence_length`.
       batch_size: published number of items per batch.
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether the published results use normalised observations.
       step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
-        transitions: 'return_to_go', the discounted return from the step on, and 'time_step', the step's number.
+        transitions: 'return_to_go', the discounted return from the step on, which is undiscounted in windows, and
+        'time_step', the step's number.
       defaults: hyperparameters whose defaults differ from those of the class.
       factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
     """
@@ -50,7 +52,7 @@ class Algorithm:
     summary: str
     source: str
     actions: Literal["continuous", "discrete"] | None
-    items: Literal["transitions", "trajectories"] | None = "transitions"
+    items: Literal["transitions", "trajectories", "windows"] | None = "transitions"
     batch_size: int = _BATCH_SIZE
     has_td_errors: bool | None = True
     normalizes_observations: bool = False
@@ -66,7 +68,7 @@ class Algorithm:
     @property
     def learns_from_rewards(self) -> bool:
         """Whether rewards affect what is learned; True if that is unknown."""
-        return self.factory is not None or self.has_td_errors is not False
+        return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
 _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1; the authors of the others use it too.
@@ -107,6 +109,18 @@ ALGORITHMS: dict[str, Algorithm] = {
             "conservative Q-learning",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
             "continuous",
+        ),
+        Algorithm(
+            "decision_transformer",
+            "decision_transformer:DecisionTransformerAgent",
+            "transformer of actions, conditioned on returns to go",
+            "Chen et al. 2021, arXiv:2106.01345",
+            "continuous",
+            items="windows",
+            batch_size=64,  # Appendix A of the paper, table of the hyperparameters for OpenAI Gym.
+            has_td_errors=False,
+            normalizes_observations=True,  # The authors' code, gym/experiment.py.
+            step_info=("return_to_go", "time_step"),
         ),
         Algorithm(
             "discrete_bc",

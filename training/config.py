@@ -287,6 +287,8 @@ class TrainingConfig:
         algorithm = get_algorithm(self.algo)
         if algorithm.items == "trajectories" and self.n_step > 1:
             raise ArgumentError(f"must be 1 for {self.algo}, which learns from the next action as well", about="n_step")
+        if algorithm.items == "windows":
+            self._require_window_options()
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
             sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
             raise ArgumentError(sentence, about="sampler")
@@ -297,6 +299,18 @@ class TrainingConfig:
             if name in self.hyperparameters:
                 sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
                 raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
+
+    def _require_window_options(self) -> None:
+        """Raises `ValueError` for options that do not apply to windows of steps with their returns to go."""
+        reasons = {
+            "n_step": (1, "which learns from windows of single steps"),
+            "reward": (None, "whose policy subtracts the environment's own rewards from its target return"),
+            "online_steps": (0, "which learns from the episodes of a dataset only"),
+            "random_shift": (0, "which does not learn from images"),
+        }
+        for name, (value, reason) in reasons.items():
+            if getattr(self, name) != value:
+                raise ArgumentError(f"must be {value} for {self.algo}, {reason}", about=name)
 
     def _require_online(self) -> None:
         if not self.online_steps:
@@ -464,6 +478,8 @@ class TrainingConfig:
             of_rewards = ("gamma", "n_step") if self.top_percent else ("gamma", "n_step", "reward")
             sentence = f"has no effect on {self.algo}, which does not learn from rewards"
             sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
+        if get_algorithm(self.algo).items == "windows" and "gamma" in changed:
+            sentences.append(Message(f"has no effect on {self.algo}, whose returns are undiscounted", about="gamma"))
         return sentences
 
     def identity(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -218,7 +218,8 @@ def make_adder(
 ) -> Any:
     """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
 
-    A custom agent that declares neither is created once, to read its `train_sequence_length`.
+    For windows of a dataset, which `dataset.make_cut` pads, it has their length. A custom agent that declares neither
+    is created once, to read its `train_sequence_length`.
 
     Args:
       config: the options of the run.
@@ -228,6 +229,8 @@ def make_adder(
         that are not yet converted.
     """
     algorithm, length = get_algorithm(config.algo), 2
+    if algorithm.items == "windows":
+        return TrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:
         return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
     if algorithm.items == "transitions" or config.n_step > 1:
