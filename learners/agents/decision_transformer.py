@@ -175,8 +175,8 @@ class DecisionTransformerAgent(OfflineAgent):
 
         loss = mean over steps of w * mean_over_actions((pi(R_1, s_1, a_1, ..., R_t, s_t) - a_t)^2)
 
-    Section 3, with the loss, optimiser and network of the authors' code for OpenAI Gym. The mean is over the steps of all
-    windows in a batch, padding excluded.
+    Section 3, with the loss, optimiser and network of the authors' code for OpenAI Gym. The mean is over the steps of
+    all windows in a batch, padding excluded.
     """
 
     def __init__(
@@ -306,6 +306,6 @@ def _require_vectors(observation_spec: Any) -> None:
     for path, leaf in leaves(observation_spec):
         if is_image(leaf):
             raise ValueError(
-                f"{path_name(path, 'observation')} must not be an image, got {describe(leaf)}; drop the field, or use an "
-                "algorithm with image encoders"
+                f"{path_name(path, 'observation')} must not be an image, got {describe(leaf)}; drop the field, or use "
+                "an algorithm with image encoders"
             )

@@ -180,9 +180,9 @@ class PaddedWindows(Cut):
 
     Chen et al. (2021), "Decision Transformer", arXiv:2106.01345; the authors' code, gym/experiment.py.
 
-    Item: `[N, length, ...]` of the fields, and `mask`, bool `[N, length]`. An item starts at each step but the last one,
-    which has no action and is in no item. The items at the end of an episode have fewer steps, which follow zeros; the
-    mask is False for these.
+    Item: `[N, length, ...]` of the fields, and `mask`, bool `[N, length]`. An item starts at each step but the last
+    one, which has no action and is in no item. The items at the end of an episode have fewer steps, which follow zeros;
+    the mask is False for these.
 
     Attributes:
       length: maximum number of steps, at least 1.

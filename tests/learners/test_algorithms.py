@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, small_networks, to_experience
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.learners.agents import get_hyperparameters, make_agent
@@ -14,8 +14,9 @@ from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get
 def test_table_matches_the_figures_of_the_papers():
     sizes = {name: algorithm.batch_size for name, algorithm in ALGORITHMS.items() if algorithm.batch_size != 256}
     atari = dict.fromkeys(["dqn", "double_dqn", "discrete_bcq", "discrete_cql"], 32)
-    assert sizes == {"awac": 1024, "rebrac": 1024, **atari}
-    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations] == ["td3_bc"]
+    assert sizes == {"awac": 1024, "rebrac": 1024, "decision_transformer": 64, **atari}
+    normalized = [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations]
+    assert normalized == ["decision_transformer", "td3_bc"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "trajectories"] == ["rebrac"]
     assert sorted(ALGORITHMS) == list(ALGORITHMS)
 
@@ -25,12 +26,12 @@ def test_table_describes_the_agent(name):
     algorithm = get_algorithm(name)
     is_discrete = algorithm.actions == "discrete"
     spec = tensor_spec.BoundedTensorSpec([], "int32", -1, 1) if is_discrete else ACTION_SPEC
-    agent = make_agent(name, TIME_STEP_SPEC, spec, hidden_sizes=(4,))
+    agent = make_agent(name, TIME_STEP_SPEC, spec, **small_networks(name))
     assert type(agent).__name__ == algorithm.class_name
     data = make_columns(4)
     if is_discrete:
         data |= {key: data[key][:, 1].round().astype("int32") for key in ("action", "next_action")}
-    info = agent.train((to_trajectory if algorithm.items == "trajectories" else to_transition)(data))
+    info = agent.train(to_experience(name, data))
     assert ("td_error" in info.extra) == algorithm.has_td_errors
 
 

@@ -84,6 +84,26 @@ def test_transitions_of_a_dataset_contain_returns_of_the_transformed_rewards(opt
     assert read_returns(open_data(EPISODES, config), config) == RETURNS
 
 
+def test_windows_of_a_dataset_contain_undiscounted_returns_and_times():
+    config = CONFIG.replace(algo="decision_transformer", reward=None, hyperparameters={"context_length": 2})
+    seen = set()
+    with open_data(EPISODES, config).open_batches(config) as batches:
+        for windows in read_transitions(batches.feed):
+            columns = (
+                windows.observation[..., 0],
+                *(windows.policy_info[name] for name in ("return_to_go", "time_step")),
+            )
+            for mask, *rows in zip(windows.policy_info["mask"].numpy(), *(column.numpy() for column in columns)):  # noqa: B905
+                seen.add(tuple(tuple(row.tolist()) for row in (mask, *rows)))
+    assert seen == {
+        ((True, True), (1, 2), (7, 6), (0, 1)),
+        ((True, True), (2, 4), (6, 4), (1, 2)),
+        ((False, True), (0, 4), (0, 4), (0, 2)),
+        ((True, True), (8, 16), (24, 16), (0, 1)),
+        ((False, True), (0, 16), (0, 16), (0, 1)),
+    }
+
+
 def test_custom_agents_ask_for_step_info():
     with pytest.raises(ValueError, match="step_info must be one of 'return_to_go', 'time_step', got 'value'"):
         register_agent("numbered_cql", NumberedCQLAgent, step_info=["value"])
