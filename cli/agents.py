@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import asdict
 from typing import Any
@@ -74,7 +75,7 @@ def _list_algorithms(*, as_json: bool) -> None:
 
 
 def _make_row(algorithm: Algorithm) -> tuple[str, ...]:
-    source = algorithm.source.rpartition(", ")[0]
+    source = re.sub(r",.* (?=\d{4})", " et al. ", algorithm.source.rpartition(", ")[0]).partition(" (")[0]
     return algorithm.name, algorithm.actions or "", algorithm.items or "", f"{algorithm.batch_size:,}", source
 
 

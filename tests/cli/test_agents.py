@@ -15,7 +15,7 @@ def test_all_algorithms_are_listed_on_one_line_each(capsys):
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["name", "actions", "items", "batch", "source"]
     assert [line.split()[0] for line in lines] == list(ALGORITHMS)
-    assert "rebrac        continuous  trajectories  1,024  Tarasov et al. 2023" in lines
+    assert "rebrac                continuous  trajectories  1,024  Tarasov et al. 2023" in lines
     assert max(map(len, lines)) <= 80
 
 

@@ -89,7 +89,7 @@ def test_predictions_depend_on_the_past_only():
         assert np.allclose(before, after, atol=1e-6) != changes
 
 
-def test_updates_are_those_of_adamw_with_warmup_and_clipped_gradients():
+def test_updates_match_adamw_with_warmup_and_clipped_gradients():
     options = {"learning_rate": 0.01, "weight_decay": 0.5, "num_warmup_updates": 4, "clip_norm": 0.01, "dropout": 0.0}
     agent, adam = make(**options), Adam(None)
     variables = agent._optimizer.trained_variables
