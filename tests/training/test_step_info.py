@@ -89,18 +89,20 @@ def test_windows_of_a_dataset_contain_undiscounted_returns_and_times():
     seen = set()
     with open_data(EPISODES, config).open_batches(config) as batches:
         for windows in read_transitions(batches.feed):
-            columns = (
-                windows.observation[..., 0],
-                *(windows.policy_info[name] for name in ("return_to_go", "time_step")),
-            )
-            for mask, *rows in zip(windows.policy_info["mask"].numpy(), *(column.numpy() for column in columns)):  # noqa: B905
-                seen.add(tuple(tuple(row.tolist()) for row in (mask, *rows)))
+            info, observations = windows.policy_info, windows.observation[..., 0].numpy()
+            for row, observation in enumerate(observations.tolist()):
+                columns = [info[name][row].numpy().tolist() for name in ("mask", "return_to_go", "time_step")]
+                seen.add(tuple(map(tuple, (observation, *columns))))
+            # 4 and 16 are the observations before the end of a terminated and of a truncated episode.
+            last = observations[:, -1]
+            np.testing.assert_array_equal(windows.next_step_type[:, -1], np.where(np.isin(last, (4, 16)), 2, 1))
+            np.testing.assert_array_equal(windows.discount[:, -1], last != 4)
     assert seen == {
-        ((True, True), (1, 2), (7, 6), (0, 1)),
-        ((True, True), (2, 4), (6, 4), (1, 2)),
-        ((False, True), (0, 4), (0, 4), (0, 2)),
-        ((True, True), (8, 16), (24, 16), (0, 1)),
-        ((False, True), (0, 16), (0, 16), (0, 1)),
+        ((1, 2), (True, True), (7, 6), (0, 1)),
+        ((2, 4), (True, True), (6, 4), (1, 2)),
+        ((0, 4), (False, True), (0, 4), (0, 2)),
+        ((8, 16), (True, True), (24, 16), (0, 1)),
+        ((0, 16), (False, True), (0, 16), (0, 1)),
     }
 
 
