@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, time_step, trajectory
 
-from rlds2reverb.learners.algorithms import ALGORITHMS
+from rlds2reverb.learners.algorithms import get_algorithm
 
 OBSERVATION, ACTION = 3, 2
 TIME_STEP_SPEC = time_step.time_step_spec(tf.TensorSpec([OBSERVATION], tf.float32, "observation"))
@@ -93,10 +93,13 @@ def small_networks(name):
     return {**sizes, "target_return": 1.0}
 
 
+def to_windows(data):
+    """Returns random windows of three steps, whose observations are those of the columns."""
+    observation = tf.stack([tf.convert_to_tensor(data["observation"])] * 3, axis=1)
+    return make_windows(len(data["reward"]), 3)._replace(observation=observation)
+
+
 def to_experience(name, data):
-    """Converts columns to the experience of an algorithm; windows are random, and contain only their observations."""
-    items = ALGORITHMS[name].items
-    if items != "windows":
-        return (to_trajectory if items == "trajectories" else to_transition)(data)
-    windows = make_windows(len(data["reward"]), 3)
-    return windows._replace(observation=tf.stack([tf.convert_to_tensor(data["observation"])] * 3, axis=1))
+    """Converts columns to the experience that an algorithm learns from."""
+    convert = {"transitions": to_transition, "trajectories": to_trajectory, "windows": to_windows}
+    return convert[get_algorithm(name).items](data)
