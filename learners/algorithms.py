@@ -14,7 +14,7 @@ from rlds2reverb.errors import ArgumentError
 from .references import describe_reference, is_reference, resolve_reference
 
 #: Kinds of items; see `Algorithm`.
-Items = Literal["transitions", "trajectories", "goals"]
+Items = Literal["transitions", "trajectories", "windows", "goals"]
 #: Items per batch of an agent that declares no other number.
 _BATCH_SIZE = 256
 
@@ -37,13 +37,16 @@ class Algorithm:
       source: the paper.
       actions: kind of actions; None if the agent itself checks its action spec.
       data: the data that the algorithm suits, in a few words.
-      items: kind of items: single transitions; trajectories, which contain the next action as well; or goals, which
-        are transitions with the goals of the agent's `goal_sampling`; None to follow its `train_sequence_length`.
+      items: kind of items: single transitions; trajectories, which contain the next action as well; windows, which are
+        trajectories of the agent's `context_length`, padded on the left, with the `step_info` and `mask` as policy
+        info; or goals, which are transitions with the goals of the agent's `goal_sampling`. None to follow the agent's
+        `train_sequence_length`.
       batch_size: published number of items per batch.
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
       normalizes_observations: whether the published results use normalised observations.
       step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
-        transitions: 'return_to_go', the discounted return from the step on, and 'time_step', the step's number.
+        transitions: 'return_to_go', the discounted return from the step on, which is undiscounted in windows, and
+        'time_step', the step's number.
       defaults: hyperparameters whose defaults differ from those of the class.
       factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
     """
@@ -70,7 +73,7 @@ class Algorithm:
     @property
     def learns_from_rewards(self) -> bool:
         """Whether rewards affect what is learned; True if that is unknown."""
-        return self.factory is not None or self.has_td_errors is not False
+        return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
 _ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1; the authors of the others use it too.
@@ -126,6 +129,19 @@ ALGORITHMS: dict[str, Algorithm] = {
             "Eysenbach et al. 2022, arXiv:2206.07568",
             data="goals, of any behaviour that moves about",
             **_GOALS,
+        ),
+        Algorithm(
+            "decision_transformer",
+            "decision_transformer:DecisionTransformerAgent",
+            "transformer of actions, conditioned on returns to go",
+            "Chen et al. 2021, arXiv:2106.01345",
+            "continuous",
+            data="mixed quality, with a return to ask for",
+            items="windows",
+            batch_size=64,  # Appendix A of the paper, table of the hyperparameters for OpenAI Gym.
+            has_td_errors=False,
+            normalizes_observations=True,  # The authors' code, gym/experiment.py.
+            step_info=("return_to_go", "time_step"),
         ),
         Algorithm(
             "discrete_bc",
@@ -416,7 +432,7 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
         raise TypeError(
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
         )
-    own = Algorithm(name, reference, "", "", None, None, has_td_errors=None, factory=agent)
+    own = Algorithm(name, reference, "", "", None, items=None, has_td_errors=None, factory=agent)
     # A subclass of one of the agents of rlds2reverb learns from the same items.
     by_class = {f"rlds2reverb.learners.agents.{algorithm.agent}": algorithm for algorithm in ALGORITHMS.values()}
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))

@@ -18,7 +18,7 @@ from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature
 from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
-from rlds2reverb.store.cuts import Cut, Take, Windows
+from rlds2reverb.store.cuts import Cut, PaddedWindows, Take, Windows
 from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
 from rlds2reverb.store.step_columns import StepColumns
@@ -36,17 +36,35 @@ class TrajectoryCut(Windows):
 
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
         """Implements `Cut.read`."""
+        return _make_trajectories(self.length, super().read(take, rows, last_rows), take, rows, last_rows)
+
+
+@dataclass(frozen=True)
+class PaddedTrajectoryCut(PaddedWindows):
+    """TF-Agents trajectories `[N, length, ...]` of `PaddedWindows`.
+
+    The policy info contains the step field `policy_info` and `mask`, bool `[N, length]`.
+    """
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
+        """Implements `Cut.read`."""
         steps = super().read(take, rows, last_rows)
-        following = take(np.minimum(rows + self.length, last_rows), fields.FLAG_FIELDS)
-        flags = {name: np.append(steps[name][:, 1:], following[name][:, None], axis=1) for name in fields.FLAG_FIELDS}
-        types = step_types(steps[fields.IS_FIRST], steps[fields.IS_LAST], np.where)
-        next_types = step_types(flags[fields.IS_FIRST], flags[fields.IS_LAST], np.where)
-        discounts = steps[fields.DISCOUNT].astype(np.float32)
-        flat_steps, flat_flags = ({name: part[name].ravel() for name in fields.FLAG_FIELDS} for part in (steps, flags))
-        discounts = transition_discounts(flat_steps, flat_flags, discounts.ravel(), "product", np.where)
-        # The last step of an episode is followed by the first one of another.
-        next_types = np.where(steps[fields.IS_LAST], FIRST, next_types)
-        return make_trajectory(steps, types, next_types, discounts.reshape(types.shape), np.where)
+        trajectories = _make_trajectories(self.length, steps, take, rows, last_rows)
+        return trajectories._replace(policy_info={**steps["policy_info"], "mask": steps["mask"]})
+
+
+def _make_trajectories(length: int, steps: dict[str, Nest], take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
+    """Returns the trajectories of windows of `length` steps, `[N, length, ...]`, which start at `rows`."""
+    following = take(np.minimum(rows + length, last_rows), fields.FLAG_FIELDS)
+    flags = {name: np.append(steps[name][:, 1:], following[name][:, None], axis=1) for name in fields.FLAG_FIELDS}
+    types = step_types(steps[fields.IS_FIRST], steps[fields.IS_LAST], np.where)
+    next_types = step_types(flags[fields.IS_FIRST], flags[fields.IS_LAST], np.where)
+    discounts = steps[fields.DISCOUNT].astype(np.float32)
+    flat_steps, flat_flags = ({name: part[name].ravel() for name in fields.FLAG_FIELDS} for part in (steps, flags))
+    discounts = transition_discounts(flat_steps, flat_flags, discounts.ravel(), "product", np.where)
+    # The last step of an episode is followed by the first one of another.
+    next_types = np.where(steps[fields.IS_LAST], FIRST, next_types)
+    return make_trajectory(steps, types, next_types, discounts.reshape(types.shape), np.where)
 
 
 class StoredItems(Feed):

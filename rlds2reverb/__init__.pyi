@@ -67,7 +67,12 @@ from .sources import (
 )
 from .sources.transforms import apply_transforms as apply_transforms
 from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
-from .store.cuts import ActionChunks as ActionChunks, Transitions as Transitions, Windows as Windows
+from .store.cuts import (
+    ActionChunks as ActionChunks,
+    PaddedWindows as PaddedWindows,
+    Transitions as Transitions,
+    Windows as Windows,
+)
 from .tables import (
     RateLimiter as RateLimiter,
     Selector as Selector,

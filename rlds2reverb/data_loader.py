@@ -143,7 +143,7 @@ def batches(
       source: a dataset (any argument of `load`, or a `Source`), which is read into memory; a store, whose files are
         mapped into memory; or servers: an address 'HOST:PORT', a `ReplayServer`, and so on (see `sample`).
       batch_size: number of items per batch of each process, at least 1.
-      items: the kind of the items: `Transitions`, `Windows`, `ActionChunks`, or a custom `Cut`.
+      items: the kind of the items: `Transitions`, `Windows`, `PaddedWindows`, `ActionChunks`, or a custom `Cut`.
       seed: random seed for sampling and for the order of epochs, in [0, 2^31).
       epochs: number of epochs, at least 1; None to sample with replacement.
       drop_last: whether to leave out the incomplete batches at the end of each epoch.
@@ -203,7 +203,7 @@ class _Options:
         else:
             require_count("epochs", self.epochs)
         if not isinstance(self.items, Cut):
-            kinds = "Transitions, Windows, ActionChunks or a custom Cut"
+            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or a custom Cut"
             raise TypeError(f"items must be of a kind that is cut when it is read ({kinds}), got {self.items!r}")
 
 

@@ -85,7 +85,41 @@ def to_goals(data):
     return experience._replace(action_step=experience.action_step._replace(info=info))
 
 
+def make_windows(size, length, seed=0):
+    """Returns random windows as TF-Agents' Trajectory [B, K, ...]; all but the first one are padded on the left."""
+    rng = np.random.default_rng(seed)
+    mask = np.arange(length) >= np.arange(size)[:, None] % length
+    zeros = np.zeros([size, length], np.int32)
+    columns = {
+        "observation": rng.normal(size=(size, length, OBSERVATION)).astype(np.float32),
+        "action": rng.uniform([-2, 0], [2, 1], size=(size, length, ACTION)).astype(np.float32),
+        "reward": rng.normal(size=(size, length)).astype(np.float32),
+        "discount": np.ones([size, length], np.float32),
+    }
+    info = {
+        "return_to_go": rng.normal(scale=10, size=(size, length)).astype(np.float32),
+        "time_step": np.arange(length, dtype=np.int32) + rng.integers(0, 6, (size, 1), np.int32),
+        "mask": mask,
+    }
+    steps = trajectory.Trajectory(step_type=zeros + 1, next_step_type=zeros + 1, policy_info=info, **columns)
+    return tf.nest.map_structure(tf.convert_to_tensor, steps)
+
+
+def small_networks(name):
+    """Returns hyperparameters of small networks of an algorithm, and those that have no default."""
+    if name != "decision_transformer":
+        return {"hidden_sizes": (4,)}
+    sizes = {"width": 4, "num_layers": 1, "num_heads": 1, "context_length": 3, "max_time_steps": 4}
+    return {**sizes, "target_return": 1.0}
+
+
+def to_windows(data):
+    """Returns random windows of three steps, whose observations are those of the columns."""
+    observation = tf.stack([tf.convert_to_tensor(data["observation"])] * 3, axis=1)
+    return make_windows(len(data["reward"]), 3)._replace(observation=observation)
+
+
 def to_experience(name, data):
     """Converts columns to the experience that an algorithm learns from."""
-    convert = {"transitions": to_transition, "trajectories": to_trajectory, "goals": to_goals}
+    convert = {"transitions": to_transition, "trajectories": to_trajectory, "goals": to_goals, "windows": to_windows}
     return convert[get_algorithm(name).items](data)

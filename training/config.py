@@ -32,6 +32,20 @@ AUTO, NO_ENVIRONMENT = "auto", "none"
 _ONLINE = "Online phase"
 _EVALUATION = "Evaluation"
 DEFAULT_STEPS = 100_000
+#: The options that agents of some kinds of items do not have: their value, and the reason.
+_FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
+    "trajectories": {"n_step": (1, "which learns from the next action as well")},
+    "goals": {
+        "n_step": (1, "which learns to reach goals"),
+        "random_shift": (0, "which learns to reach goals"),
+    },
+    "windows": {
+        "n_step": (1, "which learns from windows of single steps"),
+        "reward": (None, "whose policy subtracts the environment's own rewards from its target return"),
+        "online_steps": (0, "which learns from the episodes of a dataset only"),
+        "random_shift": (0, "which does not learn from images"),
+    },
+}
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
 NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
@@ -312,10 +326,7 @@ class TrainingConfig:
             raise ArgumentError(sentence, about="epochs", steps=...)
         if self.epochs is not None and self.sampler == "prioritized":
             raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
-        if algorithm.items == "trajectories" and self.n_step > 1:
-            raise ArgumentError(f"must be 1 for {self.algo}, which learns from the next action as well", about="n_step")
-        if algorithm.items == "goals":
-            self._require_goal_options()
+        self._require_fixed_options()
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
             sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
             raise ArgumentError(sentence, about="sampler")
@@ -327,11 +338,11 @@ class TrainingConfig:
                 sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
                 raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
 
-    def _require_goal_options(self) -> None:
-        """Raises `ValueError` for options that do not apply to transitions with goals."""
-        for name, default in (("n_step", 1), ("random_shift", 0)):
-            if getattr(self, name) != default:
-                raise ArgumentError(f"must be {default} for {self.algo}, which learns to reach goals", about=name)
+    def _require_fixed_options(self) -> None:
+        """Raises `ValueError` for options that do not apply to the items of the algorithm."""
+        for name, (value, reason) in _FIXED_OPTIONS.get(get_algorithm(self.algo).items or "", {}).items():
+            if getattr(self, name) != value:
+                raise ArgumentError(f"must be {value} for {self.algo}, {reason}", about=name)
 
     def _require_chunks(self) -> None:
         if (self.execution_horizon or 1) > self.chunk_length:
@@ -549,6 +560,8 @@ class TrainingConfig:
             of_rewards += [] if self.top_percent else ["reward"]
             sentence = f"has no effect on {self.algo}, which does not learn from rewards"
             sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
+        if get_algorithm(self.algo).items == "windows" and "gamma" in changed:
+            sentences.append(Message(f"has no effect on {self.algo}, whose returns are undiscounted", about="gamma"))
         return sentences
 
     def identity(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -238,7 +238,8 @@ def make_adder(
 ) -> Any:
     """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
 
-    A custom agent that declares neither is created once, to read its `train_sequence_length`.
+    For windows of a dataset, which `dataset.make_cut` pads, it has their length. A custom agent that declares neither
+    is created once, to read its `train_sequence_length`.
 
     Args:
       config: the options of the run.
@@ -250,6 +251,8 @@ def make_adder(
     algorithm, length = get_algorithm(config.algo), 2
     if config.chunk_length > 1:
         return ChunkNStep(config.chunk_length, config.gamma)
+    if algorithm.items == "windows":
+        return TrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:
         return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
     if algorithm.items in ("transitions", "goals") or config.n_step > 1:

@@ -25,7 +25,7 @@ from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.stored_items import StoredItems, TrajectoryCut, decode_images
+from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut, decode_images
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
@@ -230,9 +230,11 @@ def open_dataset(
 
 def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
+    algorithm = get_algorithm(algo)
+    if isinstance(adder, TrajectoryWindows) and algorithm.items == "windows":
+        return PaddedTrajectoryCut(adder.length, (*fields.STEP_FIELDS, POLICY_INFO))
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
-    algorithm = get_algorithm(algo)
     other_fields = (POLICY_INFO,) if algorithm.step_info else ()
     learns = algorithm.learns_from_rewards
     reads_next = learns or (goals is not None and goals.actor is not None)
@@ -245,11 +247,12 @@ def _read_step_info(
     steps: StepColumns, convert: Callable[[dict[str, Nest]], dict[str, Nest]], config: TrainingConfig
 ) -> dict[str, Nest]:
     """Returns the field with what the algorithm learns from in addition to the steps; {} if it needs nothing else."""
-    names = get_algorithm(config.algo).step_info
+    algorithm = get_algorithm(config.algo)
+    names, gamma = algorithm.step_info, 1.0 if algorithm.items == "windows" else config.gamma
     if not names:
         return {}
     parts = [
-        make_step_info(convert(columns), num_steps, names, gamma=config.gamma)
+        make_step_info(convert(columns), num_steps, names, gamma=gamma)
         for columns, num_steps in steps.read_batches(SOURCE_FIELDS)
     ]
     return {POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}

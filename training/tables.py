@@ -314,6 +314,8 @@ def require_table_options(config: TrainingConfig) -> None:
         raise ArgumentError(
             "requires a dataset; servers sample nondeterministically", about="deterministic", value=True
         )
+    if get_algorithm(config.algo).items == "windows":
+        raise SpecMismatchError(f"{config.algo} learns from windows of a dataset's steps; train on the dataset itself")
     is_set = {
         "top_percent": config.top_percent is not None,
         "validation": config.validation > 0,

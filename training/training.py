@@ -450,6 +450,8 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
     is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
     if config.normalize_observations and moments is not None and not is_set:
         values |= {"observation_mean": moments.mean, "observation_std": moments.std}
+    if "target_return" in values and values["target_return"] is None and data.returns is not None:
+        values["target_return"] = float(data.returns.max())
     return values
 
 

@@ -13,6 +13,10 @@ from .custom_networks import (
     FullyConnected as FullyConnected,
     make_network as make_network,
 )
+from .decision_transformer import (
+    DecisionTransformerAgent as DecisionTransformerAgent,
+    DecisionTransformerPolicy as DecisionTransformerPolicy,
+)
 from .discrete_actors import (
     CategoricalActor as CategoricalActor,
     ConstrainedActor as ConstrainedActor,

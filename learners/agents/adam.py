@@ -12,7 +12,9 @@ class Adam(tf.Module):
     """Adam (Kingma & Ba 2015, algorithm 1, in the order of its section 2), with one fused operation per variable.
 
     With `decay_steps` the learning rate falls to 0 along half a cosine (Loshchilov & Hutter 2017, eq. 5),
-    0.5 * (1 + cos(pi * t / decay_steps)), and stays at 0 after that.
+    0.5 * (1 + cos(pi * t / decay_steps)), and stays at 0 after that. With `warmup_steps` it is multiplied by
+    min((t + 1) / warmup_steps, 1). Weight decay is that of AdamW (Loshchilov & Hutter 2019, algorithm 2): weights are
+    multiplied by 1 - learning rate * weight_decay before each update.
     """
 
     def __init__(
@@ -22,6 +24,9 @@ class Adam(tf.Module):
         *,
         epsilon: float = 1e-8,
         decay_steps: int | None = None,
+        warmup_steps: int = 0,
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
         name: str = "adam",
     ) -> None:
         """Creates the moments, all 0.
@@ -31,12 +36,18 @@ class Adam(tf.Module):
           learning_rate: initial learning rate.
           epsilon: constant added to the root of the second moment.
           decay_steps: number of updates after which the learning rate is 0; None for a constant rate.
+          warmup_steps: number of updates over which the learning rate increases linearly; 0 for none.
+          weight_decay: factor of the weight decay.
+          clip_norm: maximum norm of all gradients together, to which larger ones are scaled; None for no maximum.
           name: name of the module.
         """
         super().__init__(name=name)
         self.trained_variables = list(variables)
         self._learning_rate = learning_rate
         self._decay_steps = decay_steps
+        self._warmup_steps = warmup_steps
+        self._weight_decay = weight_decay
+        self._clip_norm = clip_norm
         self._betas = 0.9, 0.999
         self._epsilon = epsilon
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
@@ -47,10 +58,11 @@ class Adam(tf.Module):
 
     def learning_rate(self) -> tf.Tensor:
         """Returns the float32 [] learning rate of the next update."""
-        if self._decay_steps is None:
-            return tf.constant(self._learning_rate, tf.float32)
-        done = tf.minimum(tf.cast(self.step, tf.float32) / self._decay_steps, 1.0)
-        return self._learning_rate * 0.5 * (1.0 + tf.cos(np.float32(np.pi) * done))
+        rate, step = tf.constant(self._learning_rate, tf.float32), tf.cast(self.step, tf.float32)
+        if self._decay_steps is not None:
+            done = tf.minimum(step / self._decay_steps, 1.0)
+            rate = self._learning_rate * 0.5 * (1.0 + tf.cos(np.float32(np.pi) * done))
+        return rate * tf.minimum((step + 1.0) / self._warmup_steps, 1.0) if self._warmup_steps else rate
 
     def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
         """Makes one update with the gradients of `loss`, which must have been computed under `tape`."""
@@ -59,7 +71,10 @@ class Adam(tf.Module):
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with the replicas' mean gradients, given in the order of the variables."""
-        self.apply_mean(mean_over_replicas(gradients))
+        gradients = mean_over_replicas(gradients)
+        if self._clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
+        self.apply_mean(gradients)
 
     def apply_mean(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with gradients that are already equal on all replicas."""
@@ -69,6 +84,8 @@ class Adam(tf.Module):
         count = tf.cast(step, tf.float32)
         beta1, beta2 = self._betas
         for variable, (m, v), gradient in zip(self.trained_variables, self.moments, gradients, strict=True):
+            if self._weight_decay:
+                assign_on_replica(variable, variable * (1.0 - rate * self._weight_decay))
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=m.handle,

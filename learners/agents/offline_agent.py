@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import data_converter, tf_agent
+from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step, trajectory
 
 from .networks import Network, critic_values
@@ -63,6 +64,8 @@ class OfflineAgent(tf_agent.TFAgent):
     #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
     _critic: Any = None
     _value: Any = None
+    #: Number of steps of the trajectories to train on.
+    _num_steps = 2
 
     def __init__(
         self,
@@ -90,19 +93,21 @@ class OfflineAgent(tf_agent.TFAgent):
         self._seed = int(seed)
 
         greedy_policy, collect_policy = (
-            ActorPolicy(time_step_spec, action_spec, observations, actions, actor, greedy=greedy)
-            for greedy in (True, False)
+            self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)
         )
         super().__init__(
             time_step_spec,
             action_spec,
             greedy_policy,
             collect_policy,
-            train_sequence_length=2,
+            train_sequence_length=self._num_steps,
             enable_summaries=False,
             train_step_counter=tf.Variable(0, dtype=tf.int64, trainable=False, name="train_step"),
         )
         self._as_transition = data_converter.AsTransition(self.data_context, squeeze_time_dim=True)
+
+    def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> tf_policy.TFPolicy:
+        return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self._actor, greedy=greedy)
 
     def _initialize(self) -> None:
         """Does nothing, because networks and targets are created with the agent."""

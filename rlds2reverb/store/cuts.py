@@ -198,14 +198,56 @@ class ActionChunks(Cut):
         places = rows[:, None] + np.arange(self.length)
         mask = places < last_rows[:, None]
         actions = take(np.minimum(places, last_rows[:, None]).ravel(), (fields.ACTION,))[fields.ACTION]
-
-        def pad(column: np.ndarray) -> np.ndarray:
-            column = column.reshape(*places.shape, *column.shape[1:]).copy()
-            column[~mask] = b"" if column.dtype == object else 0
-            return column
-
         steps = take(rows, (fields.OBSERVATION, *self.field_names))
-        return {**steps, fields.ACTION: map_structure(pad, actions), "mask": mask}
+        return {**steps, fields.ACTION: _pad(actions, mask), "mask": mask}
+
+
+@dataclass(frozen=True)
+class PaddedWindows(Cut):
+    """Up to `length` consecutive steps of one episode, padded on the left, as sequence models learn from them.
+
+    Chen et al. (2021), "Decision Transformer", arXiv:2106.01345; the authors' code, gym/experiment.py.
+
+    Item: `[N, length, ...]` of the fields, and `mask`, bool `[N, length]`. An item starts at each step but the last
+    one, which has no action and is in no item. The items at the end of an episode have fewer steps, which follow zeros;
+    the mask is False for these.
+
+    Attributes:
+      length: maximum number of steps, at least 1.
+      field_names: fields of the items; None for those of RLDS.
+    """
+
+    length: int
+    field_names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        require_count("length", self.length)
+        if "mask" in (self.field_names or ()):
+            raise ValueError("field_names must not contain 'mask', which is in each item; leave it out")
+
+    @property
+    def num_unused(self) -> int:
+        """1: the last step."""
+        return 1
+
+    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
+        """Implements `Cut.read`."""
+        ends = np.minimum(rows + self.length, last_rows)
+        places = ends[:, None] + np.arange(-self.length, 0)
+        mask = places >= rows[:, None]
+        steps = take(np.maximum(places, rows[:, None]).ravel(), self.field_names or fields.STEP_FIELDS)
+        return {**_pad(steps, mask), "mask": mask}
+
+
+def _pad(columns: Nest, mask: np.ndarray) -> Nest:
+    """Returns columns `[N * T, ...]` as `[N, T, ...]`, with zeros or empty strings where the mask `[N, T]` is False."""
+
+    def pad(column: np.ndarray) -> np.ndarray:
+        column = column.reshape(*mask.shape, *column.shape[1:]).copy()
+        column[~mask] = b"" if column.dtype == object else 0
+        return column
+
+    return map_structure(pad, columns)
 
 
 def _compose_windows(factors: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,17 @@ from hypothesis import given, strategies as st
 from PIL import Image
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb import ActionChunks, ReplayServer, TableConfig, Transitions, Windows, batches, ingest, load
+from rlds2reverb import (
+    ActionChunks,
+    PaddedWindows,
+    ReplayServer,
+    TableConfig,
+    Transitions,
+    Windows,
+    batches,
+    ingest,
+    load,
+)
 from rlds2reverb.adders import NStep, StepWindows
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import InvalidEpisodeError, SourceError
@@ -93,6 +103,26 @@ def test_action_chunks_are_padded_after_the_last_action(is_stored, tmp_path):
     assert batch["observation"]["image"].shape == (3, 4, 5, 3)
     assert batch["observation"]["image"][place, 0, 0, 0].tolist() == [0, 40, 80]
     assert batch["language_instruction"].tolist() == [b"lift the cup"] * 3
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_padded_windows_match_a_naive_loop(is_stored, tmp_path):
+    options = {"cache_dir": tmp_path} if is_stored else {}
+    parts = list(batches(EPISODES, 4, items=PaddedWindows(3, ("observation", "action")), epochs=1, **options))
+    got = tree.map_structure(lambda *columns: np.concatenate(columns), *parts)
+    expected = []
+    for steps in EPISODES:
+        num_actions = len(steps["action"]) - 1
+        for start in range(num_actions):
+            rows = range(start, min(start + 3, num_actions))
+            padding = [0.0] * (3 - len(rows))
+            expected.append([*padding, *(steps["observation"][row][0] for row in rows)])
+            expected[-1] += [*padding, *(steps["action"][row].ravel()[0] for row in rows), len(padding)]
+    first = lambda column: column.reshape(len(column), 3, -1)[..., 0]  # noqa: E731
+    num_padded = (~got["mask"]).sum(axis=1)
+    found = np.column_stack([first(got["observation"]), first(got["action"]), num_padded])
+    assert (got["mask"] == (np.arange(3) >= num_padded[:, None])).all()
+    np.testing.assert_allclose(sorted(found.tolist()), sorted(expected))
 
 
 def test_sampled_batches_depend_on_seed_and_step_only():
@@ -182,9 +212,10 @@ def test_invalid_arguments_raise(options, error, message):
         batches(SOURCE, **{"batch_size": 2, **options})
 
 
-def test_fields_of_every_action_chunk_cannot_be_added():
+@pytest.mark.parametrize("kind", [ActionChunks, PaddedWindows])
+def test_mask_of_padded_items_cannot_be_added(kind):
     with pytest.raises(ValueError, match="field_names must not contain 'mask', which is in each item"):
-        ActionChunks(2, ("mask",))
+        kind(2, ("mask",))
 
 
 def test_invalid_episodes_and_endless_lengths_raise():

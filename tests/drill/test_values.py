@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reverb
 import tensorflow as tf
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, to_experience
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
 from numbers_served import serve_numbers
 from policies import FunctionPolicy
 from saved_buffers import CONFIG, fill, get_content, item
@@ -198,13 +198,13 @@ def test_agents_stop_at_losses_that_are_not_finite_and_keep_their_last_checkpoin
     def choose(n):
         return tf.nest.map_structure(lambda one, other: tf.where(n < 3, one, other), good, bad)
 
-    agent = make_agent(name, time_steps, spec, hidden_sizes=(4,))
+    agent = make_agent(name, time_steps, spec, **small_networks(name))
     with Learner(tmp_path, agent, tf.data.Dataset.range(100).map(choose), hooks=[SaveCkptHook(every=1)]) as learner:
         with pytest.raises(TrainingDivergedError, match="training diverged at iteration 3: "):
             learner.start(10)
     saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved and saved[-1] == f"{3:010d}"
-    again = make_agent(name, time_steps, spec, hidden_sizes=(4,))
+    again = make_agent(name, time_steps, spec, **small_networks(name))
     with Learner(tmp_path, again, tf.data.Dataset.range(100).map(lambda n: good)) as learner:
         assert learner.load_checkpoint() and learner.last_iter == 3
         weights = [variable.numpy() for variable in again.policy.variables()]

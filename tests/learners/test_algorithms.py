@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, to_experience
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.time_step import time_step_spec
 
@@ -16,8 +16,10 @@ def test_table_matches_the_figures_of_the_papers():
     sizes = {name: algorithm.batch_size for name, algorithm in ALGORITHMS.items() if algorithm.batch_size != 256}
     atari = dict.fromkeys(["dqn", "double_dqn", "discrete_bcq", "discrete_cql"], 32)
     goals = ["crl", "gcbc", "gciql", "gcivl", "hiql"]
-    assert sizes == {"awac": 1024, "rebrac": 1024, **atari, **dict.fromkeys(goals, 1024)}
-    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations] == ["td3_bc"]
+    others = {"awac": 1024, "rebrac": 1024, "decision_transformer": 64}
+    assert sizes == {**others, **atari, **dict.fromkeys(goals, 1024)}
+    normalized = [name for name, algorithm in ALGORITHMS.items() if algorithm.normalizes_observations]
+    assert normalized == ["decision_transformer", "td3_bc"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "trajectories"] == ["rebrac"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "goals"] == goals
     assert sorted(ALGORITHMS) == list(ALGORITHMS)
@@ -28,7 +30,7 @@ def test_table_describes_the_agent(name):
     algorithm = get_algorithm(name)
     is_discrete = algorithm.actions == "discrete"
     spec = tensor_spec.BoundedTensorSpec([], "int32", -1, 1) if is_discrete else ACTION_SPEC
-    agent = make_agent(name, time_step_spec(observe(name, TIME_STEP_SPEC.observation)), spec, hidden_sizes=(4,))
+    agent = make_agent(name, time_step_spec(observe(name, TIME_STEP_SPEC.observation)), spec, **small_networks(name))
     assert type(agent).__name__ == algorithm.class_name
     data = make_columns(4)
     if is_discrete:

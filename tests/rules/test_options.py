@@ -319,6 +319,11 @@ def test_options_of_rewards_have_no_effect_on_cloning():
     assert describe(top_percent=10.0) == []
 
 
+def test_discount_factor_has_no_effect_on_windows():
+    (sentence,) = TrainingConfig("decision_transformer", env=None, gamma=0.9).describe_unused()
+    assert sentence == "gamma has no effect on decision_transformer, whose returns are undiscounted"
+
+
 def test_training_prints_the_options_without_effect(tmp_path, capsys):
     logs = [{**LOG, "actions": np.zeros((4, 1)), "terminated": True}]
     with Training(logs, TrainingConfig("bc", env=None, num_envs=2, batch_size=2), tmp_path / "run"):

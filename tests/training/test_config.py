@@ -12,6 +12,8 @@ from rlds2reverb.sources.transforms import REWARD_RECIPES
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.config import declared_options, options_table
 
+WINDOWS = {"algo": "decision_transformer"}
+
 
 def test_defaults_are_those_of_the_algorithm():
     iql, td3_bc, rebrac = map(TrainingConfig, ("iql", "td3_bc", "rebrac"))
@@ -49,6 +51,11 @@ def test_defaults_are_those_of_the_algorithm():
             ValueError,
             "execution_horizon must be at most chunk_length, which is 2, got 3",
         ),
+        (WINDOWS | {"n_step": 2}, ValueError, "n_step must be 1 for decision_transformer, which learns from windows"),
+        (WINDOWS | {"reward": "scale:2"}, ValueError, "reward must be None for decision_transformer, whose policy"),
+        (WINDOWS | {"online_steps": 9}, ValueError, "online_steps must be 0 for decision_transformer, which learns"),
+        (WINDOWS | {"random_shift": 4}, ValueError, "random_shift must be 0 for decision_transformer, which does not"),
+        (WINDOWS | {"sampler": "prioritized"}, ValueError, "sampler must be 'uniform' for decision_transformer"),
         (
             {"algo": "bc", "sampler": "prioritized"},
             ValueError,

@@ -84,6 +84,28 @@ def test_transitions_of_a_dataset_contain_returns_of_the_transformed_rewards(opt
     assert read_returns(open_data(EPISODES, config), config) == RETURNS
 
 
+def test_windows_of_a_dataset_contain_undiscounted_returns_and_times():
+    config = CONFIG.replace(algo="decision_transformer", reward=None, hyperparameters={"context_length": 2})
+    seen = set()
+    with open_data(EPISODES, config).open_batches(config) as batches:
+        for windows in read_transitions(batches.feed):
+            info, observations = windows.policy_info, windows.observation[..., 0].numpy()
+            for row, observation in enumerate(observations.tolist()):
+                columns = [info[name][row].numpy().tolist() for name in ("mask", "return_to_go", "time_step")]
+                seen.add(tuple(map(tuple, (observation, *columns))))
+            # 4 and 16 are the observations before the end of a terminated and of a truncated episode.
+            last = observations[:, -1]
+            np.testing.assert_array_equal(windows.next_step_type[:, -1], np.where(np.isin(last, (4, 16)), 2, 1))
+            np.testing.assert_array_equal(windows.discount[:, -1], last != 4)
+    assert seen == {
+        ((1, 2), (True, True), (7, 6), (0, 1)),
+        ((2, 4), (True, True), (6, 4), (1, 2)),
+        ((0, 4), (False, True), (0, 4), (0, 2)),
+        ((8, 16), (True, True), (24, 16), (0, 1)),
+        ((0, 16), (False, True), (0, 16), (0, 1)),
+    }
+
+
 def test_custom_agents_ask_for_step_info():
     with pytest.raises(ValueError, match="step_info must be one of 'return_to_go', 'time_step', got 'value'"):
         register_agent("numbered_cql", NumberedCQLAgent, step_info=["value"])

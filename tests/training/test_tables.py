@@ -99,6 +99,7 @@ def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source
         (TrainingConfig("rebrac"), "replay", None, "are transitions, but rebrac learns from trajectories of two steps"),
         (IQL.replace(gamma=0.9), "replay", None, r"is not a power of 0.9; use that of the conversion \(gamma\)"),
         (TrainingConfig("cal_ql"), "replay", None, r"have no policy_info\['return_to_go'\], from which cal_ql learns"),
+        (TrainingConfig("decision_transformer"), "replay", None, "learns from windows of a dataset's steps; train on"),
         (TrainingConfig("dqn"), "replay", None, "dqn requires discrete actions"),
         (IQL, "replay", Box(-1, 1, (2,)), r"actions have shape \(3,\), but those of the environment \(2,\)"),
     ],

@@ -11,6 +11,7 @@ from rlds2reverb.client import find_addresses
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.envs.suite_gym import find_spec
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 from rlds2reverb.locations import is_table_directory
@@ -121,6 +122,8 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
 def _require_options(source: Any, config: TrainingConfig) -> None:
     if config.chunk_length > 1:
         raise ArgumentError("requires a single process; use train", about="chunk_length")
+    if get_algorithm(config.algo).items == "windows":
+        raise ArgumentError(f"cannot be {config.algo}, which requires a single process; use train", about="algo")
     if config.deterministic:
         raise ArgumentError("requires a single process; use train", about="deterministic", value=True)
     if config.epochs is not None:

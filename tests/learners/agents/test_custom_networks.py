@@ -23,6 +23,8 @@ from rlds2reverb.learners.agents import (
 )
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 
+#: The algorithms whose networks users can replace.
+WITH_NETWORKS = [name for name, algorithm in ALGORITHMS.items() if algorithm.items != "windows"]
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], "int32", 0, 2)
 #: A stack of two frames with three channels, a stack of four frames with one, and two fields that are not images.
 CAMERA_SPEC = {
@@ -150,7 +152,7 @@ def test_copies_of_an_image_network_are_independent_and_targets_track():
     np.testing.assert_allclose(target.trained_variables[0], network.trained_variables[0] - 0.75, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", mark_slow_except(["dqn", "bc", "rebrac"], ALGORITHMS))
+@pytest.mark.parametrize("name", mark_slow_except(["dqn", "bc", "rebrac"], WITH_NETWORKS))
 def test_agents_learn_from_several_cameras_and_vectors(name):
     agent = make(name, time_step.time_step_spec(CAMERA_SPEC))
     check_agent(agent, make_batch(name, make_camera_columns()))
@@ -212,7 +214,7 @@ def test_agents_train_and_restore_networks_of_the_user(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", WITH_NETWORKS)
 def test_every_agent_accepts_networks_of_the_user(name, tmp_path):
     first = FullyConnected((4,)) if get_algorithm(name).items == "goals" else make_keras  # That reads no dicts.
     factories = dict(zip(list_networks(name), (first, FullyConnected((4,), layer_norm=True), Linear), strict=False))

@@ -137,7 +137,11 @@ def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
     for name, option in get_hyperparameters(algo).items():
         assert option.text.endswith(".") and "\n" not in option.text, name
         assert option.type == "array" or option.check(option.default) == option.default, name
-        assert option.type in ("array", "boolean", "network") or option.range or name == "target_entropy", name
+        assert (
+            option.type in ("array", "boolean", "network")
+            or option.range
+            or name in ("target_entropy", "target_return")
+        ), name
 
 
 def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():

@@ -26,6 +26,11 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
         ClusterTraining(hopper, TrainingConfig("bc", **SMALL), tmp_path)
 
 
+def test_algorithms_on_windows_raise(hopper, tmp_path):
+    with pytest.raises(ValueError, match="algo cannot be decision_transformer, which requires a single process"):
+        prepare(hopper, TrainingConfig("decision_transformer", **SMALL | {"hyperparameters": {}}), tmp_path, 1)
+
+
 def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path):
     path = tmp_path / "pendulum_x.hdf5"
     path.symlink_to(hopper)
