@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.episodes import from_transitions
 from rlds2reverb.learners.algorithms import get_algorithm
 
 from .config import TrainingConfig
@@ -45,10 +46,10 @@ def measure_updates_per_sec(algo: str, *, secs: float = 2.0) -> float:
             return (learner.step - _NUM_WARM_UP) / (time.perf_counter() - began)
 
 
-def _make_episodes(*, is_discrete: bool) -> list[Episode]:
+def _make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
     random, length = np.random.default_rng(0), _EPISODE_LENGTH
 
-    def make() -> Episode:
+    def make() -> dict[str, Any]:
         observations = random.normal(size=(length + 1, _OBSERVATION_SIZE)).astype(np.float32)
         actions = random.uniform(-1, 1, (length, _ACTION_SIZE)).astype(np.float32)
         return from_transitions(
