@@ -59,7 +59,7 @@ def test_keras_2_is_selected_whether_or_not_the_variable_is_set(variables):
 
 def test_keras_2_is_selected_or_demanded_after_tensorflow_was_imported():
     process = run_python(f"import tensorflow\nimport rlds2reverb{BUILD_AGENTS}")
-    if run_python("import sys, tensorflow; print('keras' in sys.modules)").stdout == "True\n" and SINCE_KERAS_3:
+    if SINCE_KERAS_3 and run_python("import sys, tensorflow; print('keras' in sys.modules)").stdout == "True\n":
         assert process.stdout == "" and FIX in process.stderr  # TensorFlow has imported Keras 3 itself.
     else:
         assert process.stdout == "True\n", process.stderr
