@@ -5,6 +5,7 @@ parameter. All functions therefore accept complex numbers, and compare real part
 """
 
 import itertools
+import math
 
 import numpy as np
 
@@ -51,8 +52,8 @@ def mlp(flat, sizes, x, layer_norm=False, activation=relu):
 
     def take(*shape):
         nonlocal at
-        at += int(np.prod(shape))
-        return flat[at - int(np.prod(shape)) : at].reshape(shape)
+        at += math.prod(shape)
+        return flat[at - math.prod(shape) : at].reshape(shape)
 
     for rows, columns in itertools.pairwise(sizes[:-1]):
         x = activation(x @ take(rows, columns) + take(columns))

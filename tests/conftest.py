@@ -25,6 +25,7 @@ from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
     pytest_generate_tests,
     recovery,
 )
+from skipped_exports import skip_exports
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -123,6 +124,13 @@ def unique_ports() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portpicker, "pick_unused_port", pick_port)
         patch.setattr(ports_of_servers, "_find_port", pick_port)
+        yield
+
+
+@pytest.fixture
+def no_policies() -> Iterator[None]:
+    """Prevents runs from exporting their policies."""
+    with skip_exports():
         yield
 
 

@@ -10,16 +10,19 @@ import ctypes
 import hashlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from reference_impls import episode
 from reverb.cc import schema_pb2
@@ -60,6 +63,7 @@ def process(program: Callable[..., None], *arguments: Any) -> Iterator[tuple[Pro
     channel, child_channel = CONTEXT.Pipe()
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         started = CONTEXT.Process(target=_run, args=(program, child_channel, arguments, scratch))
+        _ensure_fork_server()
         started.start()
         child_channel.close()
         try:
@@ -70,10 +74,18 @@ def process(program: Callable[..., None], *arguments: Any) -> Iterator[tuple[Pro
             channel.close()
 
 
+def _ensure_fork_server() -> None:
+    """Starts the fork server, if necessary, with the path of `launched`; it ignores modules that it cannot import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+
+
 def _run(program: Callable[..., None], channel: Connection, arguments: tuple, scratch: str) -> None:
     tempfile.tempdir = scratch  # A killed process leaves its temporary files there.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     try:
+        assert "launched" in sys.modules, "the fork server has not started the launcher of servers"
         program(channel, *arguments)
     except EOFError:  # The test has ended.
         pass
@@ -102,8 +114,6 @@ def within(secs: float) -> Iterator[None]:
 
 def skip_unless_mounted(channel: Connection) -> None:
     """Skips the test if the process was not allowed to mount a disk; otherwise it sends 'mounted'."""
-    import pytest
-
     try:
         receive(channel)
     except OSError as error:

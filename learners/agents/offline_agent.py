@@ -9,6 +9,8 @@ from tf_agents.agents import data_converter, tf_agent
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step, trajectory
 
+from rlds2reverb._internals.tensorflow import without_autograph
+
 from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, replica_id
@@ -112,6 +114,7 @@ class OfflineAgent(tf_agent.TFAgent):
     def _initialize(self) -> None:
         """Does nothing, because networks and targets are created with the agent."""
 
+    @without_autograph
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
         batch = self.batch(experience, weights)
         loss, extra = self._update(batch)

@@ -51,15 +51,26 @@ print(isinstance(layer, tf.Module))
 """
 
 
-@pytest.mark.parametrize("variables", [{}, {"TF_USE_LEGACY_KERAS": "1"}], ids=["unset", "set"])
-def test_keras_2_is_selected_whether_or_not_the_variable_is_set(variables):
-    process = run_python(f"import rlds2reverb{BUILD_AGENTS}", **variables)
+def slow_with_keras_2(test):
+    """Marks a test as slow if TensorFlow contains Keras 2: then any process that builds agents shows the same."""
+    return test if SINCE_KERAS_3 else pytest.mark.slow(test)
+
+
+@slow_with_keras_2
+def test_keras_2_is_selected():
+    process = run_python(f"import rlds2reverb{BUILD_AGENTS}")
     assert process.stdout == "True\n", process.stderr
 
 
+def test_keras_2_is_selected_although_the_variable_is_set():
+    process = run_python(f"import rlds2reverb{BUILD_AGENTS}", TF_USE_LEGACY_KERAS="1")
+    assert process.stdout == "True\n", process.stderr
+
+
+@slow_with_keras_2
 def test_keras_2_is_selected_or_demanded_after_tensorflow_was_imported():
     process = run_python(f"import tensorflow\nimport rlds2reverb{BUILD_AGENTS}")
-    if run_python("import sys, tensorflow; print('keras' in sys.modules)").stdout == "True\n" and SINCE_KERAS_3:
+    if SINCE_KERAS_3 and run_python("import sys, tensorflow; print('keras' in sys.modules)").stdout == "True\n":
         assert process.stdout == "" and FIX in process.stderr  # TensorFlow has imported Keras 3 itself.
     else:
         assert process.stdout == "True\n", process.stderr

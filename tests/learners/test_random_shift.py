@@ -77,7 +77,7 @@ def test_shift_is_a_crop_of_the_padded_image(height, width, limit, seed):
 def test_each_image_of_each_item_and_observation_is_shifted_independently(convert):
     columns = make_observations(40)
     batch = convert({**make_columns(40), "observation": columns, "next_observation": columns})
-    shift = tf.function(RandomShift(2, SPEC, seed=3))
+    shift = tf.function(RandomShift(2, SPEC, seed=3), autograph=False)
     result, again, later = (shift(batch, tf.constant(step, tf.int64)) for step in (5, 5, 6))
     found = {}
     for name, observations in (("this", find_observations(result, 0)), ("next", find_observations(result, 1))):
@@ -93,7 +93,7 @@ def test_each_image_of_each_item_and_observation_is_shifted_independently(conver
     assert all(len(set(shifts)) > 12 for shifts in found.values())  # Of 25 shifts.
     for one, two in zip(tf.nest.flatten(result), tf.nest.flatten(again), strict=True):
         np.testing.assert_array_equal(one, two)
-    other = tf.function(RandomShift(2, SPEC, seed=4))(batch, tf.constant(5, tf.int64))
+    other = tf.function(RandomShift(2, SPEC, seed=4), autograph=False)(batch, tf.constant(5, tf.int64))
     for changed in (later, other):
         new = find_observations(changed, 0)["cameras"]["last"]
         assert find_shifts(columns["cameras"]["last"], new.numpy()) not in found.values()

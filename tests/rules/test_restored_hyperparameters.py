@@ -28,7 +28,7 @@ def change(hyperparameter):
         return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
     if hyperparameter.type == "two numbers":
         return tuple(0.5 * bound for bound in hyperparameter.default)
-    if hyperparameter.name in ("latent_size", "representation_size"):
+    if hyperparameter.name in ("latent_size", "num_critics", "representation_size"):
         return None
     if hyperparameter.type == "integer":
         return hyperparameter.default + 1

@@ -136,6 +136,7 @@ def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, 
     assert_equal_nests(read_items(opened[0]), read_items(opened[1]))
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
     path, cache = str(data / "d4rl/hopper_medium-v2.hdf5"), tmp_path / "cache"
     options = {"steps": 20, "env": None, "log_every": 10, "hyperparameters": {"hidden_sizes": (8,)}, "progress": False}

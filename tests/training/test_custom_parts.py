@@ -290,6 +290,7 @@ def test_invalid_hooks_raise_before_the_data_are_read(hooks, error, message, tmp
         train("no-such-file", "bc", tmp_path, hooks=hooks, **SMALL)
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_command_line_finds_agents_and_hooks_in_the_current_directory(custom_module, pendulum, capfd):
     assert run(["agents", f"{custom_module}:MyBC"]) == 0
     out = capfd.readouterr().out

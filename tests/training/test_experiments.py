@@ -314,6 +314,7 @@ def test_rows_contain_the_seeds_with_evaluations(pendulum, tmp_path):
     assert (row.seeds, row.planned, row.last) == ((0, 1), 3, (25.0, 5.0)) and " 2 of 3 " in str(result)
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     random = np.random.default_rng(0)
     episodes, others = ([{"observations": random.normal(size=(9, 3)), "actions": random.uniform(-1, 1, (8, 1)),

@@ -25,6 +25,7 @@ def compute_losses(algorithm, run_dir):
     return [float(loss) for loss in run.progress["loss"]]
 
 
+@pytest.mark.usefixtures("no_policies")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_losses_equal_those_of_other_versions(algorithm, tmp_path):
     expected = json.loads(FILE.read_text())[algorithm]

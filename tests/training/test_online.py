@@ -12,6 +12,7 @@ import pytest
 import reverb
 import tensorflow as tf
 from counting import Counting
+from skipped_exports import skip_exports
 from tf_agents.agents import tf_agent
 from tf_agents.networks.q_rnn_network import QRnnNetwork
 from tf_agents.policies import tf_policy
@@ -82,7 +83,7 @@ def collected(request, tmp_path_factory):
         **SMALL,
     )
     folder = tmp_path_factory.mktemp("runs") / "run"
-    with Training(None, config, folder) as training:
+    with skip_exports(), Training(None, config, folder) as training:
         training.run()
         batch = next(iter(sample_dataset(training.collected_at, "collected", 500, beta=0.0)))
         items = {name: column.numpy() for name, column in batch.data.items()}
@@ -282,7 +283,8 @@ def watch(source, run_dir, **options):
     """Returns the batches of the updates of a run, which collects in episodes of 4 steps, and the run."""
     Watching.batches = []
     options = {**SMALL, "hyperparameters": {}, "warmup_steps": 8, "update_every": 4, "log_every": 4, **options}
-    run = train(source, Watching, run_dir, env=Numbered, progress=False, **options)
+    with skip_exports():
+        run = train(source, Watching, run_dir, env=Numbered, progress=False, **options)
     return Watching.batches, run
 
 

@@ -101,19 +101,21 @@ def test_predict_acts_as_the_evaluator_does(data, tmp_path):
         _ = run.best_policy
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_a_run_leaves_nothing_behind_in_the_process(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["unrelated", "--nonsense"])
     before = gin.config_str(), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    (tmp_path / "mine.gin").write_text("IQLAgent.expectile = 0.9")
+    (tmp_path / "mine.gin").write_text("BCAgent.learning_rate = 0.1")
     options = {**SMALL, "deterministic": True, "gin_files": [tmp_path / "mine.gin"]}
-    run = train(source, "iql", tmp_path / "one", steps=4, **options)
-    assert run.config["hyperparameters"]["expectile"] == 0.9
-    assert train(source, "iql", tmp_path / "two", steps=4, **SMALL).config["hyperparameters"]["expectile"] == 0.7
+    run = train(source, "bc", tmp_path / "one", steps=4, **options)
+    assert run.config["hyperparameters"]["learning_rate"] == 0.1
+    assert train(source, "bc", tmp_path / "two", steps=4, **SMALL).config["hyperparameters"]["learning_rate"] == 3e-4
     assert (gin.config_str(), signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     tf.timestamp()  # Raises if operations were still deterministic.
     assert not (tmp_path / "two" / "repeat.txt").exists()  # The data are objects in memory.
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp_path):
     logs = [dict(episode.steps) for episode in few]
     from_list = train(logs, "bc", tmp_path / "list", steps=2, **SMALL)
@@ -122,6 +124,7 @@ def test_episodes_in_memory_and_generator_functions_are_sources(few, source, tmp
     assert from_list.identity["data"] == from_function.identity["data"]
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_settings_of_a_different_run_are_rejected_before_the_data_are_read(source, tmp_path):
     train(source, "bc", tmp_path, steps=2, **SMALL)
 
@@ -176,6 +179,7 @@ def test_an_interrupted_script_ends_and_the_run_is_saved_and_continues(source, t
     assert train(source, "bc", tmp_path, steps=60, **SMALL).progress["step"].tolist() == [20, 40, 60]
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_an_interrupted_notebook_cell_and_a_terminated_process_get_the_incomplete_run(source, tmp_path, monkeypatch):
     run = train(source, "bc", tmp_path / "terminated", steps=60, hooks=[Signal(signal.SIGTERM)], **SMALL)
     assert run.num_updates == 30
@@ -184,6 +188,7 @@ def test_an_interrupted_notebook_cell_and_a_terminated_process_get_the_incomplet
     assert run.num_updates == 30
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
     with pytest.raises(KeyboardInterrupt, match="is saved; the same call continues it"):
         train_seeds(source, "bc", tmp_path, steps=60, seeds=2, hooks=[Signal()], **SMALL)
@@ -191,6 +196,7 @@ def test_interrupted_seeds_end_the_script_after_all_is_saved(source, tmp_path):
     assert summary["runs"] == {"seed_0": {"state": "stopped", "step": 30, "reason": "SIGINT"}}
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_parts_of_a_training_are_exposed(source, few, tmp_path):
     with Training(source, TrainingConfig("bc", **get_options(steps=6)), tmp_path) as training:
         assert training.data.items.num_items == sum(episode.num_transitions for episode in few)

@@ -91,13 +91,26 @@ def kill_before_manifest(root):
         running.join()
 
 
+@pytest.fixture(scope="module")
+def killed_template(tmp_path_factory, one_template):
+    root = shutil.copytree(one_template, tmp_path_factory.mktemp("template") / "root")
+    kill_before_manifest(root)
+    return root
+
+
+@pytest.fixture
+def killed(tmp_path, killed_template):
+    """A root with one checkpoint of 4 items, and one of 7 items whose manifest is missing."""
+    return shutil.copytree(killed_template, tmp_path / "root")
+
+
 @pytest.mark.drill("F7")
-def test_server_killed_before_manifest_starts_from_reverbs_checkpoint(one_checkpoint):
-    kill_before_manifest(one_checkpoint)
-    assert not (one_checkpoint / "manifests" / f"{find_newest(one_checkpoint).name}.json").exists()
-    assert count_items(one_checkpoint) == 7
-    assert (one_checkpoint / "manifests" / f"{find_newest(one_checkpoint).name}.json").is_file()
-    CheckpointRoot(one_checkpoint).verify_latest()
+def test_server_killed_before_manifest_starts_from_reverbs_checkpoint(killed):
+    manifest = killed / "manifests" / f"{find_newest(killed).name}.json"
+    assert not manifest.exists()
+    assert count_items(killed) == 7
+    assert manifest.is_file()
+    CheckpointRoot(killed).verify_latest()
 
 
 def test_server_killed_before_manifest_starts_in_a_new_root(tmp_path):
@@ -106,21 +119,18 @@ def test_server_killed_before_manifest_starts_in_a_new_root(tmp_path):
     assert count_items(tmp_path / "root") == 3
 
 
-def test_server_killed_before_the_previous_is_deleted_uses_the_newest(one_checkpoint, tmp_path):
-    before = find_newest(one_checkpoint)
-    shutil.copytree(before, tmp_path / "copy")
-    kill_before_manifest(one_checkpoint)
-    shutil.copytree(tmp_path / "copy", before)
-    assert count_items(one_checkpoint) == 7
+def test_server_killed_before_the_previous_is_deleted_uses_the_newest(killed, one_template):
+    before = find_newest(one_template)
+    shutil.copytree(before, killed / "checkpoints" / before.name)
+    assert count_items(killed) == 7
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.drill("F8")
-def test_damaged_checkpoint_without_manifest_is_replaced_by_the_previous(one_checkpoint, name):
-    kill_before_manifest(one_checkpoint)
-    damage_file(find_newest(one_checkpoint) / f"{name}.tfrecord", "flipped")
+def test_damaged_checkpoint_without_manifest_is_replaced_by_the_previous(killed, name):
+    damage_file(find_newest(killed) / f"{name}.tfrecord", "flipped")
     with pytest.warns(RuntimeWarning, match=rf"{name}.tfrecord is damaged .*moved to .*set_aside\); started from"):
-        assert count_items(one_checkpoint) == 4
+        assert count_items(killed) == 4
 
 
 def test_server_starts_from_a_checkpoint_requested_by_a_stock_client(one_checkpoint):

@@ -1,11 +1,13 @@
 """Tests of datasets that TFDS prepared as ArrayRecord files."""
 
+import itertools
 import sys
 
 import cloudpickle
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests
 
 from rlds2reverb import SourceError, load
@@ -67,8 +69,13 @@ def prepared(tmp_path_factory):
     return paths
 
 
-@pytest.mark.parametrize("split", ["train", "train[1:5]", "train[4:]+train[:2]"])
-@pytest.mark.parametrize("image_decoding", [True, False])
+@pytest.mark.parametrize(
+    ("split", "image_decoding"),
+    mark_slow_except(
+        [("train", True), ("train[4:]+train[:2]", False)],
+        itertools.product(["train", "train[1:5]", "train[4:]+train[:2]"], [True, False]),
+    ),
+)
 def test_array_records_are_read_like_tfrecords(prepared, split, image_decoding):
     options = {"split": split, "image_decoding": image_decoding}
     expected, got = (list(load(path, **options)) for path in prepared.values())
@@ -85,6 +92,7 @@ def test_array_records_can_be_read_in_parts_and_in_other_processes(prepared):
     assert [episode.num_transitions for episode in copy.read(2, 5)] == whole[2:5]
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_array_records_train_a_clone(prepared, tmp_path):
     options = ["--steps", "2", "--run-dir", str(tmp_path / "run"), "--batch-size", "4"]
     assert run(["train", "--algo", "bc", "--data", str(prepared["array_record"]), *options]) == 0

@@ -134,11 +134,11 @@ def test_initialize_changes_nothing():
         np.testing.assert_array_equal(one, two)
 
 
-def test_agents_derive_directly_from_their_base_or_from_td3():
+def test_agents_derive_from_their_base_or_from_one_other_agent():
     for cls in map(get_agent_class, ALGORITHMS):
         names = [base.__name__ for base in cls.__mro__]
         assert names[1] == "OfflineAgent" or names[1:3] in (
-            [base, "OfflineAgent"] for base in ("TD3BCAgent", "GoalAgent")
+            [base, "OfflineAgent"] for base in ("TD3BCAgent", "GoalAgent", "DQNAgent", "IQLAgent")
         )
 
 

@@ -14,6 +14,7 @@ def hopper(data):
     return data / "d4rl" / "hopper_medium-v2.hdf5"
 
 
+@pytest.mark.usefixtures("no_policies")
 def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "import_ray", lambda: None)
     run = train(hopper, "bc", tmp_path / "run", progress=False, **SMALL)
