@@ -46,6 +46,8 @@ CHANGED = {
     "hyperparameters": {"alpha": 1.0},
     "gamma": 0.5,
     "n_step": 3,
+    "chunk_length": 2,
+    "execution_horizon": 1,
     "jit_compile": True,
     "batch_size": 8,
     "sampler": "prioritized",

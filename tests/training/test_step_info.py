@@ -12,6 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb import Training, TrainingConfig, ingest, register_agent
 from rlds2reverb.adders import NStep
+from rlds2reverb.learners import algorithms
 from rlds2reverb.learners.agents import CQLAgent
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
@@ -106,7 +107,8 @@ def test_windows_of_a_dataset_contain_undiscounted_returns_and_times():
     }
 
 
-def test_custom_agents_ask_for_step_info():
+def test_custom_agents_ask_for_step_info(monkeypatch):
+    monkeypatch.setattr(algorithms, "_CUSTOM_ALGORITHMS", {})
     with pytest.raises(ValueError, match="step_info must be one of 'return_to_go', 'time_step', got 'value'"):
         register_agent("numbered_cql", NumberedCQLAgent, step_info=["value"])
     register_agent("numbered_cql", NumberedCQLAgent, step_info=["time_step"])
