@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,39 +157,15 @@ def open_dataset(
     notes: list[str] = []
     warnings = list(source.warnings)
     reading: Any = {"action_space": action_space, "other_fields": other_fields, "progress": progress}
-    try:
-        dataset = read_dataset(source, config, **reading)
-    except _TooLargeError as error:
-        config = config.replace(cache_dir=str(default_cache_dir()))
-        notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
-        dataset = read_dataset(source, config, **reading)
+    dataset = _read_or_store(source, config, notes, reading)
     notes += dataset.notes
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
-    if about_bounds is not None:
-        notes.append(about_bounds)
-    clipping = dataset.find_clipping(action_spec)
-    if clipping.counts[1] and config.clip_actions:
-        notes.append(clipping.describe())
-    elif clipping.counts[1]:
-        kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
-        warnings.append(Message(clipping.describe(kept), clip_actions=True))
-    is_held_out = find_held_out(len(dataset.returns), config.validation, config.seed)
-    is_kept = ~is_held_out
-    if config.validation:
-        notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
-    if config.top_percent is not None:
-        is_kept[is_kept] = find_best(dataset.returns[is_kept], config.top_percent)
-        notes.append(_describe_kept(dataset.returns, is_kept, config.top_percent))
+    notes += [] if about_bounds is None else [about_bounds]
+    _report_clipping(dataset.find_clipping(action_spec), action_spec, config, notes, warnings)
+    is_kept, is_held_out = _select_episodes(dataset.returns, config, notes)
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
-    observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
-    moments = Moments(*dataset.moments.agent_statistics())
-    if get_algorithm(config.algo).items == "goals":
-        if as_episodes:
-            raise SourceError(f"{config.algo} draws its goals from a dataset in this process; train without a cluster")
-        observations = add_goal(observations, observations)
-        moments = Moments(*(add_goal(part, part) for part in moments))
-    time_step_spec = time_step.time_step_spec(to_tensor_spec(observations))
+    time_step_spec, moments = _describe_observations(dataset, config, as_episodes=as_episodes)
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
@@ -226,6 +202,58 @@ def open_dataset(
     if as_episodes or config.sampler == "prioritized":
         return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
     return ItemData(**common, items=items(is_used=is_used))
+
+
+def _read_or_store(
+    source: Source, config: TrainingConfig, notes: list[str], reading: Mapping[str, Any]
+) -> LoadedDataset:
+    """Returns what `read_dataset` reads; data that do not fit in memory are stored first, which is noted."""
+    try:
+        return read_dataset(source, config, **reading)
+    except _TooLargeError as error:
+        config = config.replace(cache_dir=str(default_cache_dir()))
+        notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
+        return read_dataset(source, config, **reading)
+
+
+def _report_clipping(
+    clipping: Clipping,
+    action_spec: tensor_spec.BoundedTensorSpec,
+    config: TrainingConfig,
+    notes: list[str],
+    warnings: list[str],
+) -> None:
+    if clipping.counts[1] and config.clip_actions:
+        notes.append(clipping.describe())
+    elif clipping.counts[1]:
+        kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
+        warnings.append(Message(clipping.describe(kept), clip_actions=True))
+
+
+def _select_episodes(returns: np.ndarray, config: TrainingConfig, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which episodes are trained on, and which are held out, bool `[E]` each, and notes their numbers."""
+    is_held_out = find_held_out(len(returns), config.validation, config.seed)
+    is_kept = ~is_held_out
+    if config.validation:
+        notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
+    if config.top_percent is not None:
+        is_kept[is_kept] = find_best(returns[is_kept], config.top_percent)
+        notes.append(_describe_kept(returns, is_kept, config.top_percent))
+    return is_kept, is_held_out
+
+
+def _describe_observations(
+    dataset: LoadedDataset, config: TrainingConfig, *, as_episodes: bool
+) -> tuple[time_step.TimeStep, Moments]:
+    """Returns the spec of the time steps that the agent sees, and the moments of its observations."""
+    observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
+    moments = Moments(*dataset.moments.agent_statistics())
+    if get_algorithm(config.algo).items == "goals":
+        if as_episodes:
+            raise SourceError(f"{config.algo} draws its goals from a dataset in this process; train without a cluster")
+        observations = add_goal(observations, observations)
+        moments = Moments(*(add_goal(part, part) for part in moments))
+    return time_step.time_step_spec(to_tensor_spec(observations)), moments
 
 
 def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:

@@ -41,7 +41,7 @@ class GCIVLAgent(GoalAgent):
         value = see `implicit_value_loss`
         actor = -mean(min(exp(alpha * (V(s', g) - V(s, g))), 100) * log pi(a | s, g))
 
-    V is the mean of two functions. Park et al. (2023), arXiv:2307.11949, eqs. 4 and 5, with one policy.
+    V is the mean of two functions. Park et al. (2023), arXiv:2307.11949, with one policy.
     """
 
     def __init__(

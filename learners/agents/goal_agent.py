@@ -173,7 +173,7 @@ def implicit_value_loss(
         q_i = r + gamma * discount * V'_i(s', g)
         loss = sum_i mean(|expectile - 1(A < 0)| * (q_i - V_i(s, g))^2),   A = min_i q_i - mean_i V'_i(s, g)
 
-    Park et al. (2023), "HIQL", arXiv:2307.11949, eq. 4, with the two functions and the separate weights of their code.
+    Park et al. (2023), "HIQL", arXiv:2307.11949, with the two functions and the separate weights of their code.
 
     Args:
       batch: transitions with goals.

@@ -72,9 +72,9 @@ def normalize_length(vectors: tf.Tensor) -> tf.Tensor:
 class HIQLAgent(GoalAgent):
     """HIQL (Park, Ghosh, Eysenbach & Levine 2023, arXiv:2307.11949), with the settings of OGBench (arXiv:2410.20092).
 
-        value = see `implicit_value_loss`, for V(s, phi([s; g]))                                             (eq. 4)
-        high  = -mean(min(exp(high_alpha * (V(w, g) - V(s, g))), 100) * log pi_h(phi([s; w]) | s, g))         (eq. 6)
-        low   = -mean(min(exp(low_alpha * (V(s', w) - V(s, w))), 100) * log pi_l(a | s, phi([s; w])))         (eq. 7)
+        value = see `implicit_value_loss`, for V(s, phi([s; g]))
+        high  = -mean(min(exp(high_alpha * (V(w, g) - V(s, g))), 100) * log pi_h(phi([s; w]) | s, g))
+        low   = -mean(min(exp(low_alpha * (V(s', w) - V(s, w))), 100) * log pi_l(a | s, phi([s; w])))
 
     w is the subgoal that the episode reached k steps later; see `GoalSampling`. V is the mean of two functions, and phi
     a representation of length sqrt(R), which only the values train. The policy is pi_l for the subgoal of pi_h in each
