@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from trained_runs import DATA
 
 PROGRAM = textwrap.dedent(
@@ -56,6 +57,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_everything_but_servers_works_without_linux(tmp_path):
     done = subprocess.run([sys.executable, "-c", PROGRAM, DATA, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

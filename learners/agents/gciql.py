@@ -38,10 +38,12 @@ from .spaces import BoundedActions, Observations
 class GCIQLAgent(GoalAgent):
     """IQL (Kostrikov, Nair & Levine 2021) with goals, as in OGBench (Park et al. 2025, arXiv:2410.20092).
 
-    value  = mean(|expectile - 1(u < 0)| * u^2),  u = min_i Q'_i(s, a, g) - V(s, g)     (IQL, eq. 5)
-    critic = sum_i mean((r + gamma * discount * V(s', g) - Q_i(s, a, g))^2)              (IQL, eq. 6)
-    actor  = `ddpg_bc_loss` of min_i Q_i(s, pi(s, g), g), or with "awr"
-             -mean(min(exp(alpha * (min_i Q_i(s, a, g) - V(s, g))), 100) * log pi(a | s, g))  (IQL, eq. 7)
+        value  = mean(|expectile - 1(u < 0)| * u^2),  u = min_i Q'_i(s, a, g) - V(s, g)     (IQL, eq. 5)
+        critic = sum_i mean((r + gamma * discount * V(s', g) - Q_i(s, a, g))^2)              (IQL, eq. 6)
+        actor  = `ddpg_bc_loss` of min_i Q_i(s, pi(s, g), g), or with "awr"
+                 -mean(min(exp(alpha * (min_i Q_i(s, a, g) - V(s, g))), 100) * log pi(a | s, g))  (IQL, eq. 7)
+
+    The observations of critics and actor contain the goal g, and rewards are those of goals; see `GoalAgent`.
     """
 
     def __init__(

@@ -48,6 +48,7 @@ def options(data):
             "hyperparameters": {"hidden_sizes": [[8, 8]]}, "max_episode_steps": 50, "track": ["tensorboard"]}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_sweep_trains_the_runs_of_a_file_and_other_commands_read_them(call, options, tmp_path):
     (tmp_path / "sweep_parts.py").write_text(OWN)

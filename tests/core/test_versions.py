@@ -62,6 +62,7 @@ def test_keras_2_is_selected():
     assert process.stdout == "True\n", process.stderr
 
 
+@pytest.mark.slow
 def test_keras_2_is_selected_although_the_variable_is_set():
     process = run_python(f"import rlds2reverb{BUILD_AGENTS}", TF_USE_LEGACY_KERAS="1")
     assert process.stdout == "True\n", process.stderr

@@ -146,7 +146,7 @@ class Seeds(Counting):
         return np.array([self.seed >> 16, self.seed & 0xFFFF]), *rest
 
 
-@pytest.mark.parametrize(("failure", "num_workers"), [("raise", 0), ("kill", 1)])
+@pytest.mark.parametrize(("failure", "num_workers"), [("raise", 0), pytest.param("kill", 1, marks=pytest.mark.slow)])
 def test_seeds_of_episodes_continue_after_failures_and_a_resumed_run(failure, num_workers):
     start = EpisodeProgress(7, (np.int64(0), np.int64(0)))  # As after a resumed run.
 

@@ -172,7 +172,9 @@ def save_on_full_disk(channel, folder, num_bytes):
     channel.send(store.open().step)
 
 
-@pytest.mark.parametrize("num_bytes", [260_000, 300_000, 404_000])
+@pytest.mark.parametrize(
+    "num_bytes", [*(pytest.param(size, marks=pytest.mark.slow) for size in (260_000, 404_000)), 300_000]
+)
 @pytest.mark.drill("F9")
 def test_save_on_a_full_disk_keeps_the_previous_checkpoint(tmp_path, num_bytes):
     with faults.process(save_on_full_disk, tmp_path, num_bytes) as (_, channel):

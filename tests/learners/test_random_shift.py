@@ -118,6 +118,7 @@ class Kill(LearnerHook):
         raise Killed
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_bit_for_bit_from_uint8_images(tmp_path):
     config = TrainingConfig("bc", steps=5, checkpoint_every=2, deterministic=True, **SMALL)
     weights = {}

@@ -196,7 +196,7 @@ def test_user_code_may_modify_and_reuse_all_arrays(place):
             np.testing.assert_array_equal(other, value, err_msg=f"{path} of step {number}")
 
 
-@pytest.mark.parametrize("place", ["one environment", "a batch", "workers"])
+@pytest.mark.parametrize("place", ["one environment", "a batch", pytest.param("workers", marks=pytest.mark.slow)])
 def test_frames_do_not_change_when_the_environment_reuses_its_array(place):
     with PLACES[place](is_hostile=True) as env:
         env.reset()

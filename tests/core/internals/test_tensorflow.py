@@ -71,6 +71,7 @@ def test_specs_with_bounds_are_those_of_tf_agents():
     assert isinstance(spec, BoundedTensorSpec) and spec.minimum.tolist() == -1.0
 
 
+@pytest.mark.slow
 def test_process_ends_without_errors_of_destructors():
     program = """
 import rlds2reverb._internals.tensorflow

@@ -145,6 +145,7 @@ def test_error_of_the_server_is_raised():
         ReplayServer([TableConfig(), TableConfig()])
 
 
+@pytest.mark.slow
 def test_launcher_runs_as_a_module_and_as_a_folder():
     for program in (["-m", "rlds2reverb._server_process"], ["-I", str(server_process._FOLDER)]):
         control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

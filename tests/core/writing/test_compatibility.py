@@ -114,6 +114,7 @@ with ReplayServer([TableConfig()]) as server:
 """
 
 
+@pytest.mark.slow
 def test_untested_version_is_used_with_the_bulk_writer_if_the_trial_succeeds(newer_reverb):
     environment = {**os.environ, "PYTHONPATH": str(newer_reverb)}
     process = subprocess.run([sys.executable, "-c", INGEST], capture_output=True, text=True, env=environment)

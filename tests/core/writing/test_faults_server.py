@@ -294,6 +294,7 @@ def test_restarted_server_gets_all_items_again(tmp_path, expected, held_at, num_
                 assert read_checkpoint(checkpoint(to_second)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F1")
 def test_server_that_stays_down_raises_and_the_run_resumes_later(tmp_path, expected):
     options = {"state_home": tmp_path, "timeout_secs": 3.0}
@@ -328,6 +329,7 @@ def test_server_restarted_before_the_first_item_uses_the_bulk_writer(tmp_path, e
                 assert read_checkpoint(checkpoint(to_second)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F1")
 def test_trial_item_does_not_reappear_with_a_checkpoint(tmp_path, expected):
     with process(serve_table, tmp_path / "root") as (first, to_first):

@@ -157,6 +157,7 @@ def test_missing_items_are_written_again():
         assert table_info(server).current_size == NUM_ITEMS + 20 * 149
 
 
+@pytest.mark.slow
 def test_reset_table_is_written_again_with_reverb_s_writer():
     """Its items have random keys, so that only the size of the table shows the reset."""
     options = IngestOptions(writer="reverb")

@@ -40,6 +40,7 @@ def test_process_ends_when_the_writer_is_closed(writer):
     wait_for_end(writer._process.pid)
 
 
+@pytest.mark.slow
 def test_process_ends_when_the_writer_is_closed_although_the_server_is_stopped(server, writer):
     pid = server._process.pid
     suspend_process(pid)

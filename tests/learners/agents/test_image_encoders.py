@@ -78,7 +78,10 @@ def build_resnet(x):
     return average_positions(x)
 
 
-@pytest.mark.parametrize(("name", "build", "size"), [("impala", build_impala, 10), ("resnet", build_resnet, 40)])
+@pytest.mark.parametrize(
+    ("name", "build", "size"),
+    [("impala", build_impala, 10), pytest.param("resnet", build_resnet, 40, marks=pytest.mark.slow)],
+)
 def test_encoders_match_keras(name, build, size):
     shape = (size, size + 2, 3)
     encoder = ImageEncoder(shape, architecture=name, seed=0, name="a")

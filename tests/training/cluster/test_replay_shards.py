@@ -223,6 +223,7 @@ def test_server_that_is_killed_alone_starts_from_its_own_newest_checkpoint(tmp_p
     replay.crash()
 
 
+@pytest.mark.slow
 def test_stopped_run_ends_with_a_commit(tmp_path):
     replay = Replay(tmp_path)
     replay.write(EPISODES)
