@@ -82,7 +82,8 @@ class SequenceModel(tf.Module):
         """Returns the predicted actions, float32 [B, K, A] in [-1, 1]; they depend on no later steps or actions."""
         inputs = (window.return_to_go[..., tf.newaxis], window.observation, window.action)
         times = tf.gather(self.times, tf.minimum(window.time_step, self.times.shape[0] - 1))
-        tokens = tf.stack([embed(x) + times for embed, x in zip(self.embeddings, inputs, strict=True)], axis=2)
+        tokens = tf.stack([embed(x) for embed, x in zip(self.embeddings, inputs, strict=True)], axis=2)
+        tokens += times[:, :, tf.newaxis]
         num_windows, num_steps, _, width = tf.unstack(tf.shape(tokens))
         x = dropout(self.norms[0](tf.reshape(tokens, [num_windows, 3 * num_steps, width])))
         places = tf.range(3 * num_steps)
