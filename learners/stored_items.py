@@ -50,7 +50,7 @@ class PaddedTrajectoryCut(PaddedWindows):
         """Implements `Cut.read`."""
         steps = super().read(take, rows, last_rows)
         trajectories = _make_trajectories(self.length, steps, take, rows, last_rows)
-        return trajectories._replace(policy_info={**steps["policy_info"], "mask": steps["mask"]})
+        return trajectories._replace(policy_info={**steps[fields.POLICY_INFO], "mask": steps["mask"]})
 
 
 def _make_trajectories(length: int, steps: dict[str, Nest], take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:

@@ -14,10 +14,10 @@ from rlds2reverb.specs import Nest
 if TYPE_CHECKING:
     from tf_agents.trajectories import Transition
 
-_NEXT_OBSERVATION, _POLICY_INFO = f"next_{fields.OBSERVATION}", "policy_info"
+_NEXT_OBSERVATION = f"next_{fields.OBSERVATION}"
 #: The fields of a transition dict; others, except `policy_info`, are ignored.
 TRANSITION_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT, _NEXT_OBSERVATION)
-_USED_FIELDS = frozenset({*TRANSITION_FIELDS, _POLICY_INFO})
+_USED_FIELDS = frozenset({*TRANSITION_FIELDS, fields.POLICY_INFO})
 
 
 @tf.autograph.experimental.do_not_convert
@@ -74,6 +74,6 @@ def as_transition(items: Mapping[str, Nest]) -> Transition:
     zeros = tree.map_structure(tf.zeros_like, (reward, discount))
     return Transition(
         TimeStep(tf.fill(tf.shape(types), StepType.MID), *zeros, items[fields.OBSERVATION]),
-        PolicyStep(items[fields.ACTION], (), items.get(_POLICY_INFO, ())),
+        PolicyStep(items[fields.ACTION], (), items.get(fields.POLICY_INFO, ())),
         TimeStep(types, reward, discount, items[_NEXT_OBSERVATION]),
     )

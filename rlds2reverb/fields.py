@@ -15,6 +15,8 @@ DISCOUNT = "discount"
 IS_FIRST = "is_first"
 IS_LAST = "is_last"
 IS_TERMINAL = "is_terminal"
+#: TF-Agents' field of items and experience, for what a step contains besides the fields of RLDS.
+POLICY_INFO = "policy_info"
 
 #: The required fields of an RLDS step, in the order in which messages list them.
 STEP_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, IS_FIRST, IS_LAST, IS_TERMINAL)

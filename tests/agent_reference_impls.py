@@ -93,7 +93,7 @@ def gradient_similarity(gradients):
     for i, one in enumerate(gradients):
         for j, other in enumerate(gradients):
             if i != j:
-                norms = [(each**2).sum(axis=1) ** 0.5 + 1e-10 for each in (one, other)]
+                norms = [(vector**2).sum(axis=1) ** 0.5 + 1e-10 for vector in (one, other)]
                 total = total + (one * other).sum(axis=1) / (norms[0] * norms[1])
     return total / (len(gradients) - 1)
 

@@ -26,7 +26,7 @@ from rlds2reverb.writing.bulk_writer import BulkWriter
 from .collector import Piece
 from .config import TrainingConfig
 from .data import TrainingData
-from .step_info import POLICY_INFO, make_step_info, step_info_spec
+from .step_info import make_step_info, step_info_spec
 
 
 class PieceConverter:
@@ -66,7 +66,7 @@ class PieceConverter:
     def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
         """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""
         number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
-        info = {POLICY_INFO: step_info_spec(self._step_info)} if self._step_info else {}
+        info = {fields.POLICY_INFO: step_info_spec(self._step_info)} if self._step_info else {}
         return self._adder.item_spec(
             {
                 fields.OBSERVATION: tf.nest.map_structure(_make_array_spec, observation_spec),
@@ -90,7 +90,7 @@ class PieceConverter:
             steps = piece.episode.steps
             num_steps = np.array([len(steps[fields.REWARD])])
             info = make_step_info(steps, num_steps, self._step_info, gamma=self._gamma)
-            piece = piece._replace(episode=replace(piece.episode, steps={**steps, POLICY_INFO: info}))
+            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.POLICY_INFO: info}))
         items: Items = self._adder(piece.episode)
         if piece.is_complete:
             return items

@@ -79,7 +79,7 @@ from .data import (
     sample_table,
     start_isolated,
 )
-from .step_info import POLICY_INFO, SOURCE_FIELDS, make_step_info
+from .step_info import SOURCE_FIELDS, make_step_info
 from .validation import find_held_out
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
@@ -260,10 +260,10 @@ def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | 
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     algorithm = get_algorithm(algo)
     if isinstance(adder, TrajectoryWindows) and algorithm.items == "windows":
-        return PaddedTrajectoryCut(adder.length, (*fields.STEP_FIELDS, POLICY_INFO))
+        return PaddedTrajectoryCut(adder.length, (*fields.STEP_FIELDS, fields.POLICY_INFO))
     if isinstance(adder, TrajectoryWindows):
         return TrajectoryCut(adder.length)
-    other_fields = (POLICY_INFO,) if algorithm.step_info else ()
+    other_fields = (fields.POLICY_INFO,) if algorithm.step_info else ()
     learns = algorithm.learns_from_rewards
     reads_next = learns or (goals is not None and goals.actor is not None)
     if isinstance(adder, ChunkNStep):
@@ -283,7 +283,7 @@ def _read_step_info(
         make_step_info(convert(columns), num_steps, names, gamma=gamma)
         for columns, num_steps in steps.read_batches(SOURCE_FIELDS)
     ]
-    return {POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}
+    return {fields.POLICY_INFO: {name: np.concatenate([part[name] for part in parts]) for name in names}}
 
 
 def _prepare(
@@ -325,7 +325,7 @@ def _make_source(
             first += len(num_steps)
             steps = convert(steps)
             if names:
-                steps[POLICY_INFO] = make_step_info(steps, num_steps, names, gamma=config.gamma)
+                steps[fields.POLICY_INFO] = make_step_info(steps, num_steps, names, gamma=config.gamma)
             kept = select_episodes(EpisodeBatch.from_columns(steps, num_steps), used)
             yield from () if kept is None else kept.episodes
 

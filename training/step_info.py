@@ -12,8 +12,6 @@ from rlds2reverb import fields
 from rlds2reverb.adders import ReturnToGo
 from rlds2reverb.specs import ArraySpec, Nest
 
-#: The field of steps, items and transitions that contains them, by name.
-POLICY_INFO = "policy_info"
 #: The fields of steps that they are computed from.
 SOURCE_FIELDS = (fields.REWARD, fields.DISCOUNT, *fields.FLAG_FIELDS)
 _DTYPES = {"return_to_go": np.float32, "time_step": np.int32}

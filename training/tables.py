@@ -16,7 +16,7 @@ import xxhash
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import ReplayServer, TrajectoryWindows, sample_dataset
+from rlds2reverb import ReplayServer, TrajectoryWindows, fields, sample_dataset
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
@@ -29,7 +29,6 @@ from rlds2reverb.specs import ArraySpec, Nest, path_name
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
 from .data import Batches, TrainingData, make_adder, sample_table, start_isolated
-from .step_info import POLICY_INFO
 
 #: Number of items that are sampled from a table to check them before training.
 _NUM_CHECKED = 32
@@ -281,11 +280,12 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
             f"the items of table {table.table!r} are transitions, but {config.algo} learns from trajectories of two "
             "steps; convert the dataset again with TrajectoryWindows(2)"
         )
-    info = table.row_spec.get(POLICY_INFO) or {}
+    info = table.row_spec.get(fields.POLICY_INFO) or {}
     if missing := [name for name in get_algorithm(config.algo).step_info if name not in info]:
         raise SpecMismatchError(
-            f"the items of table {table.table!r} have no {POLICY_INFO}[{missing[0]!r}], from which {config.algo} "
-            "learns; train on the dataset, for which it is computed, or convert it again with this field in the steps"
+            f"the items of table {table.table!r} have no {fields.POLICY_INFO}[{missing[0]!r}], from which "
+            f"{config.algo} learns; train on the dataset, for which it is computed, or convert it again with this "
+            "field in the steps"
         )
     has_one_priority = bool((sample.info.priority == sample.info.priority[0]).numpy().all())
     if table.has_trajectories or "value_gamma" not in sample.data:

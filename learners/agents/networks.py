@@ -12,7 +12,7 @@ from rlds2reverb._arguments import require_one_of
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
-#: Maximum number of networks that are computed by products of their own, which are fused with bias and ReLU. For more
+#: Maximum number of networks that are computed in separate products, which are fused with bias and ReLU. For more
 #: networks, one batched product per layer is faster.
 _MAX_SEPARATE_COPIES = 2
 #: Functions between the layers; GELU is the approximation with tanh (Hendrycks & Gimpel 2016, section 2).

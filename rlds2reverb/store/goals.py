@@ -18,8 +18,6 @@ from .item_index import ItemIndex
 STATE, GOAL = fields.OBSERVATION, "goal"
 #: Field of Gymnasium's goal environments with the goal that an observation achieves.
 ACHIEVED_GOAL = "achieved_goal"
-#: Field of the items with the goals besides that of the observation; see `GoalSampling`.
-FURTHER_GOALS = "policy_info"
 ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE = "actor_goal", "low_goal", "subgoal", "subgoal_state"
 #: Number of random numbers for one goal, and for all goals of an item.
 _NUM_PER_GOAL = 3
@@ -191,7 +189,7 @@ class GoalSampling:
             further[LOW_GOAL] = get_goal(read(np.minimum(rows + self.subgoal_steps, last_rows)))
             subgoals = read(np.minimum(rows + self.subgoal_steps, limits))
             further |= {SUBGOAL: get_goal(subgoals), SUBGOAL_STATE: get_state(subgoals)}
-        return {**items, FURTHER_GOALS: further}
+        return {**items, fields.POLICY_INFO: further}
 
 
 def _to_fraction(numbers: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ def test_restored_agent_continues_bit_for_bit_with_the_same_dropout(tmp_path):
     agent.train(make_windows(5, 3))
     path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
     tf.train.Checkpoint(agent=restored).read(path).assert_consumed()
-    losses = [each.train(make_windows(5, 3, seed=1)).loss.numpy() for each in (agent, restored)]
+    losses = [trained.train(make_windows(5, 3, seed=1)).loss.numpy() for trained in (agent, restored)]
     assert losses[0] == losses[1] != agent.loss(agent.batch(make_windows(5, 3, seed=1))).numpy()
     for one, two in zip(agent.variables, restored.variables, strict=True):
         np.testing.assert_array_equal(one, two)
