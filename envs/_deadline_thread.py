@@ -61,7 +61,7 @@ class DeadlineThread:
 
     def _exchange(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         if not self.is_responsive:
-            raise TimeoutError(f"{self._name} did not answer an earlier call; the thread is at\n{self._get_stack()}")
+            raise TimeoutError(f"{self._describe_stack()}{self._name} did not answer an earlier call")
         if self._is_closed:
             raise RuntimeError(f"{self._name} cannot be called after close()")
         self._number += 1
@@ -74,7 +74,7 @@ class DeadlineThread:
         except queue.Empty:
             self.is_responsive = False
             raise TimeoutError(
-                f"{self._name} did not answer within {self._timeout_secs:g} s; the thread is at\n{self._get_stack()}"
+                f"{self._describe_stack()}{self._name} did not answer within {self._timeout_secs:g} s"
             ) from None
 
     def close(self) -> None:
@@ -86,9 +86,10 @@ class DeadlineThread:
         if self.is_responsive:
             self._thread.join(self._timeout_secs)
 
-    def _get_stack(self) -> str:
+    def _describe_stack(self) -> str:
+        """Returns the lines that precede a message, whose last line is a sentence of its own."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame))
+        return "" if frame is None else f"the thread is at\n{''.join(traceback.format_stack(frame))}"
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

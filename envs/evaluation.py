@@ -7,6 +7,7 @@ import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -100,7 +101,7 @@ class Evaluator:
           discount: discount factor in [0, 1] of `Evaluation.discounted_return`; None for none.
           with_goals: whether policies observe goals; environments that do not show them yet are then wrapped in
             `GoalTasks`.
-          timeout_secs: maximum duration of a step of all environments, and of their creation.
+          timeout_secs: maximum duration of a step of all environments, and of the creation of each.
 
         Raises:
           ImportError: If Gymnasium or a dependency of the environment is not installed.
@@ -187,12 +188,11 @@ class Evaluator:
         """
         batched = self._get_batched(policy)
         with self._start_thread() as thread:
-            envs = thread.call(self._create_envs)
+            envs = self._create_envs(thread)
             try:
                 return self._run(envs, batched, thread, should_stop)
             finally:
-                if thread.is_responsive:
-                    thread.call(envs.close)
+                _close(envs, thread)
 
     def _run(
         self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread, should_stop: Callable[[], bool]
@@ -244,17 +244,23 @@ class Evaluator:
         env = make_environment(self._make_env, env_id=index, max_episode_steps=self._chosen_limit)
         return add_goals(env) if self._with_goals else env
 
-    def _create_envs(self) -> BatchedEnvironment:
+    def _create_envs(self, thread: DeadlineThread) -> BatchedEnvironment:
+        """Creates one environment per call of the thread, since many together may take longer than its timeout."""
+        envs: list[Environment] = []
         with contextlib.ExitStack() as stack:
-            envs = []
             for index, seed in enumerate(self.seeds):
-                env = stack.enter_context(self._create_env(index))
-                env = _SingleEpisode(env if self.is_limited else TimeLimit(env, self.max_episode_steps), index)
-                with suppress(NotImplementedError):
-                    env.seed(seed)
-                envs.append(env)
+                envs.append(thread.call(partial(self._create_episode, index, seed)))
+                stack.callback(_close, envs[-1], thread)
+            batched = thread.call(lambda: BatchedEnvironment(envs))
             stack.pop_all()
-        return BatchedEnvironment(envs)
+        return batched
+
+    def _create_episode(self, index: int, seed: int) -> Environment:
+        env = self._create_env(index)
+        env = _SingleEpisode(env if self.is_limited else TimeLimit(env, self.max_episode_steps), index)
+        with suppress(NotImplementedError):
+            env.seed(seed)
+        return env
 
     def _read_spaces(self) -> tuple[Nest, Any, int | None]:
         """Returns the spec of the observations, the action space, and the time limit."""
@@ -293,6 +299,11 @@ class _SingleEpisode(Wrapper):
             yield
         except (SpecMismatchError, ValueError) as error:
             raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
+
+
+def _close(envs: Any, thread: DeadlineThread) -> None:
+    if thread.is_responsive:
+        thread.call(envs.close)
 
 
 def _read_successes(envs: BatchedEnvironment) -> np.ndarray | None:

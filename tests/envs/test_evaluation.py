@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import gymnasium
 import numpy as np
@@ -499,6 +500,15 @@ def test_invalid_reference_returns_raise(content, message, tmp_path):
 # --- Environments that hang
 
 
+def test_each_environment_has_the_timeout_for_its_creation():
+    class Slow(Counter):
+        def __init__(self):
+            super().__init__()
+            time.sleep(0.4)
+
+    assert Evaluator(Slow, num_episodes=4, timeout_secs=1).evaluate(constant_policy(0.5)).returns.shape == (4,)
+
+
 @pytest.mark.drill("user code")
 def test_hanging_environment_raises_with_its_stack_trace():
     release = threading.Event()
@@ -512,7 +522,7 @@ def test_hanging_environment_raises_with_its_stack_trace():
         def close(self):
             """Does nothing; it is not called, because the environment hangs."""
 
-    with pytest.raises(TimeoutError, match=r"(?s)environments of Hanging did not answer within 2 s.*release.wait"):
+    with pytest.raises(TimeoutError, match=r"(?s)release.wait.*\n.*environments of Hanging did not answer within 2 s$"):
         Evaluator(Hanging, seeds=[0, 3], timeout_secs=2).evaluate(constant_policy(0.5))
     release.set()
     Counter.num_open = 0

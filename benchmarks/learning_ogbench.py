@@ -1,0 +1,101 @@
+"""Trains agents on datasets of OGBench with several seeds, and prints a table of their success rates.
+
+    python benchmarks/learning_ogbench.py DATA goals [--algos gcbc hiql] [--seeds 3] [--jobs 2] [--out runs]
+    python benchmarks/learning_ogbench.py DATA cube
+
+DATA is a directory of OGBench's files; the package `ogbench` has to be installed. `goals` trains agents with goals on
+pointmaze-medium-navigate, and `cube` trains agents with rewards on the default task of cube-single-play. The runs are a
+sweep: interrupted ones are continued, and complete ones are not repeated. Then the last policy of each run is evaluated
+in 50 episodes of each task, as OGBench does. The table contains means and standard deviations over seeds, in percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlds2reverb import load
+from rlds2reverb.envs.evaluation import evaluate
+from rlds2reverb.learners.runs import Run
+from rlds2reverb.training.experiments import choose_placement, run_plan
+from rlds2reverb.training.plans import PlannedRun, plan_sweep
+
+#: Batch size and networks; those of OGBench and FQL are 1,024 or 256 and three or four layers of 512.
+BATCH_SIZE, SIZES = 256, [256, 256]
+#: The dataset and the environment of each table, and its agents with their options.
+TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
+    "goals": (
+        "pointmaze-medium-navigate-v0",
+        "ogbench:pointmaze-medium-v0",
+        {algo: {"algo": algo, "presets": f"{algo}-pointmaze"} for algo in ("gcbc", "gcivl", "gciql", "hiql", "crl")},
+    ),
+    "cube": (
+        "cube-single-play-singletask-v0",
+        "ogbench:cube-single-singletask-v0",
+        {
+            "bc": {"algo": "bc"},
+            "iql": {"algo": "iql", "hyperparameters": {"temperature": 1.0}},
+            "rebrac": {"algo": "rebrac", "hyperparameters": {"actor_bc_weight": 1.0, "critic_bc_weight": 0.0}},
+            "fql": {"algo": "fql", "presets": "fql-ogbench-cube-scene"},
+        },
+    ),
+}
+NUM_EPISODES_PER_TASK = 50
+
+
+def plan(data: Path, table: str, algos: list[str] | None, *, seeds: int, steps: int) -> list[PlannedRun]:
+    """Returns the runs of a table."""
+    dataset, env, variants = TABLES[table]
+    every = max(steps // 2, 1)
+    options = {"env": env, "seeds": seeds, "steps": steps, "eval_every": every, "log_every": max(steps // 50, 1),
+               "checkpoint_every": every, "eval_episodes": 50, "batch_size": BATCH_SIZE}  # fmt: skip
+    chosen = {
+        name: {**variant, "hyperparameters": {**variant.get("hyperparameters", {}), "hidden_sizes": [SIZES]}}
+        for name, variant in variants.items()
+        if algos is None or name in algos
+    }
+    return list(plan_sweep({**options, "data": {dataset: load(dataset, data_dir=data)}, "variants": chosen}))
+
+
+def measure_success_rates(run: Run, env: str, num_tasks: int) -> list[float]:
+    """Returns the success rates of a run's last policy: of each task if there are several, and of all episodes."""
+    evaluation = evaluate(env, run.policy, NUM_EPISODES_PER_TASK * num_tasks, with_goals=num_tasks > 1)
+    assert evaluation.success_rate is not None
+    return [*evaluation.success_rates.values(), evaluation.success_rate]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("--algos", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=50_000)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    arguments = parser.parse_args()
+    runs = plan(arguments.data, arguments.table, arguments.algos, seeds=arguments.seeds, steps=arguments.steps)
+    experiment = run_plan(runs, arguments.out, place=choose_placement(arguments.jobs, quiet=True))
+    _, env, variants = TABLES[arguments.table]
+    num_tasks = 5 if arguments.table == "goals" else 1
+    tasks = [f"task {number}" for number in range(1, num_tasks + 1)] if num_tasks > 1 else []
+    print(f"| {' | '.join(['agent', 'seeds', *tasks, 'all'])} |\n|{'---|' * (len(tasks) + 3)}")
+    for variant in variants:
+        complete = [
+            experiment.runs[name]
+            for name, planned in experiment.plan.items()
+            if planned["variant"] == variant and name not in experiment.failures
+        ]
+        if complete:
+            rates = 100 * np.array([measure_success_rates(run, env, num_tasks) for run in complete])
+            cells = [f"{mean:.0f} ± {std:.0f}" for mean, std in zip(rates.mean(0), rates.std(0), strict=True)]
+            print(f"| {' | '.join([variant, str(len(complete)), *cells])} |", flush=True)
+    for name, reason in experiment.failures.items():
+        print(f"{name} failed: {reason}")
+
+
+if __name__ == "__main__":
+    main()
