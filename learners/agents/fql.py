@@ -23,8 +23,10 @@ from .networks import Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 
-#: Distance of uniform random numbers from -1 and 1, at which the inverse of the normal distribution is infinite.
+#: Lower bound of uniform random numbers; at 0, the noise would be infinite.
 _EPSILON = 1e-6
+#: Minimum number of periods of greedy noise along a unit vector.
+_NUM_PERIODS = 4.0
 
 
 @configurable
@@ -208,12 +210,12 @@ class OneStepFlowActor(tf.Module):
         return self.network(tf.concat([observation, noise], axis=1))
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns actions for standard normal noise that is a hash of each observation, float32 [B, A] in [-1, 1].
+        """Returns actions for standard normal noise that is a function of each observation, float32 [B, A] in [-1, 1].
 
         A stochastic policy of several modes has no single best action, and the action for noise 0 can be between two of
         them.
         """
-        return tf.clip_by_value(self(observation, _hash_to_normal(observation, self._size)), -1.0, 1.0)
+        return tf.clip_by_value(self(observation, _project_to_normal(observation, self._size)), -1.0, 1.0)
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns sampled actions, float32 [B, A] in [-1, 1]. `seed` is [2] integers."""
@@ -221,10 +223,17 @@ class OneStepFlowActor(tf.Module):
         return tf.clip_by_value(self(observation, noise), -1.0, 1.0)
 
 
-def _hash_to_normal(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns standard normal numbers that only depend on the row, float32 [B, size], for float32 [B, D]."""
-    places = tf.tile(tf.bitcast(tf.range(size), tf.uint8), [tf.shape(rows)[0], 1])
-    hashes = tf.fingerprint(tf.concat([tf.repeat(tf.fingerprint(rows), size, axis=0), places], axis=1))
-    uniform = tf.cast(tf.bitcast(hashes[:, :4], tf.int32), tf.float32) / 2.0**31
-    uniform = tf.clip_by_value(uniform, _EPSILON - 1.0, 1.0 - _EPSILON)
-    return tf.reshape(tf.math.erfinv(uniform), [-1, size]) * np.float32(np.sqrt(2))
+def _project_to_normal(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns standard normal numbers that only depend on the row, float32 [B, size], for float32 [B, D].
+
+    They are smooth functions of the row, so that rounding errors of other runtimes hardly change them:
+
+        z = sqrt(-2 log u) cos(2 pi v),   u = |2 (x mod 1) - 1|,   (x, v) = sin(row) W      (Box & Muller 1958)
+
+    The columns of W are random directions, along which x and v vary by several periods.
+    """
+    directions = np.random.default_rng(0).normal(size=(rows.shape[1], 2 * size))
+    directions *= np.linspace(_NUM_PERIODS, 2 * _NUM_PERIODS, 2 * size) / np.linalg.norm(directions, axis=0)
+    radius, angle = tf.split(tf.sin(rows) @ tf.constant(directions, tf.float32), 2, axis=1)
+    uniform = tf.abs(2.0 * (radius - tf.floor(radius)) - 1.0)
+    return tf.sqrt(-2.0 * tf.math.log(tf.maximum(uniform, _EPSILON))) * tf.cos(2.0 * np.pi * angle)
