@@ -5,8 +5,9 @@
 DATA is a directory of D4RL files with `ref_scores.json`. The runs are a sweep: interrupted ones are continued, and
 complete ones are not repeated; --jobs trains several at a time. The table contains the mean return of the data; the
 mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
-the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. The figure is
-written to `learning.png` in the directory --out.
+the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. A second table
+contains the mean return of the policy that a bandit chooses among the last policies of all seeds of a variant, and of
+all variants, with few episodes (`simulate_selection`). The figure is written to `learning.png` in the directory --out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -23,6 +25,7 @@ from rlds2reverb.learners.figures import save_png
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.training.experiments import Row, choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_sweep
+from rlds2reverb.training.policy_selection import simulate_selection
 
 DATASETS = (
     "hopper_medium_expert-v2",
@@ -40,6 +43,8 @@ REBRAC_PRESETS = {
     "hopper_sac_expert-v2": "rebrac-hopper-expert",
     "halfcheetah_sac_full_replay-v2": "rebrac-halfcheetah-full-replay",
 }
+#: Numbers of episodes after which a bandit chooses.
+NUM_EPISODES = (1, 10, 100)
 #: The options of each variant that is compared.
 VARIANTS: dict[str, dict[str, Any]] = {
     "bc": {"algo": "bc"},
@@ -101,6 +106,16 @@ def format_row(row: Row) -> str:
     return f"| {row.data} | {row.variant} | {' | '.join(numbers)} |"
 
 
+def format_selection(dataset: str, variant: str, runs: list[Run]) -> str:
+    """Returns the results of choosing one of the last policies of some runs as a row of the table."""
+    returns = [
+        np.array([values[-1] for name, values in run.evaluations.items() if name.startswith("return_")]) for run in runs
+    ]
+    chosen = simulate_selection(returns)
+    cells = [f"{chosen[episodes - 1]:,.0f}" for episodes in NUM_EPISODES]
+    return f"| {dataset} | {variant} | {len(runs)} | {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -122,6 +137,12 @@ def main() -> None:
     for name, planned in experiment.plan.items():
         if name in experiment.runs:
             groups.setdefault(planned["data"], {}).setdefault(planned["variant"], []).append(experiment.runs[name])
+    print(f"\n| dataset | agent | policies |{' after {} |' * len(NUM_EPISODES)}".format(*NUM_EPISODES))
+    print("|---|---|---|" + "---|" * len(NUM_EPISODES))
+    for dataset, variants in groups.items():
+        every = [run for runs in variants.values() for run in runs]
+        for variant, runs in {**variants, "all": every}.items():
+            print(format_selection(dataset, variant, runs))
     save_png(draw_figure(groups), arguments.out / "learning.png")
 
 

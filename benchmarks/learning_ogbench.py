@@ -30,7 +30,7 @@ TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "goals": (
         "pointmaze-medium-navigate-v0",
         "ogbench:pointmaze-medium-v0",
-        {algo: {"algo": algo, "presets": f"{algo}-pointmaze"} for algo in ("gcbc", "gcivl", "gciql", "hiql", "crl")},
+        {algo: {"algo": algo, "presets": f"{algo}-pointmaze"} for algo in ("gcbc", "gciql", "hiql", "crl")},
     ),
     "cube": (
         "cube-single-play-singletask-v0",
@@ -50,8 +50,10 @@ def plan(data: Path, table: str, algos: list[str] | None, *, seeds: int, steps: 
     """Returns the runs of a table."""
     dataset, env, variants = TABLES[table]
     every = max(steps // 2, 1)
-    options = {"env": env, "seeds": seeds, "steps": steps, "eval_every": every, "log_every": max(steps // 50, 1),
-               "checkpoint_every": every, "eval_episodes": 50, "batch_size": BATCH_SIZE}  # fmt: skip
+    options = {
+        **{"env": env, "seeds": seeds, "steps": steps, "eval_every": every, "eval_episodes": 50},
+        **{"checkpoint_every": every, "log_every": max(steps // 50, 1), "batch_size": BATCH_SIZE, "jit_compile": True},
+    }
     chosen = {
         name: {**variant, "hyperparameters": {**variant.get("hyperparameters", {}), "hidden_sizes": [SIZES]}}
         for name, variant in variants.items()
@@ -73,7 +75,7 @@ def main() -> None:
     parser.add_argument("table", choices=sorted(TABLES))
     parser.add_argument("--algos", nargs="+")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=50_000)
+    parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
