@@ -31,8 +31,8 @@ def simulate_selection(
         mean_i + exploration * sigma * sqrt(ln t / n_i),
 
     where n_i is the number of its episodes up to now, mean_i the mean of their returns, and sigma the standard
-    deviation of all recorded returns. Policies without an episode come first, in random order. A policy's return is one of its
-    recorded ones. The choice after an episode is the policy with the highest mean_i.
+    deviation of all recorded returns. Policies without an episode come first, in random order. A policy's return is one
+    of its recorded ones. The choice after an episode is the policy with the highest mean_i.
 
     Args:
       returns: recorded returns of each policy, float [M_i] with M_i >= 1.
