@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import_quietly("tf_agents.agents.cql.cql_sac_agent", "tf_agents.train.learner")
 import numpy as np
 import tensorflow as tf
 from bench_data import make_float_episodes, print_machine
+from matrix_products import count_flops, time_products
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.sac import tanh_normal_projection_network
@@ -184,6 +184,10 @@ class Bench:
         experience = feed.to_experience(tf.constant(feed.read(0, 1)[0][0]))
         return tf.data.Dataset.from_tensors(experience).repeat()
 
+    def time_products(self, algo: str) -> Callable[[], float]:
+        flops = count_flops(make_agent(algo, *SPECS, hidden_sizes=SIZES).train, self.make_in_memory().experience_spec)
+        return time_products(flops, self.updates)
+
     def _time(self, run: Callable[[int], Any]) -> Callable[[], float]:
         run(20)  # Traces the graph and warms up.
 
@@ -193,75 +197,6 @@ class Bench:
             return self.updates / (time.perf_counter() - began)
 
         return measure
-
-
-class Product(NamedTuple):
-    """A matrix product of an update: (rows x inputs) (inputs x outputs), or one of its two gradients."""
-
-    kind: str
-    rows: int
-    inputs: int
-    outputs: int
-
-    @property
-    def flops(self) -> int:
-        """The number of floating-point operations, the same for all three kinds."""
-        return 2 * self.rows * self.inputs * self.outputs
-
-
-def list_products(rows: int, sizes: tuple[int, ...], *kinds: str, to_input: bool = False) -> list[Product]:
-    """Returns the products of a network's layers; the gradient with respect to its input only if `to_input`."""
-    return [
-        Product(kind, rows, *layer)
-        for number, layer in enumerate(itertools.pairwise(sizes))
-        for kind in kinds
-        if kind != "inputs" or number or to_input
-    ]
-
-
-def list_update_products(algo: str) -> list[list[Product]]:
-    """Returns the products of an update, or of each update of a cycle if they differ."""
-    width, rows = ACTION.shape[0], BATCH_SIZE
-    observation, gradients = OBSERVATION.shape[0], ("forward", "weights", "inputs")
-    critic = (observation + width, *SIZES, 1)
-    if algo == "td3":
-        actor = (observation, *SIZES, width)
-        targets = list_products(rows, actor, "forward") + 2 * list_products(rows, critic, "forward")
-        critics = 2 * list_products(rows, critic, *gradients)
-        actors = list_products(rows, actor, *gradients) + list_products(
-            rows, critic, "forward", "inputs", to_input=True
-        )
-        return [targets + critics, targets + critics + actors]
-    actor = (observation, *SIZES, 2 * width)
-    actors = list_products(rows, actor, *gradients) + 2 * list_products(
-        rows, critic, "forward", "inputs", to_input=True
-    )
-    targets = list_products(rows, actor, "forward") + 2 * list_products(rows, critic, "forward")
-    num_actions = 1 + 3 * 10  # The data's action, and ten each of the three kinds in the penalty.
-    return [actors + targets + 2 * list_products(num_actions * rows, critic, *gradients)]
-
-
-def time_products(algo: str, num_updates: int) -> Callable[[], float]:
-    """Returns a function that measures updates/s if an update were nothing but products of large matrices.
-
-    Large matrices are multiplied at the highest rate that the machine reaches, so this is an upper limit.
-    """
-    updates = list_update_products(algo)
-    flops = sum(product.flops for products in updates for product in products) / len(updates)
-    size = 1024
-    num_products = max(1, round(num_updates * flops / (2 * size**3)))
-    left, right = tf.random.normal([size, size]), tf.random.normal([size, size])
-    multiply = tf.function(lambda product: tf.matmul(product, right) / size**0.5)
-    multiply(left)
-
-    def measure() -> float:
-        began, product = time.perf_counter(), left
-        for _ in range(num_products):
-            product = multiply(product)
-        product.numpy()
-        return num_products * 2 * size**3 / flops / (time.perf_counter() - began)
-
-    return measure
 
 
 def main() -> None:
@@ -297,7 +232,7 @@ def main() -> None:
                     f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(
                         algo, bench.make_in_memory(), jit=True
                     ),
-                    f"{algo}: {PRODUCTS}": time_products(algo, bench.updates),
+                    f"{algo}: {PRODUCTS}": bench.time_products(algo),
                 },
             )
 

@@ -38,7 +38,7 @@ TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         {
             "bc": {"algo": "bc"},
             "iql": {"algo": "iql", "hyperparameters": {"temperature": 1.0}},
-            "rebrac": {"algo": "rebrac", "hyperparameters": {"actor_bc_weight": 1.0, "critic_bc_weight": 0.0}},
+            "rebrac": {"algo": "rebrac", "hyperparameters": {"actor_penalty": 0.1, "critic_penalty": 0.0}},
             "fql": {"algo": "fql", "presets": "fql-ogbench-cube-scene"},
         },
     ),

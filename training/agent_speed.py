@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,15 @@ from rlds2reverb.episodes import from_transitions
 from rlds2reverb.learners.algorithms import get_algorithm
 
 from .config import TrainingConfig
+from .progress import Progress
 from .training import Training
 
 _OBSERVATION_SIZE, _ACTION_SIZE = 17, 6
 _NUM_EPISODES, _EPISODE_LENGTH = 20, 200
 #: Number of updates before the measurement, of which the first one builds the graph.
 _NUM_WARM_UP = 10
+#: Options that determine when something other than an update happens.
+_NUMBERS = ("steps", "log_every", "checkpoint_every")
 
 
 def measure_updates_per_sec(algo: str, *, secs: float = 2.0) -> float:
@@ -33,17 +38,41 @@ def measure_updates_per_sec(algo: str, *, secs: float = 2.0) -> float:
     Raises:
       ValueError: If there is no such algorithm.
     """
-    episodes = _make_episodes(is_discrete=get_algorithm(algo).actions == "discrete")
-    config = TrainingConfig(algo, env=None, steps=1_000_000, log_every=1_000_000, checkpoint_every=1_000_000, track=())
-    with tempfile.TemporaryDirectory() as folder, Training(episodes, config, folder) as training:
-        learner = training.learner
-        with learner.running():
-            learner.advance(_NUM_WARM_UP)
-            count, began = 1, time.perf_counter()
-            while time.perf_counter() - began < secs:
-                learner.advance(learner.step + count)
-                count *= 2
-            return (learner.step - _NUM_WARM_UP) / (time.perf_counter() - began)
+    with open_training(algo) as training:
+        return time_updates(training, secs=secs)
+
+
+@contextmanager
+def open_training(algo: str, **options: Any) -> Iterator[Training]:
+    """Yields a running training of an agent on random data in memory, after its first updates; see `train`."""
+    is_discrete = get_algorithm(algo).actions == "discrete"
+    bounds = (0, _ACTION_SIZE - 1) if is_discrete else (-1, 1)
+    fixed: dict[str, Any] = {**dict.fromkeys(_NUMBERS, 1_000_000), "env": None, "track": (), "action_bounds": bounds}
+    episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Training(episodes, config, folder, progress=_NoNotes(None, quiet=True)) as training,
+    ):
+        with training.learner.running():
+            training.learner.advance(_NUM_WARM_UP)
+            yield training
+
+
+def time_updates(training: Training, *, secs: float) -> float:
+    """Returns the number of updates per second of a running training, measured for at least `secs`."""
+    learner, count = training.learner, 1
+    first, began = learner.step, time.perf_counter()
+    while time.perf_counter() - began < secs:
+        learner.advance(learner.step + count)
+        count *= 2
+    return (learner.step - first) / (time.perf_counter() - began)
+
+
+class _NoNotes(Progress):
+    """Prints only warnings, since the data were not chosen by the user."""
+
+    def note(self, sentence: str) -> None:
+        """Prints nothing."""
 
 
 def _make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:

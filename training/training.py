@@ -118,7 +118,7 @@ class Training:
             what the agent collects in the environment, see the option `online_steps`.
           config: the options.
           run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
-          progress: prints notes and progress; None prints nothing.
+          progress: prints notes and progress; None prints only notes and warnings.
           repeat: command for `repeat.txt`; None for a Python command, if the source is a path or a name.
 
         Raises:
