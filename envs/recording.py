@@ -20,6 +20,7 @@ from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment, make_row_reader
 from .environment import Environment
 from .evaluation import name_environment
+from .goal_tasks import add_goals, expects_goals
 from .loading import make_environment
 from .parallel_environment import ParallelEnvironment
 from .policy_actions import RANDOM, PolicyActor
@@ -74,7 +75,8 @@ def record_episodes(
 
     Returns:
       A source with the episodes in memory, in the order in which they ended. It has the spaces of the environment, and
-      its description if the environment was made from an id or from a `gymnasium.EnvSpec`.
+      its description if the environment was made from an id or from a `gymnasium.EnvSpec`, unless the policy observes
+      goals: then environments that do not show them yet are wrapped in `GoalTasks`.
 
     Raises:
       ImportError: If Gymnasium or a dependency of the environment is not installed.
@@ -94,7 +96,15 @@ def record_episodes(
     require_count("seed", seed, 0)
     require_number("epsilon", epsilon, 0, 1)
     require_timeout(timeout_secs)
-    made = _Environments(env, num_envs, seed, env_info, max_episode_steps=max_episode_steps, timeout_secs=timeout_secs)
+    made = _Environments(
+        env,
+        num_envs,
+        seed,
+        env_info,
+        with_goals=expects_goals(policy),
+        max_episode_steps=max_episode_steps,
+        timeout_secs=timeout_secs,
+    )
     with made as batch:
         act = PolicyActor(policy, batch, made.name, epsilon, seed)
         recorder = _Recorder(
@@ -137,16 +147,17 @@ class _Environments:
         seed: int,
         env_info: bool | Sequence[str],
         *,
+        with_goals: bool,
         max_episode_steps: int | None,
         timeout_secs: float,
     ):
-        """See `record_episodes` for the arguments."""
+        """See `record_episodes` for the arguments; `with_goals` is whether the policy observes goals."""
         if not isinstance(env, Environment) and isinstance(getattr(env, "env", None), Environment):
             env = env.env  # A `PyEnvironment` that `load` returned.
         self.is_made = not isinstance(env, Environment)
         self.name, self._env = name_environment(env) if self.is_made else (type(env).__name__, env)
         self._num_envs, self._seed, self._timeout_secs = num_envs, seed, timeout_secs
-        self._max_episode_steps, self._env_info = max_episode_steps, env_info
+        self._max_episode_steps, self._env_info, self._with_goals = max_episode_steps, env_info, with_goals
         self._info_fields = () if isinstance(env_info, bool) else tuple(env_info)
         if not self.is_made and (self._info_fields or max_episode_steps is not None or num_envs != 1):
             raise ValueError(
@@ -183,7 +194,7 @@ class _Environments:
 
     def describe(self) -> str | None:
         """Returns Gymnasium's `EnvSpec` of the environment as JSON, or None if it was not made from one."""
-        if not self.is_made:
+        if not self.is_made or self._with_goals:
             return None
         spec = suite_gym.find_spec(self._env) if isinstance(self._env, str) else self._env
         try:
@@ -197,6 +208,8 @@ class _Environments:
         make = functools.partial(
             make_environment, self._env, max_episode_steps=self._max_episode_steps, info_fields=self._info_fields
         )
+        if self._with_goals:
+            make = functools.partial(_make_with_goals, make)
         constructors = [functools.partial(make_seeded, make, self._seed, index) for index in range(self._num_envs)]
         if self._num_envs > 1:
             make().close()  # Errors are those of the environment instead of those of a worker.
@@ -212,6 +225,10 @@ class _Environments:
         batch = thread.call(lambda: BatchedEnvironment([constructors[0]()]))
         stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
         return batch
+
+
+def _make_with_goals(make: Callable[[], Environment]) -> Environment:
+    return add_goals(make())
 
 
 class _Recorder:

@@ -7,9 +7,10 @@ import tensorflow as tf
 from counting import Counting
 from goal_reaching import Ring
 from policies import FunctionPolicy
+from properties import mark_slow_except
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb.envs import Evaluator, GoalTasks, GymnasiumEnvironment, check_wrapper
+from rlds2reverb.envs import Evaluator, GoalTasks, GymnasiumEnvironment, check_wrapper, record_episodes
 from rlds2reverb.envs.goal_tasks import match_goals
 from rlds2reverb.errors import SpecMismatchError
 
@@ -91,6 +92,20 @@ def test_evaluations_divide_episodes_over_tasks():
     assert evaluation.success_rates == {1: 1, 2: 1, 3: 0, 4: 0, 5: 0}
     assert "success 40% (task 1: 100%, task 2: 100%, task 3: 0%" in str(evaluation)
     assert evaluation.as_dict()["success_rates"] == evaluation.success_rates
+
+
+@pytest.mark.parametrize("num_envs", mark_slow_except({1}, [1, 2]))
+def test_policies_with_goals_are_recorded_with_them(num_envs):
+    place, actions = tf.TensorSpec([2], tf.float32), tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
+    policy = FunctionPolicy(
+        {"observation": place, "goal": place}, actions, lambda observation: observation["goal"][:, :1]
+    )
+    source = record_episodes(Ring, policy, num_episodes=6, num_envs=num_envs)
+    assert source.env_spec is None and set(source.observation_space) == {"observation", "goal"}
+    for episode in source:
+        goals = episode.steps["observation"]["goal"]
+        assert (goals == goals[0]).all()
+        np.testing.assert_allclose(episode.steps["action"][:-1, 0], goals[:-1, 0], atol=1e-6)
 
 
 def test_environments_that_show_their_goals_are_not_wrapped_again():
