@@ -24,7 +24,8 @@ from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec
 
 from .config import AUTO, TrainingConfig
 from .data import TrainingData, make_adder
-from .dataset import cast_spec, compute_fingerprint, fit_reward, open_dataset, require_trainable
+from .dataset import fit_reward, open_dataset
+from .loaded_dataset import cast_spec, compute_fingerprint, require_trainable
 from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
 
 #: Fingerprint of a run without data.
