@@ -29,7 +29,7 @@ from .hooks.hook import POSITIONS, LearnerHook, Phase
 from .hooks.hook_list import HookList
 from .hyperparameter_variables import HyperparameterVariables
 from .monitor import Monitor
-from .policy_export import export_policy
+from .policy_export import copy_policy, export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
 from .run_identity import as_plain_values, differences, require_same
@@ -591,14 +591,20 @@ class Learner:
             self.agent.policy, path, train_step=self.agent.train_step_counter, estimate_values=estimate_values
         )
 
-    def export_best_policy(self, path: str | Path) -> Path | None:
+    def export_best_policy(self, path: str | Path, *, current: str | Path | None = None) -> Path | None:
         """Writes the policy of the best evaluation, and returns its path, or None without evaluations.
 
         The agent itself is left unchanged.
+
+        Args:
+          path: directory of the SavedModel; replaced if it exists.
+          current: directory of the current policy's SavedModel, which is copied if it is the best one; None if there is
+            none.
         """
-        if self._log.evaluations.is_new_best:  # Its checkpoint is not written yet.
-            return self.export_policy(path)
-        best = self._checkpoints.best()
+        is_current = self._log.evaluations.is_new_best  # Then its checkpoint is not written yet.
+        best = None if is_current else self._checkpoints.best()
+        if is_current or (best is not None and best.step == self.step):
+            return self.export_policy(path) if current is None else copy_policy(current, path)
         if best is None:
             return None
         with self._checkpoints.restore_temporarily(best):

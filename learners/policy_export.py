@@ -43,20 +43,35 @@ def export_policy(
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
     """
     path = Path(path)
-    restore_policy(path)
-    partial, previous = (path.with_name(f"{path.name}.{suffix}") for suffix in ("partial", _PREVIOUS))
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.rmtree(previous, ignore_errors=True)
-    with full_disk_as_error(path), hide_warnings():
+    with _replacing(path) as partial, hide_warnings():
         saver = PolicySaver(policy, batch_size=None, train_step=train_step)
         if estimate_values is not None and not isinstance(policy, ChunkPolicy):  # The values are those of chunks.
             _add_values(saver, policy, estimate_values)
         saver.save(str(partial))
+    return path
+
+
+def copy_policy(source: str | Path, path: str | Path) -> Path:
+    """Copies a SavedModel, as `export_policy` would write it, and returns the path of the copy."""
+    path = Path(path)
+    with _replacing(path) as partial:
+        shutil.copytree(source, partial)
+    return path
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yields the path at which to write a SavedModel, which then replaces the one at `path`."""
+    restore_policy(path)
+    partial, previous = (path.with_name(f"{path.name}.{suffix}") for suffix in ("partial", _PREVIOUS))
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
+    with full_disk_as_error(path):
+        yield partial
     if path.exists():
         path.rename(previous)
     partial.rename(path)
     shutil.rmtree(previous, ignore_errors=True)
-    return path
 
 
 def _add_values(saver: PolicySaver, policy: tf_policy.TFPolicy, estimate_values: Callable[[Any, Any], Any]) -> None:

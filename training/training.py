@@ -243,8 +243,8 @@ class Training:
         return run
 
     def _write_results(self) -> Run:
-        self.learner.export_policy(self.run_dir / POLICY_FOLDER)
-        if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER) is None:
+        last = self.learner.export_policy(self.run_dir / POLICY_FOLDER)
+        if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER, current=last) is None:
             shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
         run = load_run(self.run_dir)
         if run.best_return is not None:

@@ -630,7 +630,7 @@ def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):
         assert learner.best_return == 5.0 and learner.latest["evaluation/mean_return"] == 4.0
         assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [f"{4:010d}", f"{7:010d}"]
         learner.export_policy(tmp_path / "policy")
-        learner.export_best_policy(tmp_path / "best_policy")
+        learner.export_best_policy(tmp_path / "best_policy", current=tmp_path / "policy")
         assert agent.estimate.numpy() == 6 / 8 and next(returns, None) is None
     time_step = transitions([0.0]).time_step
     for name, estimate in (("policy", 6 / 8), ("best_policy", 3 / 8)):

@@ -139,7 +139,10 @@ def test_best_evaluation_after_the_run_is_saved_as_the_best(tmp_path):
     with Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
         learner.start(3)
         assert learner.best_return == 1.0
-        assert learner.export_best_policy(tmp_path / "best") == tmp_path / "best"
+        last = learner.export_policy(tmp_path / "last")
+        (last / "marked").touch()
+        assert learner.export_best_policy(tmp_path / "best", current=last) == tmp_path / "best"
+        assert {path.name for path in (tmp_path / "best").iterdir()} == {path.name for path in last.iterdir()}
     with Learner(tmp_path, MeanAgent(), batches()) as learner:
         assert learner.load_checkpoint() and (learner.best_return, learner.evaluated_at) == (1.0, 3)
 
