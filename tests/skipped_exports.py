@@ -11,5 +11,6 @@ import pytest
 def skip_exports() -> Iterator[None]:
     """Prevents learners from exporting policies, for tests that do not read them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rlds2reverb.learners.learner.export_policy", lambda policy, path, **options: Path(path))
+        for name in ("export_policy", "copy_policy"):
+            patch.setattr(f"rlds2reverb.learners.learner.{name}", lambda policy, path, **options: Path(path))
         yield

@@ -140,43 +140,15 @@ class Training:
             if config.deterministic:
                 stack.enter_context(op_determinism())
             repeat = repeat or _python_command(source, config, self.run_dir)
-            if source is not None:
-                with self._progress.activity("opening the data"):
-                    source = open_source(source)
-            self.environment = self._find_environment(source)
-            self.evaluator = make_evaluator(config, self.environment, self._progress.warn)
-            if self.evaluator is not None and not self.evaluator.is_limited:
-                self._progress.note(
-                    Message(
-                        f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
-                        f"{self.evaluator.max_episode_steps:,} steps",
-                        eval_max_episode_steps=...,
-                    )
-                )
+            source = self._open_source(source)
             require_same_run(self.run_dir, config, self._evaluated_in)
             self.data = stack.enter_context(self._open_data(source))
             self.config = config = self._resolve_steps()
-            augment = make_augmentation(config, self.data.time_step_spec.observation)
             self.agent = make_run_agent(config, self.data)
             batches = stack.enter_context(self.data.open_batches(config))
             self._online = self._make_online(batches, stack)
             with full_disk_as_error(self.run_dir):
-                self.learner = stack.enter_context(
-                    Learner(
-                        self.run_dir,
-                        self.agent,
-                        self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
-                        priorities=None if batches is None else batches.priorities,
-                        replay=self._online or (None if batches is None else batches.replay),
-                        hooks=[*self._make_hooks(), *custom_hooks],
-                        jit_compile=config.jit_compile,
-                        augment=augment,
-                        identity=identify_run(config, self.data, *self._evaluated_in),
-                        addable=config.online_options(),
-                        keep_checkpoints=config.keep_checkpoints,
-                        on_log=self._log,
-                    )
-                )
+                self.learner = stack.enter_context(self._make_learner(batches, [*self._make_hooks(), *custom_hooks]))
                 is_continued = self._restore(batches.fill if batches else lambda: None)
                 if self._online is not None:
                     with self._progress.activity("creating the environments"):
@@ -254,6 +226,40 @@ class Training:
     def _log(self, step: int, numbers: dict[str, float]) -> None:
         self._progress.log(step, numbers)
         self._trackers.log(step, numbers)
+
+    def _open_source(self, source: Any) -> Any:
+        """Returns the opened source, and finds its environment."""
+        if source is not None:
+            with self._progress.activity("opening the data"):
+                source = open_source(source)
+        self.environment = self._find_environment(source)
+        self.evaluator = make_evaluator(self.config, self.environment, self._progress.warn)
+        if self.evaluator is not None and not self.evaluator.is_limited:
+            self._progress.note(
+                Message(
+                    f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
+                    f"{self.evaluator.max_episode_steps:,} steps",
+                    eval_max_episode_steps=...,
+                )
+            )
+        return source
+
+    def _make_learner(self, batches: Batches | None, hooks: list[LearnerHook]) -> Learner:
+        config = self.config
+        return Learner(
+            self.run_dir,
+            self.agent,
+            self._online.feed if batches is None else batches.feed,  # type: ignore[union-attr]
+            priorities=None if batches is None else batches.priorities,
+            replay=self._online or (None if batches is None else batches.replay),
+            hooks=hooks,
+            jit_compile=config.jit_compile,
+            augment=make_augmentation(config, self.data.time_step_spec.observation),
+            identity=identify_run(config, self.data, *self._evaluated_in),
+            addable=config.online_options(),
+            keep_checkpoints=config.keep_checkpoints,
+            on_log=self._log,
+        )
 
     def _find_environment(self, source: Any) -> EvaluationEnvironment | None:
         environment = find_environment(self.config, source)
