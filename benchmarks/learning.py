@@ -61,15 +61,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "awac": {"algo": "awac"},
     "sac_n": {"algo": "sac_n"},
     "edac": {"algo": "edac"},
-    "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0}},
+    # Published networks have four layers of 512.
+    "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [[256, 256]]}},
 }
 
 
 def plan(data: Path, datasets: list[str], variants: list[str], *, seeds: int, steps: int) -> list[PlannedRun]:
     """Returns the runs of all variants on all datasets."""
     every = max(steps // 20, 1)
-    options = {"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps,
-               "reference_returns": str(data / "ref_scores.json")}  # fmt: skip
+    options = {
+        **{"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
+        **{"reference_returns": str(data / "ref_scores.json"), "jit_compile": True},
+    }
     runs: list[PlannedRun] = []
     for dataset in datasets:
         recipe = None if dataset in CONSTANT_RETURN else "iql_locomotion"
