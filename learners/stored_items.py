@@ -111,17 +111,21 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self.steps, self.convert, self._cut, self._added, self._goals = steps, convert, cut, added, goals
-        self._index = ItemIndex(steps, cut, is_used)
-        self.num_items, self._batch_size, self._seed = self._index.num_items, batch_size, seed
-        if not self.num_items:
-            raise SourceError("there are no items to train on; check whether all episodes are shorter than an item")
+        self.convert, self._cut, self._added, self._goals = convert, cut, added, goals
+        self._batch_size, self._seed = batch_size, seed
+        self._set_steps(steps, is_used)
         first = self.read_items(np.zeros(1, np.int64))
         item_spec = map_structure(lambda column: tf.TensorSpec(column.shape[1:], column.dtype), first)
         # One matrix is faster to pass to the graph than many columns. Bytes, of which images consist, are not.
         packing = Packing(item_spec, squeeze=True)
         self._packing = packing if packed_signature(packing).dtype == tf.int32 else None
         self._item_spec = item_spec if self._packing is None else packed_signature(packing)
+
+    def _set_steps(self, steps: StepColumns, is_used: np.ndarray | None) -> None:
+        self.steps, self._index = steps, ItemIndex(steps, self._cut, is_used)
+        self.num_items = self._index.num_items
+        if not self.num_items:
+            raise SourceError("there are no items to train on; check whether all episodes are shorter than an item")
 
     @cached_property
     def data_spec(self) -> Nest:
@@ -144,6 +148,16 @@ class StoredItems(Feed):
         for name in ("experience_spec", "data_spec"):
             resized.__dict__.pop(name, None)
         return resized
+
+    def replace_steps(self, steps: StepColumns) -> StoredItems:
+        """Returns a feed of the items of other steps with the same layout, without `added` fields.
+
+        Raises:
+          SourceError: If there are no items.
+        """
+        replaced = copy.copy(self)
+        replaced._set_steps(steps, None)
+        return replaced
 
     def read(self, first_step: int, count: int) -> tuple[Nest, Any]:
         """Implements `Feed.read`."""

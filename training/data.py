@@ -72,7 +72,7 @@ class TrainingData(ABC):
     """The data of a training run. Use it as a context manager, because `open_data` may have to start a server for it.
 
     Each kind of data has its own class, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
-    `tables.TableData` and `sources.EnvironmentData`.
+    `tables.TableData`, `tables.GoalTableData` and `sources.EnvironmentData`.
 
     Attributes:
       name: name of the dataset, or the address of the server.

@@ -18,7 +18,7 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import Message
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut
 from rlds2reverb.sources import Source
@@ -147,7 +147,7 @@ def open_dataset(
     is_kept, is_held_out = _select_episodes(dataset.returns, config, notes)
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
-    time_step_spec, moments = _describe_observations(dataset, config, as_episodes=as_episodes)
+    time_step_spec, moments = _describe_observations(dataset, config)
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
@@ -224,15 +224,11 @@ def _select_episodes(returns: np.ndarray, config: TrainingConfig, notes: list[st
     return is_kept, is_held_out
 
 
-def _describe_observations(
-    dataset: LoadedDataset, config: TrainingConfig, *, as_episodes: bool
-) -> tuple[time_step.TimeStep, Moments]:
+def _describe_observations(dataset: LoadedDataset, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:
     """Returns the spec of the time steps that the agent sees, and the moments of its observations."""
     observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
     moments = Moments(*dataset.moments.agent_statistics())
     if get_algorithm(config.algo).items == "goals":
-        if as_episodes:
-            raise SourceError(f"{config.algo} draws its goals from a dataset in this process; train without a cluster")
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))
     return time_step.time_step_spec(to_tensor_spec(observations)), moments

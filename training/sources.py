@@ -15,7 +15,8 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import fields
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import Message, SpecMismatchError
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import keep_images_encoded
@@ -104,6 +105,8 @@ def open_data(
       ServerUnavailableError: If a server does not answer.
       ValueError: If an option does not apply to the data.
     """
+    if as_episodes and get_algorithm(config.algo).items == "goals":
+        raise SourceError(f"{config.algo} draws its goals in the process that trains; train without a cluster")
     if is_table(source):
         return open_table(source, config, action_space)
     return open_dataset(

@@ -21,14 +21,20 @@ from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
 from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.sampling.server_tables import ServerTables
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
+from rlds2reverb.store.goals import add_goal
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
 from .config import TrainingConfig
-from .data import Batches, TrainingData, make_adder, sample_table, start_isolated
+from .data import PREFETCH, Batches, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
+from .dataset import make_cut
+from .loaded_dataset import convert_columns
+from .sampled_episodes import SampledEpisodes
 
 #: Number of items that are sampled from a table to check them before training.
 _NUM_CHECKED = 32
@@ -36,6 +42,8 @@ _NUM_CHECKED = 32
 _INFO_SECS = 10.0
 #: Maximum time to wait for the items that are checked.
 SAMPLE_SECS = 30.0
+#: Number of episodes from which the items of a batch with goals are drawn.
+_NUM_EPISODES = 64
 _DEFAULT_TABLE = "replay"
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
@@ -90,19 +98,42 @@ class TableData(TrainingData):
         return TrajectoryWindows(2) if self.table.has_trajectories else self.adder
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoalTableData(TableData):
+    """A table of whole episodes, in which an agent draws its goals."""
+
+    @contextmanager
+    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+        """See `TrainingData.open_batches`."""
+        goals = find_goal_sampling(config, self.time_step_spec, self.action_spec)
+        options: Any = {"seed": config.seed, "convert": convert_columns, "goals": goals}
+        cut = make_cut(self.adder, config.algo, goals)
+        plan = SamplePlan(self.table.server, self.table.table, _NUM_EPISODES, beta=0.0, prefetch=PREFETCH)
+
+        def open_feed(size: int) -> SampledEpisodes:
+            feed = SampledEpisodes(plan, lambda steps: StoredItems(steps, cut, size, **options))
+            stack.callback(feed.close)
+            return feed
+
+        with ExitStack() as stack:
+            yield Batches(open_feed(config.batch_size or 1), open_feed)
+
+
 def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableData:
     """Opens a table, and starts its server if it is a directory; see `sources.open_data`."""
     require_table_options(config)
+    has_goals = get_algorithm(config.algo).items == "goals"
     location, table_name = split_source(source)
     with ExitStack() as stack:
         is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
         server = location
         if is_directory:
             server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location)))
-        table = describe_table(server, table_name)
+        table = describe_table(server, table_name, holds_episodes=has_goals)
         sample = sample_items(table)
         action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
-        time_step_spec = time_step.time_step_spec(table.row_spec["observation"])
+        observation = table.row_spec["observation"]
+        time_step_spec = time_step.time_step_spec(add_goal(observation, observation) if has_goals else observation)
         adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder, sample)
         name = str(location)
@@ -120,7 +151,7 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
                 "observation_mean and observation_std to normalise them"
             )
         resources = stack.pop_all()
-    return TableData(
+    return (GoalTableData if has_goals else TableData)(
         name=name,
         time_step_spec=time_step_spec,
         action_spec=action_spec,
@@ -161,12 +192,13 @@ def choose_table(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else _DEFAULT_TABLE
 
 
-def describe_table(server: Any, table: str | None = None) -> ServedTable:
+def describe_table(server: Any, table: str | None = None, *, holds_episodes: bool = False) -> ServedTable:
     """Returns the table of a server with transitions of `NStep` or trajectories of `TrajectoryWindows(2)`.
 
     Args:
       server: the server, or several servers with shards of the same table.
       table: the name of the table; None for the only one, or else 'replay'.
+      holds_episodes: whether to require whole episodes of `TrajectoryEpisodes` instead.
 
     Raises:
       SourceError: If there is no such table, if it is empty, or if there are several tables and none is named 'replay'.
@@ -191,12 +223,13 @@ def describe_table(server: Any, table: str | None = None) -> ServedTable:
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
     has_transitions = isinstance(spec, dict) and set(spec) >= _TRANSITION_FIELDS
-    has_trajectories = hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape[:1] == [2]
-    if not (has_transitions or has_trajectories):
-        raise SpecMismatchError(
-            f"the items of table {name!r} at {where} must be transitions of NStep or trajectories of "
-            "TrajectoryWindows(2); convert the dataset again"
-        )
+    length = None if holds_episodes else 2
+    has_trajectories = hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape.as_list()[:1] == [length]
+    if not has_trajectories and (holds_episodes or not has_transitions):
+        kinds = "transitions of NStep or trajectories of TrajectoryWindows(2)"
+        if holds_episodes:
+            kinds = "whole episodes, in which goals are drawn (TrajectoryEpisodes, convert --whole-episodes)"
+        raise SpecMismatchError(f"the items of table {name!r} at {where} must be {kinds}; convert the dataset again")
     fields = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
@@ -302,12 +335,7 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
 
 
 def require_table_options(config: TrainingConfig) -> None:
-    """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have.
-
-    Agents with goals require a dataset, because the items of a table do not contain the states of whole episodes.
-    """
-    if get_algorithm(config.algo).items == "goals":
-        raise ArgumentError("requires a dataset, from whose states it draws goals", about="algo", value=config.algo)
+    """Raises `ValueError` if options change or select episodes, or require repeatability, which tables do not have."""
     if config.epochs is not None:
         raise ArgumentError("requires a dataset; servers choose the items of a batch themselves", about="epochs")
     if config.deterministic:

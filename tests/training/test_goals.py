@@ -5,13 +5,16 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from goal_reaching import Ring, make_ring_episodes
 from gymnasium.envs.registration import registry
 from reference_impls import assert_equal_nests
 
-from rlds2reverb import SourceError, load
+from rlds2reverb import SourceError, SpecMismatchError, TrajectoryEpisodes, ingest, load
+from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.envs import evaluate
+from rlds2reverb.episodes import from_transitions
 from rlds2reverb.learners.runs import load_run
 from rlds2reverb.sources.store import build_store
 from rlds2reverb.training import TrainingConfig, train
@@ -100,10 +103,61 @@ def test_options_that_exclude_goals_are_refused(data, tmp_path, capsys, options)
     assert run(command) == 1 and REFUSED[options] in capsys.readouterr().err
 
 
-def test_tables_and_clusters_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="algo='gcbc' requires a dataset, from whose states it draws goals"):
-        open_data("localhost:1", TrainingConfig("gcbc"))
-    with pytest.raises(SourceError, match="gcbc draws its goals from a dataset in this process; train without a clus"):
+def make_numbered_episodes():
+    """Returns 6 episodes of 11 steps, in which step t of episode e is 100 e + t."""
+    episodes = []
+    for number in range(6):
+        states = np.float32(100 * number + np.arange(11))[:, None]
+        episodes.append(
+            from_transitions(states, states[:-1] / 1000, rewards=np.zeros(10, np.float32), terminated=False)
+        )
+    return load(episodes)
+
+
+@pytest.fixture(scope="module")
+def episode_table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("episodes") / "table"
+    ingest(make_numbered_episodes(), folder, adder=TrajectoryEpisodes())
+    return str(folder)
+
+
+def test_goals_of_a_table_are_states_of_its_episodes(episode_table):
+    shares = {"value_goals": (0.2, 0.5, 0.3), "value_geometric": False, "hidden_sizes": (4,)}
+    config = TrainingConfig("gciql", batch_size=64, gamma=0.9, hyperparameters=shares)
+    with open_data(episode_table, config) as data, data.open_batches(config) as batches:
+        feed = batches.feed
+        parts = [feed.to_experience(tf.constant(feed.read(step, 1)[0][0])) for step in range(40)]
+        small = batches.resize(3).read(0, 2)[0]
+    assert all(len(column[0]) == 3 for column in tf.nest.flatten(small))
+    states, goals, actor_goals, rewards = (
+        np.concatenate([np.ravel(read(part)) for part in parts])
+        for read in (
+            lambda part: part.time_step.observation["observation"],
+            lambda part: part.time_step.observation["goal"],
+            lambda part: part.action_step.info["actor_goal"],
+            lambda part: part.next_time_step.reward,
+        )
+    )
+    counts = np.bincount((states % 100).astype(int), minlength=10)
+    chi_square = ((counts - 256) ** 2 / 256).sum()
+    assert counts.sum() == 2560 and chi_square < 33.7  # 9 degrees of freedom: one in 10,000
+    np.testing.assert_array_equal(rewards, np.where(states == goals, 0, -1))
+    assert (goals % 100 < 10).all() and (actor_goals // 100 == states // 100).all() and (actor_goals >= states).all()
+    is_random = goals // 100 != states // 100
+    assert abs(is_random.mean() - 0.3 * 5 / 6) < 0.04  # A random goal is in the same episode with probability 1 / 6.
+
+
+def test_run_learns_from_a_table_of_episodes(episode_table, tmp_path):
+    options = {"progress": False, "hyperparameters": {"hidden_sizes": (4,)}, "steps": 2, "env": None}
+    run = train(episode_table, "gcbc", tmp_path, **options)
+    assert np.isfinite(run.progress["loss"]).all()
+
+
+def test_other_tables_and_clusters_are_refused(tmp_path):
+    ingest(make_numbered_episodes(), tmp_path / "table", adder=NStep(1, 0.99))
+    with pytest.raises(SpecMismatchError, match="must be whole episodes, in which goals are drawn .*--whole-episodes"):
+        open_data(str(tmp_path / "table"), TrainingConfig("gcbc"))
+    with pytest.raises(SourceError, match="gcbc draws its goals in the process that trains; train without a cluster"):
         open_data(make_ring_episodes(3), TrainingConfig("gcbc"), as_episodes=True)
 
 
