@@ -63,7 +63,6 @@ _FIRST_SEED = 1000
 @reference_options
 @click.option(
     "--target-return",
-    "target_returns",
     type=checks.Number(),
     multiple=True,
     metavar="FLOAT",
@@ -108,7 +107,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
     results = [
         _evaluate_policy(name, policy, target, evaluator)
         for name, policy in loaded.items()
-        for target in options["target_returns"] or (None,)
+        for target in options["target_return"] or (None,)
     ]
     behaviour = run.behaviour_return if run else None
     filmed = None if film is None else _film(film, environment, make_env, [*loaded.values()][-1], options)

@@ -74,7 +74,7 @@ def _convert_to_onnx(saved_model: Path, metadata: Mapping[str, str]) -> bytes:
             raise ValueError(f"ONNX does not have the operations {', '.join(sorted(unknown))}")
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    initial_state = tf.nest.map_structure(lambda leaf: leaf[0].numpy(), policy.get_initial_state(1))
+    initial_state = tf.nest.map_structure(lambda leaf: np.asarray(leaf[0]), policy.get_initial_state(1))
     specs = make_metadata(policy.time_step_spec.observation, policy.action_spec, initial_state, policy.get_train_step())
     onnx.helper.set_model_props(model, {**metadata, **specs})
     return bytes(model.SerializeToString())
@@ -140,7 +140,6 @@ def _make_function(
         tf.TensorSpec([None, *spec.shape], spec.dtype, field)
         for field, spec in zip(first._fields[:3], first[:3], strict=True)
     ]
-
     groups = (observations, steps if states else [], states)
 
     def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:

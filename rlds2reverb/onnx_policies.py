@@ -15,17 +15,10 @@ from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, numpy_dtyp
 #: Name of the graph's first output, and prefix of the others: the names of the state's inputs follow it.
 ACTION, NEXT = "action", "next_"
 #: Names of the entries of the file's metadata.
-_OBSERVATION_SPEC, _ACTION_SPEC, _STATE_SPEC, _TRAIN_STEP = (
-    "observation_spec",
-    "action_spec",
-    "state_spec",
-    "train_step",
-)
+_OBSERVATION_SPEC, _ACTION_SPEC, _STATE_SPEC = "observation_spec", "action_spec", "state_spec"
+_TRAIN_STEP, _INITIAL = "train_step", "initial"
 #: Parts of a time step, besides the observation, that are inputs of the graph if the policy has a state.
-_STEP_SPECS = {
-    name: ArraySpec((), np.dtype(dtype))
-    for name, dtype in (("step_type", np.int32), ("reward", np.float32), ("discount", np.float32))
-}
+_STEP_DTYPES = {"step_type": np.int32, "reward": np.float32, "discount": np.float32}
 
 
 def is_onnx_file(path: str | Path) -> bool:
@@ -46,9 +39,8 @@ def make_metadata(observation_spec: Nest, action_spec: Any, initial_state: Nest,
         [{"name": path_name(path, root), "path": path, **_describe_array(spec)} for path, spec in leaves(nest)]
         for root, nest in (("observation", observation_spec), ("state", initial_state))
     )
-    state = [{**entry, "initial": leaf.tolist()} for entry, (_, leaf) in zip(state, leaves(initial_state), strict=True)]
     described = {_OBSERVATION_SPEC: fields, _ACTION_SPEC: _describe_array(action_spec), _STATE_SPEC: state}
-    return {name: json.dumps(value) for name, value in (described | {_TRAIN_STEP: train_step}).items()}
+    return {name: json.dumps(value) for name, value in {**described, _TRAIN_STEP: train_step}.items()}
 
 
 class PolicyStep(NamedTuple):
@@ -97,13 +89,13 @@ class OnnxPolicy:
             _nest({tuple(field["path"]): _read_array(field) for field in described}) for described in (fields, state)
         )
         self._initial_state = _nest(
-            {tuple(field["path"]): np.array(field["initial"], field["dtype"]) for field in state}
+            {tuple(field["path"]): np.array(field[_INITIAL], field["dtype"]) for field in state}
         )
         self.target_return: float | None = None
         self._leaves, self._state_paths = leaves(self.observation_spec), [path for path, _ in leaves(self.state_spec)]
         self._fields = leaves({"observation": self.observation_spec})
         if self._state_paths:
-            step = [((name,), spec) for name, spec in _STEP_SPECS.items()]
+            step = [((name,), ArraySpec((), np.dtype(dtype))) for name, dtype in _STEP_DTYPES.items()]
             self._fields += [*step, *leaves({"state": self.state_spec})]
 
     def predict(self, observations: Nest) -> np.ndarray:
@@ -129,9 +121,9 @@ class OnnxPolicy:
         Raises:
           SpecMismatchError, ValueError: As `predict`, for any part of the time step and the state.
         """
-        if not all(hasattr(time_step, name) for name in _STEP_SPECS):
+        if not all(hasattr(time_step, name) for name in _STEP_DTYPES):
             return self.predict(time_step)
-        values = {name: getattr(time_step, name) for name in (*_STEP_SPECS, "observation")}
+        values = {name: getattr(time_step, name) for name in (*_STEP_DTYPES, "observation")}
         arrays, size = read_batch({**values, "state": policy_state}, self._fields, "input")
         actions, state = self._run(arrays)
         return PolicyStep(take_rows(actions, size), map_structure(lambda leaf: take_rows(leaf, size), state))
@@ -161,7 +153,7 @@ class OnnxPolicy:
         """
         columns = [*observations]
         if self._state_paths:
-            columns += [np.asarray(part, spec.dtype) for part, spec in zip(step, _STEP_SPECS.values(), strict=True)]
+            columns += [np.asarray(part, dtype) for part, dtype in zip(step, _STEP_DTYPES.values(), strict=True)]
             columns += [leaf for _, leaf in leaves(state)]
         return self._run(columns)
 
@@ -191,12 +183,12 @@ def _open_session(path: str | Path) -> Any:
 
 
 def _describe_array(spec: Any) -> dict[str, Any]:
-    """Returns a spec as JSON values; bounds that are not finite, which JSON does not have, are left out."""
+    """Returns a spec as JSON values, without bounds that are not finite; or an array, with its values as 'initial'."""
     described = {"dtype": numpy_dtype_of(spec).name, "shape": list(spec.shape)}
     bounds = {name: np.asarray(getattr(spec, name, np.inf)) for name in ("minimum", "maximum")}
     if all(np.isfinite(bound).all() for bound in bounds.values()):
         described |= {name: bound.tolist() for name, bound in bounds.items()}
-    return described
+    return described | ({_INITIAL: spec.tolist()} if isinstance(spec, np.ndarray) else {})
 
 
 def _read_array(described: dict[str, Any]) -> ArraySpec:
