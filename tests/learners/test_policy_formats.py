@@ -82,10 +82,33 @@ def require_same_actions(policy, folder, *, pixels=12):
     assert loaded.action(single).shape == expected.shape[1:]
 
 
-@pytest.mark.parametrize("name", mark_slow_except(["dqn"], ALGORITHMS.keys() - {"decision_transformer"}))
+#: Agents with goals, which have an observation of their own, and without a state.
+GOAL_AGENTS = [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "goals"]
+
+
+@pytest.mark.parametrize(
+    "name", mark_slow_except(["dqn"], sorted(ALGORITHMS.keys() - {"decision_transformer", *GOAL_AGENTS}))
+)
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_actions_match_the_agent(name, tmp_path):
     require_same_actions(make_policy(name, tmp_path / "policy"), tmp_path / "policy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOAL_AGENTS)
+def test_actions_of_agents_with_goals_match(name, tmp_path):
+    spec = {field: tf.TensorSpec([3], tf.float32, field) for field in ("observation", "goal")}
+    statistics = {
+        "observation_mean": {field: [0.5] * 3 for field in spec},
+        "observation_std": {field: [2.0] * 3 for field in spec},
+    }
+    policy = make_agent(name, time_step_spec(spec), ACTION_SPEC, hidden_sizes=(8, 8), **statistics).policy
+    export_policy(policy, tmp_path / "policy")
+    loaded = load_policy(write_policy(tmp_path / "policy", tmp_path / "p.onnx"))
+    random = np.random.default_rng(0)
+    observations = {field: random.normal(size=(60, 3)).astype(np.float32) for field in spec}
+    expected = policy.action(restart(tf.nest.map_structure(tf.constant, observations), 60)).action
+    np.testing.assert_allclose(loaded.predict(observations), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -97,7 +120,7 @@ def test_actions_of_image_encoders_match_the_agent(encoder, tmp_path):
 
 
 def make_transformer():
-    options = {"return_scale": 10.0, "observation_mean": [0.5, 0, 1], "observation_std": [1, 1, 2]}
+    options = {"return_scale": 0.1, "observation_mean": [0.5, 0, 1], "observation_std": [1, 1, 2]}
     options |= small_networks("decision_transformer")
     return make_agent("decision_transformer", *PENDULUM_SPECS, **options).policy
 
