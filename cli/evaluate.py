@@ -214,7 +214,7 @@ def _evaluate_policy(
     facts: dict[str, Any] = {"policy": name}
     if target_return is not None:
         policy.target_return = facts["target_return"] = target_return
-        name = f"{name}, target {target_return:,g}"
+        name = f"{name}, target {target_return:,.10g}"
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         step = int(policy.get_train_step()) if hasattr(policy, "get_train_step") else -1
         return name, {**facts, "step": step if step >= 0 else None}, evaluator.evaluate(policy)

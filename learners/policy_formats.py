@@ -85,7 +85,7 @@ def _require_runs(path: Path, saved_model: Path) -> None:
     with _conversion("ONNX", saved_model):
         policy = OnnxPolicy(path)
         observations = [np.zeros((2, *spec.shape), spec.dtype) for _, spec in leaves(policy.observation_spec)]
-        policy.act(observations, np.zeros((3, 2)), policy.get_initial_state(2))
+        policy.act(observations, [np.zeros(2)] * 3, policy.get_initial_state(2))
 
 
 def _convert_to_tflite(saved_model: Path) -> bytes:

@@ -113,6 +113,11 @@ class OnnxPolicy:
     def action(self, time_step: Any, policy_state: Nest = ()) -> Any:
         """Returns the `PolicyStep` for time steps, or the same as `predict` for observations.
 
+            time_step, state = env.reset(), policy.get_initial_state()  # env of rlds2reverb.envs.create_environment
+            while not time_step.is_last():
+                action, state, _ = policy.action(time_step, state)
+                time_step = env.step(action)
+
         Args:
           time_step: TF-Agents' `TimeStep`, that of `rlds2reverb.envs`, or any object with these attributes, for one
             environment or a batch of them; or observations.
