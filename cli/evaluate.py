@@ -61,6 +61,14 @@ _FIRST_SEED = 1000
     help="Returns of a random policy and an expert, which define the scores 0 and 100.",
 )
 @reference_options
+@click.option(
+    "--target-return",
+    type=checks.Number(),
+    multiple=True,
+    metavar="FLOAT",
+    show_default="as in training",
+    help="Return that a policy of decision_transformer aims at. Repeatable; each one is evaluated.",
+)
 @film_option
 @json_option
 def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool, **options: Any) -> None:
@@ -71,10 +79,12 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
       rlds2reverb eval runs/iql
       rlds2reverb eval runs/iql --policy best --episodes 100 --d4rl-score
       rlds2reverb eval runs/iql --film hopper.mp4
+      rlds2reverb eval runs/dt --target-return 1800 --target-return 3600
 
     RUN is the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, or an ONNX file of
     rlds2reverb export; for the last two, pass --env. The best policy was selected during training, on different
-    episodes. --film shows the episode of the first seed, with the best policy if there is one.
+    episodes. --film shows the episode of the first seed, with the best policy if there is one, and with the last
+    --target-return.
     """
     run, paths = _find_policies(folder, policy)
     environment, make_env = _find_environment(folder, run, options)
@@ -94,11 +104,15 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         max_episode_steps=options["max_episode_steps"],
         with_goals=expects_goals([*loaded.values()][-1]),
     )
-    results = [(name, *_evaluate_policy(name, policy, evaluator)) for name, policy in loaded.items()]
+    results = [
+        _evaluate_policy(name, policy, target, evaluator)
+        for name, policy in loaded.items()
+        for target in options["target_return"] or (None,)
+    ]
     behaviour = run.behaviour_return if run else None
     filmed = None if film is None else _film(film, environment, make_env, [*loaded.values()][-1], options)
     if as_json:
-        policies = [{"policy": name, "step": step, **result.as_dict()} for name, step, result in results]
+        policies = [{**facts, **result.as_dict()} for _, facts, result in results]
         document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
         output.print_json(document | ({} if filmed is None else {"film": filmed.as_dict()}))
         return
@@ -193,26 +207,32 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
     return run.reference_returns if run and run.environment == environment else None
 
 
-def _evaluate_policy(name: str, policy: Any, evaluator: Evaluator) -> tuple[int | None, Evaluation]:
-    """Returns the training step of a saved policy, or None if it was saved without one, and its evaluation."""
+def _evaluate_policy(
+    name: str, policy: Any, target_return: float | None, evaluator: Evaluator
+) -> tuple[str, dict[str, Any], Evaluation]:
+    """Returns the name of a saved policy, with its target return; facts about it for JSON; and its evaluation."""
+    facts: dict[str, Any] = {"policy": name}
+    if target_return is not None:
+        policy.target_return = facts["target_return"] = target_return
+        name = f"{name}, target {target_return:,.10g}"
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         step = int(policy.get_train_step()) if hasattr(policy, "get_train_step") else -1
-        return (step if step >= 0 else None), evaluator.evaluate(policy)
+        return name, {**facts, "step": step if step >= 0 else None}, evaluator.evaluate(policy)
 
 
 def _format_table(
-    results: list[tuple[str, int | None, Evaluation]],
+    results: list[tuple[str, dict[str, Any], Evaluation]],
     behaviour: float | None,
     references: tuple[float, float] | None,
 ) -> str:
     rows: list[list[str]] = []
     has_successes = any(result.success_rate is not None for _, _, result in results)
-    for name, step, result in results:
+    for name, facts, result in results:
         score = "-" if result.score is None else f"{result.score:.1f}"
         mean_return = f"{result.mean:,.1f} ± {result.std:,.1f}"
         length = f"{result.lengths.mean():,.1f}"
         success = "-" if result.success_rate is None else f"{result.success_rate:.0%}"
-        rows.append([name, "-" if step is None else f"{step:,}", mean_return, score, length, success])
+        rows.append([name, "-" if facts["step"] is None else f"{facts['step']:,}", mean_return, score, length, success])
     if behaviour is not None:
         score = "-" if references is None else f"{d4rl_score(behaviour, references):.1f}"
         rows.append(["(dataset)", "-", f"{behaviour:,.1f}", score, "-", "-"])

@@ -49,7 +49,8 @@ def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> 
 
     RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote. The file takes
     observations as the environment returns them, in batches of any size, and returns actions in the environment's
-    units. It appears under its path when it is complete; an existing one is not replaced.
+    units. Policies of decision_transformer and of chunks also take and return their state. The file appears under its
+    path when it is complete; an existing one is not replaced.
     """
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.saved_policies import is_saved_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.logs import hide_native_stderr
-from rlds2reverb.onnx_policies import ACTION, OnnxPolicy, make_metadata
+from rlds2reverb.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
 from rlds2reverb.saved_policies import SavedPolicy, load_saved_model
 from rlds2reverb.sources.atomic_output import atomic_output
 from rlds2reverb.specs import leaves, path_name
@@ -62,6 +62,8 @@ def _convert_to_onnx(saved_model: Path, metadata: Mapping[str, str]) -> bytes:
         import tf2onnx
     except ImportError as error:
         raise ImportError(f'the format onnx requires tf2onnx ({error}); run pip install "rlds2reverb[onnx]"') from error
+    import tensorflow as tf
+
     policy = load_saved_model(saved_model)
     function, inputs = _make_function(policy, saved_model)
     with _conversion("ONNX", saved_model):
@@ -72,7 +74,8 @@ def _convert_to_onnx(saved_model: Path, metadata: Mapping[str, str]) -> bytes:
             raise ValueError(f"ONNX does not have the operations {', '.join(sorted(unknown))}")
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    specs = make_metadata(policy.time_step_spec.observation, policy.action_spec, policy.get_train_step())
+    initial_state = tf.nest.map_structure(lambda leaf: np.asarray(leaf[0]), policy.get_initial_state(1))
+    specs = make_metadata(policy.time_step_spec.observation, policy.action_spec, initial_state, policy.get_train_step())
     onnx.helper.set_model_props(model, {**metadata, **specs})
     return bytes(model.SerializeToString())
 
@@ -81,58 +84,87 @@ def _require_runs(path: Path, saved_model: Path) -> None:
     """Raises `ValueError` unless onnxruntime loads a file, and computes actions for a batch."""
     with _conversion("ONNX", saved_model):
         policy = OnnxPolicy(path)
-        policy.act([np.zeros((2, *spec.shape), spec.dtype) for _, spec in leaves(policy.observation_spec)])
+        observations = [np.zeros((2, *spec.shape), spec.dtype) for _, spec in leaves(policy.observation_spec)]
+        policy.act(observations, [np.zeros(2)] * 3, policy.get_initial_state(2))
 
 
 def _convert_to_tflite(saved_model: Path) -> bytes:
     import tensorflow as tf
 
     policy = load_saved_model(saved_model)
-    function, inputs = _make_function(policy, saved_model)
-    inputs = [tf.TensorSpec(spec.shape, spec.dtype, re.sub(r"\W+", "_", spec.name).strip("_")) for spec in inputs]
+    function, inputs = _make_function(policy, saved_model, _name_in_tflite)
+    states = [_name_in_tflite(path, "state") for path, _ in leaves(policy.state_spec)]
+
+    def get_initial_state(batch_size: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(zip(states, tf.nest.flatten(policy.get_initial_state(batch_size)), strict=True))
+
     with _conversion("TFLite", saved_model):
-        module, concrete = tf.Module(), function.get_concrete_function(*inputs)
-        module.captured = concrete.variables  # Without them, the file would have no signature.
-        return bytes(tf.lite.TFLiteConverter.from_concrete_functions([concrete], module).convert())
+        module, concrete = tf.Module(), [function.get_concrete_function(*inputs)]
+        module.captured = concrete[0].variables  # Without them, the file would have no signature.
+        if states:
+            initial = tf.function(get_initial_state, autograph=False)
+            concrete.append(initial.get_concrete_function(tf.TensorSpec([], tf.int32, "batch_size")))
+        return bytes(tf.lite.TFLiteConverter.from_concrete_functions(concrete, module).convert())
 
 
-def _make_function(policy: SavedPolicy, saved_model: Path) -> tuple[Any, list[Any]]:
-    """Returns a function from the fields of a batch of observations to `{"action": actions}`, and its inputs.
+def _name_in_tflite(path: Sequence[Any], root: str) -> str:
+    return re.sub(r"\W+", "_", path_name(path, root)).strip("_")
 
-    Actions are clipped to their bounds, as `SavedPolicy.predict` does. Time steps are neither first nor last ones.
+
+def _make_function(
+    policy: SavedPolicy, saved_model: Path, name: Callable[[Sequence[Any], str], str] = path_name
+) -> tuple[Any, list[Any]]:
+    """Returns a function of the fields of a batch of observations, or of time steps and states if there are states.
+
+    Actions are clipped to their bounds, as `SavedPolicy.predict` does. For policies without a state, time steps are
+    neither first nor last ones.
+
+    Args:
+      policy: the policy.
+      saved_model: its directory, for messages.
+      name: function from the path of a field and the part that it belongs to, such as 'observation', to its name.
 
     Returns:
-      The `tf.function`, and TensorSpecs `[None, ...]` of the fields with their paths as names.
+      The `tf.function`, whose outputs are the actions and the fields of the next state by name, and TensorSpecs
+      `[None, ...]` of its inputs with their names.
     """
     import tensorflow as tf
 
     _require_convertible(policy, saved_model)
     first, action_spec = policy.time_step_spec, tf.nest.flatten(policy.action_spec)[0]
-    fields = leaves(first.observation)
+    observations, states = (
+        [tf.TensorSpec([None, *spec.shape], spec.dtype, name(path, root)) for path, spec in leaves(nest)]
+        for root, nest in (("observation", first.observation), ("state", policy.state_spec))
+    )
+    steps = [
+        tf.TensorSpec([None, *spec.shape], spec.dtype, field)
+        for field, spec in zip(first._fields[:3], first[:3], strict=True)
+    ]
+    groups = (observations, steps if states else [], states)
 
-    def act(*observation: tf.Tensor) -> dict[str, tf.Tensor]:
-        rows = tf.shape(observation[0])[:1]
-        step_type, reward, discount = (
-            tf.fill(tf.concat([rows, spec.shape], 0), tf.constant(value, spec.dtype))
-            for spec, value in zip(first[:3], (1, 0, 1), strict=True)
-        )
-        nest = tf.nest.pack_sequence_as(first.observation, observation)
-        time_step = first._replace(step_type=step_type, reward=reward, discount=discount, observation=nest)
-        (action,) = tf.nest.flatten(policy.action(time_step).action)
-        if action.dtype.is_floating and hasattr(action_spec, "minimum"):
-            action = tf.clip_by_value(action, action_spec.minimum, action_spec.maximum)
-        return {ACTION: action}
+    def action(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        rows, remaining = tf.shape(inputs[0])[:1], iter(inputs)
+        observation, step, state = ([next(remaining) for _ in group] for group in groups)
+        step = step or [
+            tf.fill(tf.concat([rows, spec.shape[1:]], 0), tf.constant(value, spec.dtype))
+            for spec, value in zip(steps, (1, 0, 1), strict=True)
+        ]
+        time_step = type(first)(*step, tf.nest.pack_sequence_as(first.observation, observation))
+        taken = policy.action(time_step, tf.nest.pack_sequence_as(policy.state_spec, state))
+        (actions,) = tf.nest.flatten(taken.action)
+        if actions.dtype.is_floating and hasattr(action_spec, "minimum"):
+            actions = tf.clip_by_value(actions, action_spec.minimum, action_spec.maximum)
+        names = [NEXT + spec.name for spec in states]
+        return {ACTION: actions, **dict(zip(names, tf.nest.flatten(taken.state), strict=True))}
 
-    inputs = [tf.TensorSpec([None, *spec.shape], spec.dtype, path_name(path, "observation")) for path, spec in fields]
-    return tf.function(act, autograph=False), inputs
+    return tf.function(action, autograph=False), [spec for group in groups for spec in group]
 
 
 def _require_convertible(policy: SavedPolicy, saved_model: Path) -> None:
-    """Raises `ValueError` for a policy that is not a function from observations to a single array of actions."""
+    """Raises `ValueError` for a policy that is not a function of batches of any size to a single array of actions."""
     import tensorflow as tf
 
     problems = {
-        "has a state": tf.nest.flatten(policy.get_initial_state(1)),
         f"was saved for batches of {policy.batch_size}": policy.batch_size is not None,
         "returns several arrays per action": len(tf.nest.flatten(policy.action_spec)) != 1,
     }

@@ -155,7 +155,9 @@ class Run:
         The graph contains the normalisation of observations and the scaling of actions, and takes batches of any size.
         The inputs of an ONNX file have the paths of the observation as names, such as `observation['image']`, or
         `observation` for a single array; its output is `action`, and its metadata are the name of the algorithm and the
-        specs. In a TFLite file, the names of its signature have underscores: `observation_image`.
+        specs. In a TFLite file, the names of its signature have underscores: `observation_image`. Policies with a state
+        also take step types, rewards, discounts and the state, and return the next one: call `load_policy(path).action`
+        as for a SavedModel.
 
         Args:
           path: file to create, or directory for a SavedModel.
@@ -165,8 +167,8 @@ class Run:
         Raises:
           FileExistsError: If the path exists.
           ImportError: If the format is onnx, and the extra `onnx` is not installed.
-          ValueError: If the run has not exported the policy yet, or the graph of a custom agent cannot be converted: it
-            has a state, or operations that the format does not have.
+          ValueError: If the run has not exported the policy yet, or the graph of a custom agent cannot be converted,
+            because it has operations that the format does not have.
           StorageFullError: If the disk is full; nothing is written.
         """
         from .policy_formats import write_policy

@@ -29,7 +29,7 @@ class BatchedPolicy:
         """
         self.policy, self._batch_size = policy, batch_size
         self._graph_function: Any = None
-        self._is_onnx = isinstance(policy, OnnxPolicy)  # A function of observations alone.
+        self._is_onnx = isinstance(policy, OnnxPolicy)
         if self._is_onnx:
             self.observation_spec, self.action_spec = policy.observation_spec, policy.action_spec
             self.reward_spec: Any = ArraySpec((), np.dtype(np.float32))
@@ -49,7 +49,7 @@ class BatchedPolicy:
 
     def initial_state(self) -> Any:
         """Returns the policy state before the first step; `()` for stateless policies."""
-        return () if self._is_onnx else self.policy.get_initial_state(batch_size=self._batch_size)
+        return self.policy.get_initial_state(batch_size=self._batch_size)
 
     def act(
         self,
@@ -73,7 +73,7 @@ class BatchedPolicy:
             or never pass one.
         """
         if self._is_onnx:
-            return self.policy.act(observations), state
+            return self.policy.act(observations, (step_types, rewards, discounts), state)
         import tensorflow as tf
 
         spec, seeds = self._time_step_spec, [] if seed is None else [seed]

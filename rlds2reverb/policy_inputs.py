@@ -1,4 +1,4 @@
-"""Nests of a user's arrays, read as the batches that a policy receives; needs no TensorFlow."""
+"""Nests of a user's arrays, read as the batches that a policy receives, and its states; needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.specs import Nest, cast_array, describe, leaves, numpy_dtype_of, path_name
+
+#: Entry of the policy state of Decision Transformer.
+_TARGET_RETURN = "target_return"
 
 
 def read_batch(
@@ -79,6 +82,30 @@ def _convert(array: np.ndarray, spec: Any, place: str) -> np.ndarray:
         row, *inner = map(int, indices[0])
         raise ValueError(f"{path_name(inner, place)} must be {expected}, got {array[(row, *inner)]} (row {row})")
     return cast
+
+
+def require_stateless(state_spec: Nest) -> None:
+    """Raises `ValueError` if a policy has a state."""
+    if leaves(state_spec):
+        raise ValueError(
+            "predict requires a policy without a state; call action(time_step, state) in a loop, beginning with "
+            "get_initial_state, or pass the policy to evaluate or record_episodes"
+        )
+
+
+def replace_target_return(state: Nest, target_return: float | None) -> Nest:
+    """Returns an initial policy state with a different 'target_return'; unchanged if that is None.
+
+    Raises:
+      ArgumentError: If the state has no target return.
+    """
+    if target_return is None:
+        return state
+    if not isinstance(state, Mapping) or _TARGET_RETURN not in state:
+        raise ArgumentError(
+            "requires a policy whose state contains it, such as that of decision_transformer", about=_TARGET_RETURN
+        )
+    return {**state, _TARGET_RETURN: state[_TARGET_RETURN] * 0 + float(target_return)}
 
 
 def list_fields(observation: Nest) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.onnx_policies import OnnxPolicy, is_onnx_file
-from rlds2reverb.policy_inputs import list_fields, read_batch, take_rows
+from rlds2reverb.policy_inputs import list_fields, read_batch, replace_target_return, require_stateless, take_rows
 from rlds2reverb.specs import Nest, leaves
 
 #: Folder of the last policy in the directory of a training run, and name of the function that estimates values.
@@ -67,6 +67,9 @@ class SavedPolicy:
     Attributes:
       time_step_spec: spec of TF-Agents' time steps, without the batch axis.
       action_spec: spec of the actions, with their bounds.
+      state_spec: nest of specs of the policy state; `()` for policies without a state.
+      target_return: return that episodes aim at, for policies whose state contains it (decision_transformer); None for
+        the one that was saved.
       batch_size: number of rows that the policy was saved for; None for any, as `train` saves it.
     """
 
@@ -74,7 +77,8 @@ class SavedPolicy:
         """Takes what `load_policy` has read: the SavedModel, and the specs that `PolicySaver` stored next to it."""
         from tf_agents.trajectories import TimeStep
 
-        trajectory, self._state_spec = specs["collect_data_spec"], specs["policy_state_spec"]
+        trajectory, self.state_spec = specs["collect_data_spec"], specs["policy_state_spec"]
+        self.target_return: float | None = None
         self._model, self.action_spec = model, trajectory.action
         self.time_step_spec = TimeStep(
             trajectory.step_type, trajectory.reward, trajectory.discount, trajectory.observation
@@ -103,11 +107,7 @@ class SavedPolicy:
         """
         import tensorflow as tf
 
-        if tf.nest.flatten(self._state_spec):
-            raise ValueError(
-                "predict requires a policy without a state; call action(time_step, state) in a loop, beginning with "
-                "get_initial_state, or pass the policy to evaluate or record_episodes"
-            )
+        require_stateless(self.state_spec)
         batch, size = self._read(observations, self.time_step_spec.observation, "observation")
         num = 1 if size is None else size
         step_types, rewards, discounts = (
@@ -172,8 +172,13 @@ class SavedPolicy:
             ) from error
 
     def get_initial_state(self, batch_size: int | None = None) -> Any:
-        """Returns the policy state before the first step of a batch; `()` for policies without a state."""
-        return self._model.get_initial_state(*(() if self.batch_size is not None else (batch_size,)))
+        """Returns the policy state before the first step of a batch; `()` for policies without a state.
+
+        Raises:
+          ArgumentError: If there is a `target_return`, but the state does not contain it.
+        """
+        state = self._model.get_initial_state(*(() if self.batch_size is not None else (batch_size,)))
+        return replace_target_return(state, self.target_return)
 
     def get_train_step(self) -> int:
         """Returns the number of updates after which the policy was saved; -1 if unknown."""

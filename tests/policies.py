@@ -48,6 +48,28 @@ class CountingPolicy(tf_policy.TFPolicy):
         return policy_step.PolicyStep(policy_state, policy_state + 1, ())
 
 
+class TargetPolicy(tf_policy.TFPolicy):
+    """A policy for Pendulum-v1 that subtracts its rewards from a target return, which it keeps for all episodes."""
+
+    def __init__(self):
+        state = {name: tf.TensorSpec([], tf.float32, name) for name in ("left", "target_return")}
+        super().__init__(
+            time_step_spec(tf.TensorSpec([3], tf.float32)),
+            tensor_spec.BoundedTensorSpec([1], tf.float32, -2, 2),
+            policy_state_spec=state,
+            automatic_state_reset=False,
+        )
+
+    def _get_initial_state(self, batch_size):
+        return {name: leaf + 1 for name, leaf in super()._get_initial_state(batch_size).items()}
+
+    def _action(self, time_step, policy_state, seed):
+        target = policy_state["target_return"]
+        left = tf.where(time_step.is_first(), target, policy_state["left"] - time_step.reward)
+        action = tf.tanh(0.1 * left[:, None] + time_step.observation[:, 2:])
+        return policy_step.PolicyStep(action, {"left": left, "target_return": target}, ())
+
+
 def save_policy(policy, path, *, step=None, batch_size=None):
     """Saves a policy as training does, optionally with the number of training steps."""
     train_step = None if step is None else tf.Variable(step, dtype=tf.int64)

@@ -96,9 +96,9 @@ class SequenceModel(tf.Module):
 class DecisionTransformerPolicy(tf_policy.TFPolicy):
     """A policy that aims at a target return, from which it subtracts the rewards that it receives.
 
-    The policy state contains the last steps, in the networks' units, and the target return of the episode: replacing
-    `target_return` in the initial state changes the target, also for exported policies. In the first step of an
-    episode, everything else in the state is ignored.
+    The policy state contains the last steps, in the networks' units, and the target return of the episode, which
+    `target_return` of the policy sets, also of saved and exported ones. In the first step of an episode, everything
+    else in the state is ignored.
 
     Attributes:
       target_return: return that new episodes aim at, in the environment's own rewards.
