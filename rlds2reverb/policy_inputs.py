@@ -1,4 +1,4 @@
-"""Nests of a user's arrays, read as the batches that a policy receives, and its states; needs no TensorFlow."""
+"""Nests of a user's arrays, read as the batches that a policy receives, and policy states; needs no TensorFlow."""
 
 from __future__ import annotations
 
