@@ -85,6 +85,7 @@ def test_check_adder_passes_for_every_adder(adder):
     assert_all_equal(all_steps, make_episodes())
 
 
+@pytest.mark.slow
 def test_check_adder_accepts_columns_of_strings_and_counts_the_items():
     all_steps = make_episodes((4, 1, 2, 6, 1, 3), nested=False)
     for steps in all_steps:
@@ -293,6 +294,7 @@ def test_datasets_and_episodes_of_equal_adders_share_a_graph():
 # --- compose
 
 
+@pytest.mark.slow
 def test_compose_matches_adders_applied_in_order():
     all_steps = make_episodes(nested=False)
     gae, n_step = GAE(0.9, 0.8, estimate_values), NStep(2, 0.9)

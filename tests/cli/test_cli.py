@@ -186,6 +186,7 @@ def test_validate_exits_with_2_when_data_cannot_be_read(data, capsys):
     assert code == 2 and "is not valid JSON" in json.loads(out)["source_error"]
 
 
+@pytest.mark.slow
 def test_validate_applies_transforms(data, capsys):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
     assert call(capsys, "validate", path)[0] == 2

@@ -66,6 +66,7 @@ def test_a_missing_extra_is_a_note_with_a_fix(capsys, versions):
     assert mujoco["result"] == "not installed; needed to evaluate policies"
 
 
+@pytest.mark.slow
 def test_violated_requirements_are_problems_of_this_package_and_notes_of_others(tmp_path):
     states = {"rlds2reverb": "broken", "plugin": "note"}
     for name in states:

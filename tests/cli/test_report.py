@@ -38,6 +38,7 @@ def test_inspect_writes_reports_on_tables(tmp_path, capsys):
     assert (code, err) == (0, "") and "samples were drawn for this report" in (tmp_path / "b.html").read_text()
 
 
+@pytest.mark.slow
 def test_inspect_describes_runs_and_writes_reports_on_them(tmp_path, capsys, figures):
     paths = [write_run(tmp_path / "a"), write_run(tmp_path / "b", seed=1)]
     code, out, _ = call(capsys, "inspect", *paths)

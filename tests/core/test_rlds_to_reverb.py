@@ -138,6 +138,7 @@ def test_spec_includes_the_policy_info():
     assert described == [(np.asarray(value).dtype, np.shape(value)) for value in tree.flatten(first)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", mark_slow_except({3}, [2, 3]))
 def test_policy_info_can_be_a_nest_with_additional_step_fields(length):
     logits = np.arange(2 * length, dtype=np.float32).reshape(length, 2)
@@ -170,6 +171,7 @@ def test_policy_info_fn_can_use_python_conditions():
     assert [int(row.policy_info) for row in rows] == [1, 2, 2]
 
 
+@pytest.mark.slow
 def test_discount_into_a_terminal_is_zero_unless_source_is_step():
     dataset = rlds_dataset([episode(3, terminal=True), episode(2, terminal=False)])
     discounts = {

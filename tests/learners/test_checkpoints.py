@@ -201,6 +201,7 @@ def make_learner(folder, *, agent=None, **arguments):
     return Learner(folder, agent or MeanAgent(), batches(), **arguments)
 
 
+@pytest.mark.slow
 def test_resumed_learner_continues_hooks_and_logs(tmp_path):
     def hooks():
         return [

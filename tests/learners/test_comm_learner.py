@@ -61,6 +61,7 @@ def trained(tmp_path_factory):
 # --- The learner
 
 
+@pytest.mark.slow
 def test_tasks_are_trained_one_after_another_without_a_restart(trained):
     learner, steps, _ = trained
     assert steps == [250, 30] and learner.batch_sizes == [4, 4] and learner.learner is None

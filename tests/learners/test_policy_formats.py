@@ -278,6 +278,7 @@ def test_command_exports_both_policies(exported, tmp_path, capsys):
     assert "--policy requires a training run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_existing_paths_are_kept(exported, tmp_path):
     (tmp_path / "kept.onnx").write_text("kept")
     with pytest.raises(FileExistsError, match=r"kept.onnx exists already; pass a new path"):

@@ -89,6 +89,7 @@ def test_unsupported_strategy_raises(tmp_path, strategy, error, message):
         Learner(tmp_path, make("bc"), make_dataset(), strategy=strategy())
 
 
+@pytest.mark.slow
 def test_one_device_strategy_matches_training_without_a_strategy(tmp_path):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with strategy.scope():

@@ -293,6 +293,7 @@ def test_planned_runs_carry_the_environments_that_a_script_has_registered():
         gymnasium.registry.pop("rlds2reverbMine-v0", None)
 
 
+@pytest.mark.slow
 def test_evaluations_of_another_environment_are_removed(tmp_path):
     def train(g, until):
         spec = {"id": "Pendulum-v1", "kwargs": {"g": g}}

@@ -37,7 +37,7 @@ def read_items(data):
         ),
         ("d4rl/hopper_medium-v2.hdf5", "rebrac", {"cut_at_terminal": True}),
         ("rlds/physics_rlds/pendulum_pixels/1.0.0", "bc", {}),
-        ("formats/rlds/a4/nested_cameras/1.0.0", "bc", {}),
+        pytest.param("formats/rlds/a4/nested_cameras/1.0.0", "bc", {}, marks=pytest.mark.slow),
         ("minari/classic/pendulum-dict/dev-v0", "td3_bc", {}),
     ],
 )
@@ -89,6 +89,7 @@ def test_encoded_images_are_decoded_for_each_batch(data):
     np.testing.assert_array_equal(pixels, first[:9])
 
 
+@pytest.mark.slow
 def test_fingerprint_of_images_is_that_of_their_files(tmp_path, data):
     path = data / "formats/rlds/a4/nested_cameras/1.0.0"
     stored = TrainingConfig("bc", cache_dir=str(tmp_path))

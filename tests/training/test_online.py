@@ -318,6 +318,7 @@ def test_collected_actions_are_the_policy_s_after_training_on_a_dataset(after_da
     assert set(actions[observations >= 0]) == {0} and set(actions[observations < 0]) == {1}
 
 
+@pytest.mark.slow
 def test_collected_return_is_the_mean_of_the_last_ten_episodes(after_dataset):
     _, run = after_dataset
     assert run.progress["collected_steps"].tolist() == [*range(12, 61, 4), 60]

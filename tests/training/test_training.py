@@ -166,6 +166,7 @@ class Signal(LearnerHook):
         signal.raise_signal(self.number)
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F5")
 def test_an_interrupted_script_ends_and_the_run_is_saved_and_continues(source, tmp_path):
     message = (

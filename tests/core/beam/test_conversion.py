@@ -95,6 +95,7 @@ def test_statistics_and_priorities_are_those_of_one_process(data, tmp_path):
     assert got.statistics == statistics
 
 
+@pytest.mark.slow
 def test_invalid_episode_raises_and_leaves_nothing(data, tmp_path):
     write_hopper_with_nan(data, tmp_path / "nan.hdf5", 5000)
     with pytest.raises(InvalidEpisodeError, match="step\\['reward'\\] holds NaN") as caught:
@@ -190,7 +191,7 @@ def test_second_process_is_rejected_and_leaves_the_parts(data, tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("missing/*.hdf5", FileNotFoundError, "no file matches"),
+        pytest.param("missing/*.hdf5", FileNotFoundError, "no file matches", marks=pytest.mark.slow),
         ("missing.hdf5", FileNotFoundError, "there is no file 'missing.hdf5'"),
         ([{"observations": [1.0]}], TypeError, "reads paths, addresses or names"),
     ],
@@ -231,6 +232,7 @@ def objects(tmp_path, monkeypatch):
     return tmp_path / "objects"
 
 
+@pytest.mark.slow
 def test_addresses_are_read_and_written_through_beam(data, tmp_path, objects, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (objects / "bucket/data").mkdir(parents=True)

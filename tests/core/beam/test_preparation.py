@@ -11,6 +11,7 @@ from rlds2reverb.sources.writing import write_dataset
 HOPPER = "d4rl/hopper_medium-v2.hdf5"
 
 
+@pytest.mark.slow
 def test_files_are_those_of_write_dataset(data, tmp_path):
     options = {"shard_bytes": 120_000, "features": {"observation": {"name": "observation/state"}}}
     expected = write_dataset(data / HOPPER, tmp_path / "plain/hopper/1.0.0", format="rlds", **options)

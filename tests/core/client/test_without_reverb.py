@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from reference_impls import episode
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, item_signature, load, trajectory_spec
@@ -52,6 +53,7 @@ assert "reverb" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_clients_ingest_sample_update_and_validate_without_reverb(tmp_path):
     source = load([episode(6, terminal=True)])
     ingest(source, tmp_path / "items")

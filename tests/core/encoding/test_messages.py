@@ -241,6 +241,7 @@ def test_item_matches_bytes_computed_by_hand():
     assert got.tobytes() == bytes.fromhex("".join(expected))
 
 
+@pytest.mark.slow
 @given(
     st.text(min_size=1, max_size=100).filter(str.isprintable),
     st.lists(st.tuples(KEYS, st.floats(0, 1e12), st.integers(0, 2**50)), min_size=1, max_size=4),

@@ -231,9 +231,8 @@ def test_items_with_priority_zero_are_never_sampled():
 # --- several servers
 
 
-@pytest.mark.parametrize(
-    "alphas", [(0.3, 1.0), *(pytest.param(pair, marks=pytest.mark.slow) for pair in ((0.7, 0.7), (None, 0.7)))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("alphas", [(0.3, 1.0), (0.7, 0.7), (None, 0.7)])
 def test_weighted_samples_of_shards_represent_their_union(alphas):
     tables = ({value: 1.0 + value for value in range(30)}, {value: 31.0 - value % 3 for value in range(30, 40)})
     with serve_numbers(*tables, alpha=alphas) as servers:
@@ -404,6 +403,7 @@ def count_graphs():
     return sum(isinstance(found, FuncGraph) for found in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["samples", "trajectories"])
 def test_graphs_are_released_with_their_dataset(make, number_server):
     def make_dataset():

@@ -117,6 +117,7 @@ def test_serve_ends_if_its_server_is_killed(monkeypatch, capsys):
     assert "ended unexpectedly; if there is no message of Reverb above, the system" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_killed_launcher_is_replaced():
     with ReplayServer([TableConfig()]) as server:
         pid = find_server(server.port)

@@ -92,6 +92,7 @@ def test_array_records_can_be_read_in_parts_and_in_other_processes(prepared):
     assert [episode.num_transitions for episode in copy.read(2, 5)] == whole[2:5]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_array_records_train_a_clone(prepared, tmp_path):
     options = ["--steps", "2", "--run-dir", str(tmp_path / "run"), "--batch-size", "4"]

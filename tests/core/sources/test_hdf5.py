@@ -112,6 +112,7 @@ def test_damaged_chunk_raises_an_error_that_names_the_file(d4rl_file):
         list(open_d4rl(path))
 
 
+@pytest.mark.slow
 @pytest.mark.drill("fuzzing")
 def test_flipped_bits_raise_a_source_error_or_are_harmless(tmp_path):
     """Flips one bit per 64 bytes, one at a time: in links, shapes, types, chunk addresses and chunks."""

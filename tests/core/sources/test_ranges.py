@@ -43,6 +43,7 @@ def test_every_range_has_the_episodes_of_an_iteration(source):
         assert_equal_episodes(source.read(first, stop), episodes[first:stop])
 
 
+@pytest.mark.slow
 def test_chunks_are_read_by_two_threads_without_a_crash(data):
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
     counts = {sum(episode.num_transitions for episode in source) for _ in range(200)}

@@ -44,7 +44,7 @@ def restore(path, dataset):
     ("source", "make_dataset"),
     [
         (EPISODES, read_columns),
-        (EPISODES, shuffle_transitions),
+        pytest.param(EPISODES, shuffle_transitions, marks=pytest.mark.slow),
         (lambda: iter(EPISODES), read_columns),
         pytest.param("d4rl/hopper_medium-v2.hdf5", shuffle_transitions, marks=pytest.mark.slow),
     ],

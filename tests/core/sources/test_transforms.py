@@ -147,6 +147,7 @@ def test_clip_actions_keeps_a_margin_of_half_the_width():
     assert clip_actions(np.array([0, 5]), -1, 1).tolist() == [0, 5]
 
 
+@pytest.mark.slow
 def test_cut_at_terminal_ends_episodes_at_the_first_success(data):
     path = data / "rlds_prepared/robomimic_ph/lift_ph_low_dim/1.0.1"
     source = load(path)

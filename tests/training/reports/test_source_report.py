@@ -152,6 +152,7 @@ def test_all_cameras_and_texts_are_shown(num_rewards):
     assert list(describe_texts(episode)) == ["language_instruction: pick\\x1b up.", "observation['phase']: a, b."]
 
 
+@pytest.mark.slow
 def test_names_of_fields_are_no_formulas(figures, drawn):
     names = ("$x_{$", "\x1b", "手")
     observations = {name: np.arange(3, dtype=np.float32) for name in names}
