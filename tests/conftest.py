@@ -14,8 +14,6 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Several test processes share the cores; threads that spin while they wait for work would slow all of them down.
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
-# Tracing creates many objects that stay, among which Python would otherwise look for garbage every 700 objects.
-gc.set_threshold(50_000, 50, 1000)
 
 import portpicker
 import properties
@@ -31,6 +29,8 @@ from skipped_exports import skip_exports
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    # Tracing creates many objects that stay, among which Python would otherwise look for garbage every 700 objects.
+    gc.set_threshold(50_000, 50, 1000)
     import tensorflow_datasets
     import tf_agents.trajectories
 
