@@ -246,7 +246,7 @@ def open_directory(
     require_shards(path, require_harmless(path), split)
     prepared = _PreparedEpisodes(path, split, image_decoding=image_decoding)
     prepared.conventions = _find_conventions(
-        prepared.name, prepared.dataset, last_step, missing or {}, lambda: prepared.open_dataset(image_decoding=False)
+        prepared.name, prepared.dataset, last_step, missing or {}, prepared.open_encoded
     )
     source = Source(
         prepared.name,
@@ -290,6 +290,12 @@ class _PreparedEpisodes:
     def dataset(self) -> tf.data.Dataset:
         """The RLDS dataset of the whole split."""
         return self.open_dataset(image_decoding=self._image_decoding)
+
+    def open_encoded(self) -> tf.data.Dataset:
+        """Returns the RLDS dataset of the whole split, in which images are not decoded."""
+        if self._image_decoding and self._find_image_decoders():
+            return self.open_dataset(image_decoding=False)
+        return self.dataset  # It is open already, which takes a tenth of a second.
 
     @property
     def encoded(self) -> _PreparedEpisodes | None:
@@ -337,7 +343,7 @@ class _PreparedEpisodes:
 
         from rlds2reverb._internals.tfds import hide_deprecations
 
-        decoders = {} if image_decoding else {fields.STEPS: _skip_images(self.builder.info.features[fields.STEPS])}
+        decoders = {} if image_decoding else {fields.STEPS: self._find_image_decoders()}
         split = self._split if split is None else split
         if self.builder.info.file_format.value == ARRAY_RECORD:
             return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
@@ -348,6 +354,9 @@ class _PreparedEpisodes:
                 read_config=tfds.ReadConfig(interleave_cycle_length=1),  # One file after the other.
                 shuffle_files=False,
             )
+
+    def _find_image_decoders(self) -> dict[str, Any]:
+        return _skip_images(self.builder.info.features[fields.STEPS])
 
     @contextlib.contextmanager
     def _split_errors(self) -> Iterator[None]:
