@@ -1,7 +1,9 @@
 """Gymnasium's environments as environments that return time steps."""
 
 import re
+import sys
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -23,6 +25,9 @@ from rlds2reverb.envs import (
     to_py_environment,
 )
 from rlds2reverb.envs.spaces import make_converter, make_space, make_spec
+
+# Workers would take seconds to import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 NESTED = spaces.Dict(
     {

@@ -4,7 +4,9 @@ Each place runs twice: with code that leaves all arrays alone, and with code tha
 """
 
 import functools
+import sys
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -34,6 +36,9 @@ from rlds2reverb.envs import (
 )
 from rlds2reverb.envs.specs import sample_action
 from rlds2reverb.ownership import copy_arrays
+
+# Workers would take seconds to import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def overwrite(nest):
