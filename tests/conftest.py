@@ -16,7 +16,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 import portpicker
-import properties
 import pytest
 from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
     pytest_addoption,
@@ -27,27 +26,34 @@ from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
 )
 from skipped_exports import skip_exports
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    # Tracing creates many objects that stay, among which Python would otherwise look for garbage every 700 objects.
-    gc.set_threshold(50_000, 50, 1000)
-    import tensorflow_datasets
-    import tf_agents.trajectories
-
-    from rlds2reverb.server import ports as ports_of_servers
-
-    HAS_REVERB = find_spec("reverb") is not None
-    if HAS_REVERB:
-        import rlds  # noqa: F401 - imports dm-reverb
-        import tf_agents.replay_buffers.reverb_utils
-
-IMPORTED = (properties, tensorflow_datasets, tf_agents)
+HAS_REVERB = find_spec("reverb") is not None
 
 _FIRST_PORT, _LAST_PORT = 25_000, 32_000
 
 
 #: Why a test is skipped if dm-reverb, which has no wheels for this Python, is imported in the process of the tests.
 NO_REVERB = "requires dm-reverb, which is not installed"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Prepares this process for tests, unless it only distributes them to others."""
+    if not session.config.getoption("numprocesses", None):
+        # Tracing creates many objects that stay, among which Python would otherwise look for garbage all the time.
+        gc.set_threshold(50_000, 50, 1000)
+        import_libraries()
+
+
+def import_libraries() -> None:
+    """Imports libraries whose warnings would be errors in tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import properties  # noqa: F401 - imports Hypothesis
+        import tensorflow_datasets  # noqa: F401
+        import tf_agents.trajectories
+
+        if HAS_REVERB:
+            import rlds  # noqa: F401 - imports dm-reverb
+            import tf_agents.replay_buffers.reverb_utils  # noqa: F401
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,6 +122,8 @@ def unique_ports() -> Iterator[None]:
 
     If two servers used the same port, connections to the first would block clients of the second for a while.
     """
+    from rlds2reverb.server import ports as ports_of_servers
+
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     ports = itertools.count(_FIRST_PORT + number * (_LAST_PORT - _FIRST_PORT) // count)

@@ -1,6 +1,7 @@
 """The import rules: the parts of the core have an order, and layers import only the layers below them."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -45,27 +46,35 @@ LAYERS_BELOW = {
 LAYERS = set(LAYERS_BELOW)
 
 
-def modules_imported(path, package):
-    """Yields the dotted name of every module that a file imports at any level, except for type checking only.
+@functools.cache
+def parse(path):
+    return ast.parse(path.read_text())
 
-    `from a import b, c` yields `a.b` and `a.c`, since each may be a module. Relative imports are resolved in `package`.
+
+@functools.cache
+def modules_imported(path, package):
+    """Returns the dotted name of every module that a file imports at any level, except for type checking only.
+
+    `from a import b, c` imports `a.b` and `a.c`, since each may be a module. Relative imports are resolved in `package`.
     """
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     typing_only = {
         node
         for block in ast.walk(tree)
         if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
         for node in ast.walk(block)
     }
+    names = []
     for node in ast.walk(tree):
         if node in typing_only:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
 
 
 def module_name(path):
@@ -105,8 +114,7 @@ def test_parts_of_the_core_import_only_earlier_parts(module):
 
 @pytest.mark.parametrize("module", FILES)
 def test_core_imports_no_layer_and_siblings_relatively(module):
-    tree = ast.parse(FILES[module].read_text())
-    for node in ast.walk(tree):
+    for node in ast.walk(parse(FILES[module])):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("rlds2reverb."):
             continue
         assert node.module.split(".")[1] not in LAYERS, f"{module} imports {node.module}"

@@ -2,8 +2,6 @@
 
 import pytest
 
-from rlds2reverb.adders import column_adder
-
 
 @pytest.fixture
 def eager(monkeypatch):
@@ -11,6 +9,7 @@ def eager(monkeypatch):
 
     It is for tests of the numbers. In each file, other tests compare the items of traced graphs.
     """
+    from rlds2reverb.adders import column_adder
 
     def get_function(adder, columns, kind):
         adder.item_spec(column_adder.columns_step_spec(columns))

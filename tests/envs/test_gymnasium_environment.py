@@ -419,7 +419,6 @@ def test_seed_covers_resets_that_draw_from_numpys_global_generator():
     np.testing.assert_array_equal(*observations)
 
 
-@pytest.mark.slow
 def test_environments_without_seeds_can_be_used():
     for kind in (NoSeed, NoSeedAndNoInfo):
         env = GymnasiumEnvironment(kind())

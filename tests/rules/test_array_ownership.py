@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 import tree
-from properties import mark_slow_except
 
 from rlds2reverb.envs import (
     ActionObservation,
@@ -193,7 +192,7 @@ def play(make, is_hostile, num_steps=13):
     return copies
 
 
-@pytest.mark.parametrize("place", mark_slow_except(PLACES.keys() - {"workers"}, PLACES))
+@pytest.mark.parametrize("place", PLACES)
 def test_user_code_may_modify_and_reuse_all_arrays(place):
     polite, hostile = (play(PLACES[place], is_hostile) for is_hostile in (False, True))
     for number, steps in enumerate(zip(polite, hostile, strict=True)):
