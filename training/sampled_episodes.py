@@ -71,8 +71,8 @@ class SampledEpisodes(Feed):
             fields.IS_LAST: trajectories.step_type == LAST,
             fields.IS_TERMINAL: np.zeros(mask.shape, bool),  # Goals determine the ends that values do not cross.
         }
-        columns_of_rows = map_structure(lambda column: column[mask], steps)
-        batch = EpisodeBatch.from_columns(columns_of_rows, mask.sum(axis=1))
+        rows = map_structure(lambda column: column[mask], steps)
+        batch = EpisodeBatch.from_columns(rows, mask.sum(axis=1))
         columns = MemoryColumns(Layout.of_steps(batch.steps))
         columns.append(batch)
         return columns.finish()

@@ -286,9 +286,11 @@ def make_table_action_spec(
         raise SpecMismatchError("the actions must be one array, got a nest; convert the dataset again without it")
     spec = ArraySpec(tuple(action.shape), np.dtype(action.dtype.as_numpy_dtype))
     require_trainable_actions(spec, get_algorithm(config.algo), action_space)
-    data = sample.data["action"] if isinstance(sample.data, dict) else sample.data.action
+    data = (sample.data["action"] if isinstance(sample.data, dict) else sample.data.action).numpy()
+    if tf.is_tensor(sample.info.mask):  # Items of varying length are padded.
+        data = data[sample.info.mask.numpy()]
     actions = ActionStatistics(spec)
-    actions.add(data.numpy().reshape(-1, *spec.shape))
+    actions.add(data.reshape(-1, *spec.shape))
     data_space = None if table.action_bounds is None else make_array_space(spec, *table.action_bounds)
     return make_action_spec(actions, config, action_space, data_space, is_complete=False)
 
