@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import fields
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import Message, SourceError, SpecMismatchError
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError, get_message
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
@@ -154,7 +154,8 @@ def open_evaluated_data(
             raise
         # Raises an error if the algorithm cannot learn from the data in any environment.
         data = open_data(source, config, as_episodes=as_episodes)
-        warn(Message(f"no evaluation: {getattr(error.args[0], 'sentence', error)}", env=...))
+        message = get_message(error)
+        warn("no evaluation: " + (message if isinstance(message, Message) else Message(message, env=...)))
         return data, None
 
 

@@ -60,8 +60,12 @@ def make_keras(spec, output_size, seed):
 def list_networks(name):
     if get_algorithm(name).class_name == "DQNAgent":
         return ["q_network"]
+    if name == "discrete_bcq":
+        return ["q_network", "imitation_network"]
     if name in ("crl", "hiql"):
         return []
+    if name == "gcivl":
+        return ["actor_network", "value_network"]
     if name in ("bc", "discrete_bc", "gcbc"):
         return ["actor_network"]
     return ["actor_network", "critic_network", *EXTRA_NETWORKS.get(name, [])]
