@@ -1,4 +1,4 @@
-"""Measures updates/s of every agent, beside d3rlpy's and the limit of this machine's matrix products, in one run.
+"""Measures updates/s of every agent, compared with d3rlpy and the limit of matrix products in the same run.
 
     python benchmarks/bench_agents.py [--algos iql edac] [--rounds 5] [--d3rlpy PYTHON]
 

@@ -1,6 +1,8 @@
 """Measures updates/s of d3rlpy for `bench_agents.py`, which runs this file with an interpreter that has d3rlpy.
 
-python benchmarks/d3rlpy_updates.py '{"algo": "iql", "batch_size": 256, "hidden_sizes": [256, 256], ...}'
+    python benchmarks/d3rlpy_updates.py '{"algo": "iql", "batch_size": 256, "hidden_sizes": [256, 256], ...}'
+
+It prints the rate as JSON, or null if d3rlpy does not have the agent.
 """
 
 import json

@@ -71,7 +71,7 @@ def plan(data: Path, datasets: list[str], variants: list[str], *, seeds: int, st
     every = max(steps // 20, 1)
     options = {
         **{"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
-        **{"reference_returns": str(data / "ref_scores.json"), "jit_compile": True},
+        **{"reference_returns": str(data / "ref_scores.json")},
     }
     runs: list[PlannedRun] = []
     for dataset in datasets:

@@ -97,7 +97,9 @@ def main() -> None:
         complete = [
             experiment.runs[name]
             for name, planned in experiment.plan.items()
-            if planned["variant"] == variant and name not in experiment.failures
+            if planned["variant"] == variant
+            and name in experiment.outcomes
+            and experiment.outcomes[name].state == "complete"
         ]
         if complete:
             rates = 100 * np.array([measure_success_rates(run, env, num_tasks) for run in complete])

@@ -13,9 +13,9 @@ _SIZE = 1024
 
 
 def count_flops(train: Callable[..., Any], experience_spec: Any) -> float:
-    """Returns the number of floating-point operations in the matrix products and convolutions of one train step.
+    """Returns the number of floating-point operations in the matrix products of one train step.
 
-    They are those of the graph, so that products whose results are used twice count once. Where a step has a condition,
+    They are those of the graph. Convolutions are not counted. Where a step has a condition,
     as in delayed updates of actors, its two branches count half each.
     """
     graph = tf.function(train, autograph=False).get_concrete_function(experience_spec).graph

@@ -150,7 +150,7 @@ class StoredItems(Feed):
         return resized
 
     def replace_steps(self, steps: StepColumns) -> StoredItems:
-        """Returns a feed of the items of other steps with the same layout, without `added` fields.
+        """Returns a feed of the items of other steps with the same layout; this one must have no `added` fields.
 
         Raises:
           SourceError: If there are no items.

@@ -44,7 +44,7 @@ def make_metadata(observation_spec: Nest, action_spec: Any, initial_state: Nest,
 
 
 class PolicyStep(NamedTuple):
-    """What a policy returns for time steps, with the fields of TF-Agents' `PolicyStep`.
+    """The actions and the next state of a policy for time steps, with the fields of TF-Agents' `PolicyStep`.
 
     Attributes:
       action: array `[B, ...]`.

@@ -21,8 +21,8 @@ _OBSERVATION_SIZE, _ACTION_SIZE = 17, 6
 _NUM_EPISODES, _EPISODE_LENGTH = 20, 200
 #: Number of updates before the measurement, of which the first one builds the graph.
 _NUM_WARM_UP = 10
-#: Options that determine when something other than an update happens.
-_NUMBERS = ("steps", "log_every", "checkpoint_every")
+#: Options that are numbers of updates after which something else happens.
+_STEP_OPTIONS = ("steps", "log_every", "checkpoint_every")
 
 
 def measure_updates_per_sec(algo: str, *, secs: float = 2.0) -> float:
@@ -47,15 +47,20 @@ def open_training(algo: str, **options: Any) -> Iterator[Training]:
     """Yields a running training of an agent on random data in memory, after its first updates; see `train`."""
     is_discrete = get_algorithm(algo).actions == "discrete"
     bounds = (0, _ACTION_SIZE - 1) if is_discrete else (-1, 1)
-    fixed: dict[str, Any] = {**dict.fromkeys(_NUMBERS, 1_000_000), "env": None, "track": (), "action_bounds": bounds}
+    fixed: dict[str, Any] = {
+        **dict.fromkeys(_STEP_OPTIONS, 1_000_000),
+        "env": None,
+        "track": (),
+        "action_bounds": bounds,
+    }
     episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
         Training(episodes, config, folder, progress=_NoNotes(None, quiet=True)) as training,
+        training.learner.running(),
     ):
-        with training.learner.running():
-            training.learner.advance(_NUM_WARM_UP)
-            yield training
+        training.learner.advance(_NUM_WARM_UP)
+        yield training
 
 
 def time_updates(training: Training, *, secs: float) -> float:

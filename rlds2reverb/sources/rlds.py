@@ -293,7 +293,7 @@ class _PreparedEpisodes:
 
     def open_encoded(self) -> tf.data.Dataset:
         """Returns the RLDS dataset of the whole split, in which images are not decoded."""
-        if self._image_decoding and self._find_image_decoders():
+        if self._image_decoding and self._make_skip_decoders():
             return self.open_dataset(image_decoding=False)
         return self.dataset  # It is open already, which takes a tenth of a second.
 
@@ -343,7 +343,7 @@ class _PreparedEpisodes:
 
         from rlds2reverb._internals.tfds import hide_deprecations
 
-        decoders = {} if image_decoding else {fields.STEPS: self._find_image_decoders()}
+        decoders = {} if image_decoding else {fields.STEPS: self._make_skip_decoders()}
         split = self._split if split is None else split
         if self.builder.info.file_format.value == ARRAY_RECORD:
             return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
@@ -355,7 +355,8 @@ class _PreparedEpisodes:
                 shuffle_files=False,
             )
 
-    def _find_image_decoders(self) -> dict[str, Any]:
+    def _make_skip_decoders(self) -> dict[str, Any]:
+        """Returns the decoders of TFDS that leave images encoded; empty if there are none."""
         return _skip_images(self.builder.info.features[fields.STEPS])
 
     @contextlib.contextmanager

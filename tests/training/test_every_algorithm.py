@@ -1,4 +1,4 @@
-"""What every algorithm does: it is trained by one call, continued after a kill, exported, and ranked off-policy."""
+"""Runs of every algorithm: resumption after a kill, export, and off-policy ranking."""
 
 import os
 import signal
