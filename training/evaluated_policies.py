@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,31 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import TimeStep
 from tf_agents.utils import nest_utils
 
+from rlds2reverb import fields
 from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
+from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.saved_policies import load_policy
 from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.store.cuts import Take
+from rlds2reverb.trajectories import FIRST, MID
 
 #: Number of actions that stand for those of a stochastic policy with continuous actions in one state.
 _NUM_SAMPLES = 8
 
 
 class EvaluatedPolicy:
-    """A policy without a state, called with batches of observations.
+    """A policy, called with batches of observations, or along episodes if it has a state.
 
     Attributes:
       name: name for tables.
       run: the training run that it belongs to; None if unknown.
       actions: its `BoundedActions` or `DiscreteActions`.
+      has_state: whether its actions depend on earlier steps.
+      has_goals: whether it observes goals, which its run drew from the data.
     """
 
     def __init__(self, policy: Any):
@@ -41,17 +48,23 @@ class EvaluatedPolicy:
 
         Raises:
           TypeError: If it is not a policy.
-          ValueError: If there is no policy in the directory, or it has a state or unsupported actions.
+          ValueError: If there is no policy in the directory, or it has unsupported actions.
         """
         self.run, self._policy, self.name = _load(policy)
-        if tf.nest.flatten(self._policy.get_initial_state(batch_size=1)):
-            raise ValueError(f"{self.name} must be a policy without a state; recurrent policies cannot be evaluated")
+        state = self._policy.get_initial_state(batch_size=1)
+        self.has_state = bool(tf.nest.flatten(state))
+        algo = None if self.run is None else self.run.configuration.get("algo")
+        self.has_goals = algo is not None and get_algorithm(algo).items == "goals"
         is_discrete = tf.nest.flatten(self._policy.action_spec)[0].dtype.is_integer
         self.actions: Any = (DiscreteActions if is_discrete else BoundedActions)(self._policy.action_spec)
-        spec = self._policy.time_step_spec.observation
+        number = tf.TensorSpec([1], tf.float32)
+        observation = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec([1, *leaf.shape], leaf.dtype), self._policy.time_step_spec.observation
+        )
+        inputs = TimeStep(tf.TensorSpec([1], tf.int32), number, number, observation), state
+        batched = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), inputs)
         self._act = tf.function(self._call, autograph=False).get_concrete_function(
-            tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), spec),
-            tf.TensorSpec([2], tf.int32),
+            *batched, tf.TensorSpec([2], tf.int32)
         )
         self._is_random: bool | None = None
 
@@ -91,6 +104,30 @@ class EvaluatedPolicy:
             samples += [self.to_choice(self._sample(observation, seed + k)) for k in range(1, _NUM_SAMPLES)]
         return np.stack(samples, axis=1)
 
+    def choose_along(self, take: Take, num_steps: np.ndarray, seed: int) -> np.ndarray:
+        """Returns what a policy with a state does in each step of E episodes, float32 `[N, 1, C]`.
+
+        Its state follows from the observations and rewards of the episodes, and from the actions that it takes itself.
+
+        Args:
+          take: function that reads steps; their rows are those of the episodes, one after the other.
+          num_steps: int64 `[E]`, numbers of steps, at least 1.
+          seed: see `choose`.
+        """
+        order = np.argsort(-num_steps, kind="stable")
+        firsts, state = (np.cumsum(num_steps) - num_steps)[order], self._policy.get_initial_state(len(order))
+        rows, choices = [], []
+        for step in range(int(num_steps.max())):
+            at = firsts[: int((num_steps > step).sum())] + step
+            observation = take(at, (fields.OBSERVATION,))[fields.OBSERVATION]
+            rewards = take(at - 1, (fields.REWARD,))[fields.REWARD] if step else np.zeros(len(at))
+            time_step = self._make_steps(observation, MID if step else FIRST, rewards)
+            state = tf.nest.map_structure(partial(tf.gather, indices=np.arange(len(at))), state)
+            action, state = self._act(time_step, state, tf.constant([seed, step]))
+            rows.append(at)
+            choices.append(self.to_choice(action.numpy()))
+        return np.concatenate(choices)[np.argsort(np.concatenate(rows))][:, np.newaxis]
+
     def to_choice(self, action: np.ndarray) -> np.ndarray:
         """Returns actions `[B, ...]` in the environment's units as choices, float32 `[B, C]`.
 
@@ -115,6 +152,8 @@ class EvaluatedPolicy:
           ArgumentError: If the policy has no probabilities.
         """
         policy: Any = self._policy
+        if self.has_state:
+            raise self._error()
         given = tf.cast(action, self.actions.spec.dtype)
         if not self._has_probabilities:
             self._require_certain(observation)
@@ -157,21 +196,19 @@ class EvaluatedPolicy:
         return self._is_random
 
     def _sample(self, observation: Nest, seed: int) -> np.ndarray:
-        return self._act(self._prune(observation), tf.constant([seed, 0])).numpy()
+        return self._act(self._make_steps(observation), (), tf.constant([seed, 0]))[0].numpy()
 
-    def _call(self, observation: Nest, seed: tf.Tensor) -> tf.Tensor:
+    def _call(self, time_step: TimeStep, policy_state: Any, seed: tf.Tensor) -> tuple[tf.Tensor, Any]:
         options = {"seed": seed} if isinstance(self._policy, ActorPolicy) else {}
-        return tf.nest.flatten(self._policy.action(self._make_steps(observation), **options).action)[0]
+        step = self._policy.action(time_step, policy_state, **options)
+        return tf.nest.flatten(step.action)[0], step.state
 
-    def _make_steps(self, observation: Nest) -> Any:
-        pruned = self._prune(observation)
-        num = tf.shape(tf.nest.flatten(pruned)[0])[0]
-        return TimeStep(tf.zeros([num], tf.int32), tf.zeros([num]), tf.ones([num]), pruned)
-
-    def _prune(self, observation: Nest) -> Nest:
-        """Returns an observation as tensors, without fields that the policy does not use."""
+    def _make_steps(self, observation: Nest, step_type: np.int32 = FIRST, rewards: np.ndarray | float = 0.0) -> TimeStep:
+        """Returns time steps as tensors, without fields of the observation that the policy does not use."""
         pruned = nest_utils.prune_extra_keys(self._policy.time_step_spec.observation, observation)
-        return tf.nest.map_structure(tf.convert_to_tensor, pruned)
+        num = len(tf.nest.flatten(pruned)[0])
+        columns = np.full(num, step_type, np.int32), np.full(num, rewards, np.float32), np.ones(num, np.float32)
+        return tf.nest.map_structure(tf.convert_to_tensor, TimeStep(*columns, pruned))
 
 
 def _load(policy: Any) -> tuple[Run | None, Any, str]:

@@ -28,7 +28,8 @@ from rlds2reverb.learners.train_loop import TrainLoop
 from rlds2reverb.sources.moments import mark_transitions
 from rlds2reverb.specs import Nest, map_structure
 from rlds2reverb.store.cuts import Transitions
-from rlds2reverb.store.item_index import sample_uniformly
+from rlds2reverb.store.goals import GoalDistribution, add_goal
+from rlds2reverb.store.item_index import ItemIndex, draw_numbers, sample_uniformly
 
 from .config import TrainingConfig
 from .data import Moments
@@ -36,12 +37,15 @@ from .dataset import ItemData, open_dataset
 from .evaluated_policies import EvaluatedPolicy
 from .policy_estimates import PolicyEstimate
 from .sources import open_source
+from .step_info import SOURCE_FIELDS, make_step_info
 from .tables import is_table
 
 #: Value of `behaviour` for probabilities that behavioural cloning estimates, and prefix of a field of probabilities.
 CLONED, _LOG = "cloned", "log:"
 #: Discount factor for policies without a run, as in `TrainingConfig`.
 _GAMMA = 0.99
+#: Goals of the transitions that Q-functions of policies with goals learn from: those of OGBench's values.
+_GOALS = GoalDistribution(0.2, 0.5, 0.3, geometric=True)
 #: Options of a run that determine which data its policy understands.
 _DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "cache_dir", "action_bounds")
 #: Number of steps that a policy or a Q-function is called with, and of transitions that are read, at a time.
@@ -102,6 +106,10 @@ def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: 
       method: 'fqe' for fitted Q evaluation; 'is', 'pdis', 'wis' and 'wpdis' for (weighted, per-decision) importance
         sampling; 'dr' and 'wdr' for (weighted) doubly robust estimation.
       **settings: attributes of `OffPolicySettings`.
+
+    The estimate of a policy with goals is that of reaching random states of the data from the first states, with the
+    reward -1 for each step before. Policies with a state, such as Decision Transformer's, are asked for their actions
+    along the episodes of the data.
 
     Raises:
       ArgumentError: If the method requires probabilities that the policy does not have, or a setting is invalid.
@@ -167,7 +175,8 @@ class _OpenedData:
         """Returns the data for a policy; raises as `open_data`."""
         saved = {} if policy.run is None else policy.run.configuration
         options = {name: saved[name] for name in _DATA_OPTIONS if saved.get(name)}
-        config = TrainingConfig("dqn" if policy.is_discrete else "td3", env=None, **options)
+        algo = "gcbc" if policy.has_goals else "dqn" if policy.is_discrete else "td3"
+        config = TrainingConfig(algo, env=None, **options)
         key = repr((config.algo, options))
         if key not in self._opened:
             opened = open_source(self._source)
@@ -180,7 +189,8 @@ class _OpenedData:
 class _Evaluation:
     """The data, ratios and values that the estimates of one policy share, computed when they are first needed.
 
-    Rows are those of the episodes that are used, N steps of E episodes, of which R begin a transition.
+    Rows are those of the episodes that are used, N steps of E episodes, of which R begin a transition. A policy with
+    goals has a goal for each transition and for each first state, which are rows of the dataset.
     """
 
     def __init__(self, policy: EvaluatedPolicy, data: ItemData, settings: OffPolicySettings):
@@ -192,12 +202,44 @@ class _Evaluation:
         self._is_used, self._is_held_out = self._find_episodes(steps.num_steps > 1)
         num_steps = steps.num_steps[self._is_used]
         self._rows = np.flatnonzero(np.repeat(self._is_used, steps.num_steps))
-        self._lengths, has_next = num_steps - 1, mark_transitions(num_steps)
+        self._num_steps, self._lengths, has_next = num_steps, num_steps - 1, mark_transitions(num_steps)
         self._starts, self._firsts = np.flatnonzero(has_next), np.cumsum(num_steps) - num_steps
-        columns = data.items.take(self._rows, (fields.REWARD, fields.DISCOUNT, fields.IS_TERMINAL))
+        self._goals: np.ndarray | None = None
+        self._first_goals: np.ndarray | None = None
+        if policy.has_goals:
+            self._set_goals()
+        else:
+            self._set_rewards()
+
+    def _set_rewards(self) -> None:
+        columns = self._take(np.arange(len(self._rows)), SOURCE_FIELDS)
         is_end = columns[fields.IS_TERMINAL][self._starts + 1]
         self._rewards = columns[fields.REWARD][self._starts].astype(np.float64)
         self._env_discounts = np.where(is_end, 0.0, columns[fields.DISCOUNT][self._starts].astype(np.float64))
+        info = make_step_info(columns, self._num_steps, ("return_to_go",), gamma=self._gamma)
+        self._returns = info["return_to_go"][self._starts]
+        self._first_returns = info["return_to_go"][self._firsts]
+
+    def _set_goals(self) -> None:
+        """Draws goals, and sets the rewards and returns of the data for them."""
+        seed, num = self._settings.fqe.seed, len(self._starts)
+        index = ItemIndex(self._data.items.steps, Transitions(1, self._gamma), self._is_used)
+        rows, last_rows = index.find_rows(np.arange(num))
+        numbers = draw_numbers(seed, 0, 1, 3 * num).reshape(num, 3)
+        self._goals, _ = _GOALS.sample(rows, last_rows - 1, numbers, index, gamma=self._gamma)
+        self._first_goals, _ = index.find_rows(sample_uniformly(seed, 1, 1, len(self._firsts), num)[0])
+        is_reached = self._goals == rows
+        self._rewards, self._env_discounts = is_reached - 1.0, 1.0 - is_reached
+        ends = np.cumsum(self._lengths) - 1
+        self._returns = self._returns_until(self._goals, rows, last_rows)
+        firsts = rows[ends - self._lengths + 1]
+        self._first_returns = self._returns_until(self._first_goals, firsts, last_rows[ends])
+
+    def _returns_until(self, goals: np.ndarray, rows: np.ndarray, last_rows: np.ndarray) -> np.ndarray:
+        """Returns the discounted sums of -1 per transition until the goal, or until the end if it is not reached."""
+        is_ahead = (rows <= goals) & (goals <= last_rows)
+        num = np.where(is_ahead, goals, last_rows) - rows
+        return -num if self._gamma == 1 else -(1 - self._gamma**num) / (1 - self._gamma)
 
     def _find_episodes(self, is_used: np.ndarray) -> tuple[np.ndarray, bool]:
         """Returns which episodes are used, bool, and whether they are held-out ones."""
@@ -218,6 +260,9 @@ class _Evaluation:
     def estimate(self, method: str) -> PolicyEstimate:
         """Returns the estimate of a method."""
         estimator, settings = ESTIMATORS[method], self._settings
+        if estimator.uses_ratios and self._policy.has_goals:
+            raise ArgumentError(f"must be 'fqe' for {self._policy.name}, whose goals are not those of the data",
+                                about="method")  # fmt: skip
         if estimator.uses_ratios:
             weights = importance_weights(self._log_ratios, estimator)
         else:
@@ -242,7 +287,7 @@ class _Evaluation:
             self._data.name,
             len(self._lengths),
             self._is_held_out,
-            float(self._returns[:, 0].mean()),
+            float(self._first_returns.mean()),
             self._settings.behaviour if estimator.uses_ratios else None,
             size,
         )
@@ -251,7 +296,7 @@ class _Evaluation:
     def _make_terms(self, method: str) -> np.ndarray:
         """Returns the terms of a method, float64 [K, N, T + 1]; T is 0 for fitted Q evaluation."""
         if method == "fqe":
-            return self._estimate_values(self._firsts)[..., None]
+            return self._estimate_values(self._firsts, self._first_goals)[..., None]
         rewards, discounts = (pad(column, self._lengths) for column in (self._rewards, self._discounts))
         if not ESTIMATORS[method].uses_values:
             return estimator_terms(rewards, discounts)[None]
@@ -267,15 +312,6 @@ class _Evaluation:
     @property
     def _discounts(self) -> np.ndarray:
         return self._gamma * self._env_discounts
-
-    @cached_property
-    def _returns(self) -> np.ndarray:
-        """The discounted returns from each step of the data, float64 [E, T]."""
-        rewards, discounts = (pad(column, self._lengths) for column in (self._rewards, self._discounts))
-        returns = np.zeros((len(rewards), rewards.shape[1] + 1))
-        for step in reversed(range(rewards.shape[1])):
-            returns[:, step] = rewards[:, step] + discounts[:, step] * returns[:, step + 1]
-        return returns[:, :-1]
 
     @property
     def _moments(self) -> Moments:
@@ -304,7 +340,7 @@ class _Evaluation:
         behaviour = self._settings.behaviour
         if behaviour != CLONED:
             name = behaviour.removeprefix(_LOG)
-            column = self._data.items.take(self._rows[self._starts], (name,))[name].astype(np.float64)
+            column = self._take(self._starts, (name,))[name].astype(np.float64)
             with np.errstate(divide="ignore", invalid="ignore"):
                 return np.log(column) if behaviour.startswith(_LOG) else column
         policy = self._clone()
@@ -343,27 +379,38 @@ class _Evaluation:
     # --- Values
 
     @cached_property
-    def _choices(self) -> np.ndarray:
-        """The choices of the policy at each row, float32 [N, M, C]; see `EvaluatedPolicy.choose`."""
+    def _next_choices(self) -> np.ndarray:
+        """The choices of the policy after each transition, float32 [R, M, C]."""
+        return self._choose(self._starts + 1, self._goals)
+
+    def _choose(self, rows: np.ndarray, goals: np.ndarray | None) -> np.ndarray:
+        """Returns the choices of the policy in some steps, float32 [rows, M, C]; see `EvaluatedPolicy.choose`."""
+        if self._policy.has_state:
+            return self._choices_along_episodes[rows]
         seed = self._settings.fqe.seed
         return self._map(
             lambda steps, first: self._policy.choose(steps[fields.OBSERVATION], seed + first),
-            np.arange(len(self._rows)),
+            rows,
             (fields.OBSERVATION,),
+            goals,
         )
+
+    @cached_property
+    def _choices_along_episodes(self) -> np.ndarray:
+        """The choices of a policy with a state in all steps, float32 [N, 1, C]."""
+        return self._policy.choose_along(self._take, self._num_steps, self._settings.fqe.seed)
 
     @cached_property
     def _fitted(self) -> FittedQ:
         """The Q-functions of the policy."""
         options, moments = self._settings.fqe, self._moments
-        returns = self._returns[np.arange(self._returns.shape[1]) < self._lengths[:, None]]
-        spread = float(returns.std())
+        spread = float(self._returns.std())
         fitted = FittedQ(
             Observations(self._data.time_step_spec.observation, moments.mean, moments.std),
             self._policy.actions,
             options,
             gamma=self._gamma,
-            offset=float(returns.mean()),
+            offset=float(self._returns.mean()),
             scale=spread if spread > 1e-6 else 1.0,
             bounds=(self._bound(min(self._rewards.min(), 0.0)), self._bound(max(self._rewards.max(), 0.0))),
         )
@@ -381,12 +428,14 @@ class _Evaluation:
 
     def _read_batches(self, first: int, count: int) -> PolicyTransitions:
         """Returns random transitions; see `FittedQ.fit`."""
-        options, take = self._settings.fqe, self._data.items.take
+        options = self._settings.fqe
         items = sample_uniformly(options.seed, first, count, options.batch_size, len(self._starts))
-        rows = self._starts[items.ravel()]
-        now = take(self._rows[rows], (fields.OBSERVATION, fields.ACTION))
-        following = take(self._rows[rows + 1], (fields.OBSERVATION,))
-        samples = np.random.default_rng([options.seed, first]).integers(self._choices.shape[1], size=len(rows))
+        chosen = items.ravel()
+        rows, goals = self._starts[chosen], None if self._goals is None else self._goals[chosen]
+        now = self._take(rows, (fields.OBSERVATION, fields.ACTION), goals)
+        following = self._take(rows + 1, (fields.OBSERVATION,), goals)
+        num_samples = self._next_choices.shape[1]
+        samples = np.random.default_rng([options.seed, first]).integers(num_samples, size=len(rows))
         split: Any = partial(map_structure, lambda column: column.reshape(count, -1, *column.shape[1:]))
         return PolicyTransitions(
             split(now[fields.OBSERVATION]),
@@ -394,19 +443,20 @@ class _Evaluation:
             self._rewards[items].astype(np.float32),
             self._env_discounts[items].astype(np.float32),
             split(following[fields.OBSERVATION]),
-            split(self._choices[rows + 1, samples]),
+            split(self._next_choices[chosen, samples]),
             np.moveaxis(self._weights[:, items], 0, 1),
         )
 
-    def _estimate_values(self, rows: np.ndarray) -> np.ndarray:
+    def _estimate_values(self, rows: np.ndarray, goals: np.ndarray | None = None) -> np.ndarray:
         """Returns V(s), float64 [K, rows], the mean over the actions that the policy may take."""
+        choices = self._choose(rows, goals)
 
         def compute(steps: dict[str, Nest], first: int) -> np.ndarray:
-            choices = self._choices[rows[first : first + _NUM_ROWS]]
-            values = [self._fitted.values(steps[fields.OBSERVATION], choices[:, m]) for m in range(choices.shape[1])]
+            some = np.moveaxis(choices[first : first + _NUM_ROWS], 1, 0)
+            values = [self._fitted.values(steps[fields.OBSERVATION], choice) for choice in some]
             return np.mean(values, axis=0, dtype=np.float64).T
 
-        return self._map(compute, rows, (fields.OBSERVATION,)).T
+        return self._map(compute, rows, (fields.OBSERVATION,), goals).T
 
     @cached_property
     def _q_values(self) -> np.ndarray:
@@ -419,12 +469,28 @@ class _Evaluation:
         return self._map(compute, self._starts, (fields.OBSERVATION, fields.ACTION)).T
 
     def _map(
-        self, function: Callable[[dict[str, Nest], int], np.ndarray], rows: np.ndarray, names: Sequence[str]
+        self,
+        function: Callable[[dict[str, Nest], int], np.ndarray],
+        rows: np.ndarray,
+        names: Sequence[str],
+        goals: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the results of a function of some fields and the place of the first row, for a part of rows each."""
-        parts = range(0, len(rows), _NUM_ROWS)
-        take = self._data.items.take
-        return np.concatenate([function(take(self._rows[rows[at : at + _NUM_ROWS]], names), at) for at in parts])
+        parts = [slice(at, at + _NUM_ROWS) for at in range(0, len(rows), _NUM_ROWS)]
+        return np.concatenate(
+            [
+                function(self._take(rows[part], names, None if goals is None else goals[part]), part.start)
+                for part in parts
+            ]
+        )
+
+    def _take(self, rows: np.ndarray, names: Sequence[str], goals: np.ndarray | None = None) -> dict[str, Nest]:
+        """Returns some fields of steps, with goals in the observations if there are any."""
+        taken = self._data.items.take(self._rows[rows], names)
+        if goals is None:
+            return taken
+        reached = self._data.items.take(goals, (fields.OBSERVATION,))[fields.OBSERVATION]
+        return {**taken, fields.OBSERVATION: add_goal(taken[fields.OBSERVATION], reached)}
 
     def _find_problems(self, result: PolicyEstimate) -> list[str]:
         """Returns sentences about what may be wrong with an estimate."""
@@ -451,6 +517,10 @@ class _Evaluation:
             problems.append(
                 f"the Q-functions may not have converged: the updates are {self._num_time_constants:.1f} time "
                 f"constants, of which {_ENOUGH} are enough; make more updates, or raise target_update_rate"
+            )
+        if self._policy.has_state:
+            problems.append(
+                "the actions of the policy depend on earlier steps, which are those of the data here, not its own"
             )
         if not low <= result.estimate <= high:
             problems.append(

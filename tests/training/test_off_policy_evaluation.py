@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from goal_reaching import Ring
 from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import PolicyStep, time_step_spec
+from tf_agents.trajectories import PolicyStep, TimeStep, time_step_spec
 
 from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, rank_policies, train
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.training.evaluated_policies import EvaluatedPolicy
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 
 GAMMA = 0.5
@@ -151,6 +153,56 @@ def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
     policy = make_continuous("sac").collect_policy
     results = evaluate_policies([policy], CONTINUOUS, ["fqe", "wdr", "wis"], fqe=TINY)
     assert np.isfinite([result.estimate for result in results]).all()
+
+
+def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
+    """In episodes around a ring of 20 cells, a goal k cells ahead has the value -(1 + gamma + ... + gamma^(k - 1))."""
+    cells = np.random.default_rng(0).integers(Ring.num_cells, size=40)[:, np.newaxis] + np.arange(41)
+    episodes = [
+        {
+            "observations": Ring.observe(path).astype(np.float32),
+            "actions": np.ones((40, 1), np.float32),
+            "rewards": np.zeros(40, np.float32),
+            "terminated": False,
+        }
+        for path in cells
+    ]
+    options = {"env": None, "action_bounds": (-1, 1), "hyperparameters": {"hidden_sizes": (16,), "learning_rate": 0.01}}
+    run = train(episodes, "gcbc", tmp_path, steps=100, progress=False, **options)
+    fqe = FittedQOptions(1500, 2, hidden_sizes=(64,))
+    result = evaluate_offline(run, episodes, gamma=0.9, fqe=fqe)
+    steps = np.arange(Ring.num_cells)
+    assert result.estimate == pytest.approx(-((1 - 0.9**steps) / (1 - 0.9)).mean(), rel=0.15)
+    with pytest.raises(ValueError, match="must be 'fqe' .* whose goals are not those of the data"):
+        evaluate_offline(run, episodes, "wis", fqe=fqe)
+
+
+def test_policies_with_a_state_act_along_the_episodes_of_the_data():
+    spec = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
+    sizes = {"width": 8, "num_layers": 1, "context_length": 3}
+    policy = make_agent("decision_transformer", TIME_STEP_SPEC, spec, target_return=2.0, **sizes).policy
+    rng, lengths = np.random.default_rng(0), np.array([3, 5, 1])
+    columns = {"observation": rng.normal(size=(9, 3)).astype(np.float32), "reward": rng.normal(size=9)}
+    expected = []
+    for first, length in zip([0, 3, 8], lengths, strict=True):
+        state = policy.get_initial_state(1)
+        for row in range(first, first + length):
+            step_type, reward = (0, 0.0) if row == first else (1, columns["reward"][row - 1])
+            time_step = TimeStep(
+                tf.constant([step_type]),
+                tf.constant([reward], tf.float32),
+                tf.ones(1),
+                columns["observation"][None, row],
+            )
+            action, state, _ = policy.action(time_step, state)
+            expected.append(action.numpy())
+    evaluated = EvaluatedPolicy(policy)
+    choices = evaluated.choose_along(lambda rows, names: {name: columns[name][rows] for name in names}, lengths, 0)
+    np.testing.assert_allclose(choices, expected, rtol=1e-5, atol=1e-6)
+    result = evaluate_offline(policy, CONTINUOUS, fqe=TINY)
+    assert any("actions of the policy depend on earlier steps" in sentence for sentence in result.warnings)
+    with pytest.raises(ValueError, match="must be 'fqe'"):
+        evaluate_offline(policy, CONTINUOUS, "wis", fqe=TINY)
 
 
 def test_invalid_arguments_raise():
