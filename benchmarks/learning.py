@@ -66,12 +66,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def plan(data: Path, datasets: list[str], variants: list[str], *, seeds: int, steps: int) -> list[PlannedRun]:
+def plan(
+    data: Path, datasets: list[str], variants: list[str], *, seeds: int, steps: int, jit_compile: bool
+) -> list[PlannedRun]:
     """Returns the runs of all variants on all datasets."""
     every = max(steps // 20, 1)
     options = {
         **{"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
-        **{"reference_returns": str(data / "ref_scores.json")},
+        **{"reference_returns": str(data / "ref_scores.json"), "jit_compile": jit_compile},
     }
     runs: list[PlannedRun] = []
     for dataset in datasets:
@@ -128,8 +130,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument(
+        "--jit-compile", action="store_true", help="compile updates by XLA, which is faster on one core"
+    )
     arguments = parser.parse_args()
-    runs = plan(arguments.data, arguments.datasets, arguments.algos, seeds=arguments.seeds, steps=arguments.steps)
+    runs = plan(
+        arguments.data,
+        arguments.datasets,
+        arguments.algos,
+        seeds=arguments.seeds,
+        steps=arguments.steps,
+        jit_compile=arguments.jit_compile,
+    )
     experiment = run_plan(runs, arguments.out, place=choose_placement(arguments.jobs, quiet=True))
     print("| dataset | agent | mean return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
     for row in experiment.rows:
