@@ -93,6 +93,13 @@ _DEFAULT_EPISODES = 10
     metavar="FLOAT",
     help="Share of random actions that replace those of the policy.",
 )
+@click.option(
+    "--target-return",
+    type=checks.Number(),
+    metavar="FLOAT",
+    show_default="as in training",
+    help="Return that a policy of decision_transformer aims at.",
+)
 @time_limit_option
 @film_option
 @click.option(
@@ -134,7 +141,7 @@ def record(
         names = {"format", "steps", "num_envs", "epsilon", "env_info"}
         require_unused(names, "requires --out, because it concerns the dataset")
         with raise_on_sigterm():
-            result = _film(film, environment, _load_policy(policy, which, options["seed"]), options)
+            result = _film(film, environment, _load_policy(policy, which, options), options)
         _print_film(result, environment, as_json=as_json)
         return
     from rlds2reverb.sources.writing import require_destination, write_dataset
@@ -144,7 +151,7 @@ def record(
         require_unused({"env_info"}, "requires --format rlds or minari, because D4RL has no row for the last step")
     require_destination(out, format)
     with raise_on_sigterm():
-        acting = _load_policy(policy, which, options["seed"])
+        acting = _load_policy(policy, which, options)
         source = _record(environment, acting, options)
         source.metadata = _describe(policy, which, options)
         for warning in source.warnings:
@@ -163,11 +170,19 @@ def _choose_format(out: Path) -> str:
     return "minari" if re.search(r"-v\d+$", out.name) else "rlds"
 
 
-def _load_policy(policy: str, which: str, seed: int) -> Any:
+def _load_policy(policy: str, which: str, options: dict[str, Any]) -> Any:
     """Returns 'random', or the policy of a run, a SavedModel or an ONNX file."""
     if policy == _RANDOM:
         require_unused({"which"}, "requires a --policy of a training run")
+        require_unused({"target_return"}, "requires a --policy of decision_transformer")
         return policy
+    loaded = _open_policy(policy, which, options["seed"])
+    if options["target_return"] is not None:
+        loaded.target_return = options["target_return"]
+    return loaded
+
+
+def _open_policy(policy: str, which: str, seed: int) -> Any:
     folder = Path(policy).expanduser()
     if not folder.exists():
         raise click.UsageError(
@@ -246,7 +261,8 @@ def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any
     """Returns the metadata of the dataset: the policy, in Minari's term its algorithm, and what it was run with."""
     name = policy if policy == _RANDOM else f"{which} policy of {Path(policy).name}"
     metadata = {"algorithm_name": name, "seed": options["seed"], "num_envs": options["num_envs"]}
-    return metadata | ({"epsilon": options["epsilon"]} if options["epsilon"] else {})
+    changed = {"epsilon": options["epsilon"] or None, "target_return": options["target_return"]}
+    return metadata | {name: value for name, value in changed.items() if value is not None}
 
 
 def _print(report: WriteReport, source: Source, environment: str, film: Film | None, *, as_json: bool) -> None:

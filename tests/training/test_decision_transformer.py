@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlds2reverb import Training, TrainingConfig, train
+from rlds2reverb import Training, TrainingConfig, load, train
 from rlds2reverb.cli import run as run_command
 from rlds2reverb.envs.evaluation import Evaluator
 
@@ -40,6 +40,10 @@ def test_runs_are_evaluated_with_the_highest_return_as_target(pendulum, tmp_path
     np.testing.assert_allclose(target, [-0.3240456], rtol=1e-5)
     assert run_command(["eval", str(tmp_path), "--episodes", "1"]) == 0
     assert "return" in capsys.readouterr().out
+    out = tmp_path / "recorded.hdf5"
+    command = ["record", "Pendulum-v1", "--policy", str(tmp_path), "--steps", "5", "--out", str(out)]
+    assert run_command([*command, "--target-return", "-500"]) == 0
+    assert load(out).metadata["target_return"] == -500
     with pytest.raises(ValueError, match="predict requires a policy without a state"):
         run.predict(np.zeros(3))
 
