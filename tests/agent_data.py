@@ -11,6 +11,11 @@ OBSERVATION, ACTION = 3, 2
 TIME_STEP_SPEC = time_step.time_step_spec(tf.TensorSpec([OBSERVATION], tf.float32, "observation"))
 GOAL_TIME_STEP_SPEC = time_step.time_step_spec(dict.fromkeys(["observation", "goal"], TIME_STEP_SPEC.observation))
 ACTION_SPEC = tensor_spec.BoundedTensorSpec([ACTION], tf.float32, [-2.0, 0.0], [2.0, 1.0], "action")
+#: Specs of time steps with two numbers, and of one action in [-1, 1].
+SMALL_SPECS = (
+    time_step.time_step_spec(tf.TensorSpec([2], tf.float32)),
+    tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1),
+)
 CENTRE, HALF_WIDTH = np.array([0.0, 0.5]), np.array([2.0, 0.5])
 
 
@@ -123,3 +128,16 @@ def to_experience(name, data):
     """Converts columns to the experience that an algorithm learns from."""
     convert = {"transitions": to_transition, "trajectories": to_trajectory, "goals": to_goals, "windows": to_windows}
     return convert[get_algorithm(name).items](data)
+
+
+def run_updates(agent, experience, num_updates, *, num_batches=10):
+    """Trains an agent for some updates in one graph, on the parts of an experience [num_batches * B, ...] in turn."""
+    train = tf.autograph.experimental.do_not_convert(agent.train)
+    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [num_batches, -1, *x.shape[1:]]), experience)
+
+    @tf.function
+    def run():
+        for step in tf.range(num_updates):
+            train(tf.nest.map_structure(lambda x, at=step % num_batches: x[at], batches))
+
+    run()

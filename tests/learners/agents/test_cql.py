@@ -4,7 +4,18 @@ import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
+from agent_data import (
+    ACTION,
+    ACTION_SPEC,
+    CENTRE,
+    HALF_WIDTH,
+    OBSERVATION,
+    SMALL_SPECS,
+    TIME_STEP_SPEC,
+    make_columns,
+    run_updates,
+    to_transition,
+)
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
@@ -171,6 +182,33 @@ def test_calibration_without_returns_raises():
     del data["return_to_go"]
     with pytest.raises(SpecMismatchError, match="is_calibrated requires .* train 'cal_ql', which adds it"):
         make(is_calibrated=True).train(to_transition(data))
+
+
+@pytest.mark.slow
+def test_values_of_cal_ql_are_not_below_the_returns_of_the_data_as_those_of_cql_are():
+    """Nakamoto et al. (2023), definition 4.1; actions are random, rewards depend on them, and episodes do not end."""
+    rng, size, gamma = np.random.default_rng(0), 2000, 0.9
+    observation, action = (rng.uniform(-1, 1, (size, width)).astype(np.float32) for width in (2, 1))
+    reward = np.exp(-np.square((action[:, 0] - 0.5) / 0.3))
+    data = {"observation": observation, "action": action, "reward": reward, "discount": np.ones(size, np.float32)}
+    data |= {"next_observation": np.roll(observation, 1, axis=0)}
+    data |= {"return_to_go": (reward + gamma / (1 - gamma) * reward.mean()).astype(np.float32)}
+    values = []
+    for is_calibrated in (False, True):
+        agent = make_agent(
+            "cql",
+            *SMALL_SPECS,
+            hidden_sizes=(32, 32),
+            discount=gamma,
+            critic_learning_rate=3e-3,
+            target_update_rate=0.05,
+            num_samples=4,
+            is_calibrated=is_calibrated,
+        )
+        run_updates(agent, to_transition(data), 400)
+        actions = agent._actor.mode(observation)
+        values.append(np.mean(agent._values(agent._critic, tf.constant(observation), actions[tf.newaxis])))
+    assert values[0] < 0.9 * data["return_to_go"].mean() < data["return_to_go"].mean() < values[1]
 
 
 def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold():

@@ -6,7 +6,7 @@ import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, run_updates, to_trajectory, to_transition
 from properties import mark_slow_except
 from tf_agents.agents.dqn import dqn_agent
 from tf_agents.networks import q_network
@@ -270,15 +270,8 @@ def test_agents_learn_the_best_action(name):
     rates = {"learning_rate": 1e-2}
     if name == "discrete_iql":
         rates = {f"{network}_learning_rate": 1e-2 for network in ("actor", "critic", "value")}
-    agent, experience = make(name, hidden_sizes=(32,), **rates), to_transition(data)
-    train = tf.autograph.experimental.do_not_convert(agent.train)
-
-    @tf.function
-    def run():
-        for _ in tf.range(150):
-            train(experience)
-
-    run()
+    agent = make(name, hidden_sizes=(32,), **rates)
+    run_updates(agent, to_transition(data), 150, num_batches=1)
     step = time_step.restart(tf.constant(observation), size)
     chosen = agent.policy.action(step).action
     assert chosen.dtype == tf.int64

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_transition
-from tf_agents.specs import tensor_spec
-from tf_agents.trajectories import time_step
+from agent_data import ACTION_SPEC, SMALL_SPECS, TIME_STEP_SPEC, make_columns, run_updates, to_transition
 
 from rlds2reverb.learners.agents import OneStepFlowActor, make_agent
 
@@ -59,23 +57,11 @@ def test_only_fql_represents_both_modes_of_the_data():
     action = (MODE * rng.choice([-1, 1], (size, 1)) + 0.05 * rng.normal(size=(size, 1))).astype(np.float32)
     data = {"observation": observation, "action": action, "reward": np.ones(size, np.float32)}
     data |= {"discount": np.zeros(size, np.float32), "next_observation": observation}
-    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), to_transition(data))
-    specs = (
-        time_step.time_step_spec(tf.TensorSpec([2], tf.float32)),
-        tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1),
-    )
 
     def learn(name, **hyperparameters):
         """Returns the greedy actions after 600 updates, and the share of them that is near a mode."""
-        agent = make_agent(name, *specs, hidden_sizes=(32, 32), **hyperparameters)
-        train = tf.autograph.experimental.do_not_convert(agent.train)
-
-        @tf.function
-        def run():
-            for step in tf.range(600):
-                train(tf.nest.map_structure(lambda x, at=step % 10: x[at], batches))
-
-        run()
+        agent = make_agent(name, *SMALL_SPECS, hidden_sizes=(32, 32), **hyperparameters)
+        run_updates(agent, to_transition(data), 600)
         actions = agent._actor.mode(observation).numpy()
         return actions, (np.abs(np.abs(actions) - MODE) < 0.3).mean()
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, to_trajectory, to_transition
+from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, run_updates, to_trajectory, to_transition
 from properties import mark_slow_except
 
 from rlds2reverb.learners.agents import get_agent_class, make_agent
@@ -170,15 +170,7 @@ def test_agents_learn_the_better_actions_of_random_data(name):
         "next_action": np.zeros((size, 2), np.float32),
     }
     agent = make(name, hidden_sizes=(32, 32), **LEARNING[name])
-    train = tf.autograph.experimental.do_not_convert(agent.train)
-    batches = tf.nest.map_structure(lambda x: tf.reshape(x, [10, 200, *x.shape[1:]]), to_trajectory(data))
-
-    @tf.function
-    def run():
-        for step in tf.range(400):
-            train(tf.nest.map_structure(lambda x, at=step % 10: x[at], batches))
-
-    run()
+    run_updates(agent, to_trajectory(data), 400)
     actions = agent._actor.mode(observation).numpy()
     learned_reward = -np.square(actions - 0.5 * observation[:, :2]).sum(axis=1).mean()
     assert reward.mean() < -0.7

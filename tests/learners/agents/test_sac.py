@@ -6,7 +6,18 @@ import agent_reference_impls as reference
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION, ACTION_SPEC, CENTRE, HALF_WIDTH, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
+from agent_data import (
+    ACTION,
+    ACTION_SPEC,
+    CENTRE,
+    HALF_WIDTH,
+    OBSERVATION,
+    SMALL_SPECS,
+    TIME_STEP_SPEC,
+    make_columns,
+    run_updates,
+    to_transition,
+)
 
 from rlds2reverb.learners.agents import Temperature, gradient_similarity, make_agent, values_and_action_gradients
 
@@ -142,3 +153,25 @@ def test_diversity_of_a_single_critic_raises():
     with pytest.raises(ValueError, match="num_critics must be at least 2 for EDAC's diversity_weight.* got 1"):
         make_agent("edac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)
     assert make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)._critic.flat.shape
+
+
+@pytest.mark.slow
+def test_ensembles_stay_near_the_data_which_two_critics_leave():
+    """In one-step episodes, rewards are noisy and fall with the distance from an action that all of the data are near.
+
+    An et al. (2021), section 3: the minimum over more critics is lower where there are no data.
+    """
+    rng, size = np.random.default_rng(0), 2000
+    observation = rng.uniform(-1, 1, (size, 2)).astype(np.float32)
+    best = 0.5 * observation[:, 0]
+    action = np.clip(best + 0.1 * rng.normal(size=size), -1, 1).astype(np.float32)
+    data = {"observation": observation, "action": action[:, np.newaxis], "discount": np.zeros(size, np.float32)}
+    data |= {"reward": (1 - np.abs(action - best) / 0.3 + 0.5 * rng.normal(size=size)).astype(np.float32)}
+    rates = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}
+    distances = {}
+    for name in ("sac", "sac_n", "edac"):
+        agent = make_agent(name, *SMALL_SPECS, hidden_sizes=(32, 32), **rates)
+        run_updates(agent, to_transition({**data, "next_observation": observation}), 600)
+        distances[name] = np.abs(agent._actor.mode(observation)[:, 0] - best).mean()
+    in_data = np.abs(action - best).mean()
+    assert max(distances["sac_n"], distances["edac"]) < 0.75 * in_data < 1.25 * in_data < distances["sac"]
