@@ -45,9 +45,9 @@ def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: boo
     if out is not None:
         checks.require_png(out)
     found = run_estimates(list(dict.fromkeys(policies)), [method], options)
-    estimates = sorted(found, key=lambda result: -result.estimate)
-    from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates
+    from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates, order_estimates
 
+    estimates = order_estimates(found)
     if out is not None:
         with quiet_imports():
             from rlds2reverb.learners.figures import save_png

@@ -19,6 +19,7 @@ from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
+from rlds2reverb.onnx_policies import is_onnx_file
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.saved_policies import load_policy
 from rlds2reverb.specs import Nest, describe, leaves, path_name
@@ -48,7 +49,7 @@ class EvaluatedPolicy:
 
         Raises:
           TypeError: If it is not a policy.
-          ValueError: If there is no policy in the directory, or it has unsupported actions.
+          ValueError: If there is no policy in the directory, it is an ONNX file, or it has unsupported actions.
         """
         self.run, self._policy, self.name = _load(policy)
         state = self._policy.get_initial_state(batch_size=1)
@@ -88,19 +89,20 @@ class EvaluatedPolicy:
     def choose(self, observation: Nest, seed: int) -> np.ndarray:
         """Returns what the policy does in some states, float32 `[B, M, C]`; see `fitted_q.PolicyTransitions`.
 
-        M is 1, except for stochastic policies with continuous actions, of which several actions are sampled.
+        M is 1, except for stochastic policies without probabilities of discrete actions, whose actions are sampled.
 
         Args:
           observation: nest of arrays `[B, ...]`.
           seed: random seed of the samples of the policies of `rlds2reverb`; others use TensorFlow's global seed.
         """
-        if self.is_discrete and self._has_probabilities:
+        if self.is_discrete:
             num = len(tf.nest.flatten(observation)[0])
             actions = self.actions.to_environment(np.arange(self.actions.num_actions)).numpy()
-            columns = [self.log_prob(observation, np.full(num, action)) for action in actions]
-            return np.exp(np.stack(columns, axis=-1))[:, None].astype(np.float32)
+            found = [self._find_log_prob(observation, np.full(num, action)) for action in actions]
+            if columns := [column for column in found if column is not None]:
+                return np.exp(np.stack(columns, axis=-1))[:, None].astype(np.float32)
         samples = [self.to_choice(self._sample(observation, seed))]
-        if self._acts_randomly(observation) and not self.is_discrete:
+        if self._acts_randomly(observation):
             samples += [self.to_choice(self._sample(observation, seed + k)) for k in range(1, _NUM_SAMPLES)]
         return np.stack(samples, axis=1)
 
@@ -150,32 +152,36 @@ class EvaluatedPolicy:
 
         Raises:
           ArgumentError: If the policy has no probabilities.
+          ValueError: If a probability is not a number below infinity.
         """
-        policy: Any = self._policy
         if self.has_state:
             raise self._error()
-        given = tf.cast(action, self.actions.spec.dtype)
-        if not self._has_probabilities:
+        log_probs = self._find_log_prob(observation, action)
+        if log_probs is None:
             self._require_certain(observation)
-            is_taken = np.equal(self._sample(observation, 0), given.numpy())
-            return np.where(is_taken, 0.0, -np.inf)
+            return np.where(self._sample(observation, 0) == action, 0.0, -np.inf)
+        if not (log_probs < np.inf).all():
+            raise ValueError(f"the log probabilities of {self.name} must be below infinity, got {log_probs.max()}")
+        return log_probs
+
+    def _find_log_prob(self, observation: Nest, action: np.ndarray) -> np.ndarray | None:
+        """Returns the log probabilities that the policy itself knows, float64 `[B]`; None if it knows none."""
+        policy, given = self._policy, tf.cast(action, self.actions.spec.dtype)
         if isinstance(policy, ActorPolicy):
             try:
                 return policy.log_prob(observation, given).numpy().astype(np.float64)
-            except ValueError as error:
-                raise self._error() from error
-        (distribution,) = tf.nest.flatten(policy.distribution(self._make_steps(observation)).action)
+            except ValueError:
+                return None
+        if not isinstance(policy, tf_policy.TFPolicy):
+            return None
+        try:
+            (distribution,) = tf.nest.flatten(policy.distribution(self._make_steps(observation)).action)
+        except NotImplementedError:
+            return None
         if not self.is_discrete and isinstance(distribution, tfp.distributions.Deterministic):
-            raise self._error()
+            return None
         log_probs = distribution.log_prob(given).numpy().astype(np.float64)
         return log_probs.reshape(len(log_probs), -1).sum(axis=1)
-
-    @property
-    def _has_probabilities(self) -> bool:
-        known = type(self._policy)
-        return (
-            isinstance(self._policy, tf_policy.TFPolicy) and known._distribution is not tf_policy.TFPolicy._distribution
-        )
 
     def _require_certain(self, observation: Nest) -> None:
         if not self.is_discrete or self._acts_randomly(observation):
@@ -203,7 +209,9 @@ class EvaluatedPolicy:
         step = self._policy.action(time_step, policy_state, **options)
         return tf.nest.flatten(step.action)[0], step.state
 
-    def _make_steps(self, observation: Nest, step_type: np.int32 = FIRST, rewards: np.ndarray | float = 0.0) -> TimeStep:
+    def _make_steps(
+        self, observation: Nest, step_type: np.int32 = FIRST, rewards: np.ndarray | float = 0.0
+    ) -> TimeStep:
         """Returns time steps as tensors, without fields of the observation that the policy does not use."""
         pruned = nest_utils.prune_extra_keys(self._policy.time_step_spec.observation, observation)
         num = len(tf.nest.flatten(pruned)[0])
@@ -218,5 +226,7 @@ def _load(policy: Any) -> tuple[Run | None, Any, str]:
     if not isinstance(policy, (str, Path)):
         return None, BatchedPolicy(policy, 1).policy, getattr(policy, "name", None) or type(policy).__name__
     folder = Path(policy).expanduser()
+    if is_onnx_file(folder):
+        raise ValueError(f"a policy must be a training run or a SavedModel, but {folder} is an ONNX file; pass its run")
     owner = folder.parent if (folder / "saved_model.pb").is_file() else folder
     return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy)

@@ -35,13 +35,13 @@ from .config import TrainingConfig
 from .data import Moments
 from .dataset import ItemData, open_dataset
 from .evaluated_policies import EvaluatedPolicy
-from .policy_estimates import PolicyEstimate
+from .policy_estimates import PolicyEstimate, order_estimates
 from .sources import open_source
 from .step_info import SOURCE_FIELDS, make_step_info
 from .tables import is_table
 
 #: Value of `behaviour` for probabilities that behavioural cloning estimates, and prefix of a field of probabilities.
-CLONED, _LOG = "cloned", "log:"
+CLONED, _PROBABILITIES = "cloned", "log:"
 #: Discount factor for policies without a run, as in `TrainingConfig`.
 _GAMMA = 0.99
 #: Goals of the transitions that Q-functions of policies with goals learn from: those of OGBench's values.
@@ -51,9 +51,9 @@ _DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "cache_dir", "action_bounds")
 #: Number of steps that a policy or a Q-function is called with, and of transitions that are read, at a time.
 _NUM_ROWS, _NUM_READ = 4096, 16_384
 #: Effective sample size, and number of episodes, below which an estimate is reported as unreliable.
-_FEW = 10
+_MIN_EPISODES = 10
 #: Number of time constants after which 95 % of the distance to the fixed point are covered.
-_ENOUGH = 3
+_MIN_TIME_CONSTANTS = 3
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def rank_policies(policies: Iterable[Any], source: Any, method: str = "fqe", **s
     estimates = evaluate_policies(list(policies), source, [method], **settings)
     if not estimates:
         raise ValueError("policies must contain at least one policy")
-    return sorted(estimates, key=lambda result: -result.estimate)
+    return order_estimates(estimates)
 
 
 def evaluate_policies(
@@ -155,7 +155,7 @@ def evaluate_policies(
     chosen, opened, results = OffPolicySettings(**settings), _OpenedData(source), []
     for policy in map(EvaluatedPolicy, policies):
         has_field = any(ESTIMATORS[method].uses_ratios for method in methods) and chosen.behaviour != CLONED
-        data = opened.open(policy, (chosen.behaviour.removeprefix(_LOG),) if has_field else ())
+        data = opened.open(policy, (chosen.behaviour.removeprefix(_PROBABILITIES),) if has_field else ())
         evaluation = _Evaluation(policy, data, chosen)
         results += [evaluation.estimate(method) for method in methods]
     return results
@@ -216,6 +216,8 @@ class _Evaluation:
         is_end = columns[fields.IS_TERMINAL][self._starts + 1]
         self._rewards = columns[fields.REWARD][self._starts].astype(np.float64)
         self._env_discounts = np.where(is_end, 0.0, columns[fields.DISCOUNT][self._starts].astype(np.float64))
+        # After a truncated end, the observation may be missing; datasets of transitions then have the discount 0.
+        self._is_known = is_end | (self._env_discounts > 0)
         info = make_step_info(columns, self._num_steps, ("return_to_go",), gamma=self._gamma)
         self._returns = info["return_to_go"][self._starts]
         self._first_returns = info["return_to_go"][self._firsts]
@@ -230,6 +232,7 @@ class _Evaluation:
         self._first_goals, _ = index.find_rows(sample_uniformly(seed, 1, 1, len(self._firsts), num)[0])
         is_reached = self._goals == rows
         self._rewards, self._env_discounts = is_reached - 1.0, 1.0 - is_reached
+        self._is_known = np.ones(num, bool)
         ends = np.cumsum(self._lengths) - 1
         self._returns = self._returns_until(self._goals, rows, last_rows)
         firsts = rows[ends - self._lengths + 1]
@@ -333,16 +336,21 @@ class _Evaluation:
                 f"of {len(old):,} log probabilities ({self._settings.behaviour}) are not finite; check it, or use "
                 f"{CLONED!r}"
             )
+        if self._policy.is_discrete and old.max(initial=0) > 1e-5:
+            raise SourceError(
+                f"the log probabilities of discrete actions must be at most 0, got {old.max():.4g} "
+                f"({self._settings.behaviour}); a field of probabilities is used as '{_PROBABILITIES}NAME'"
+            )
         return pad(new - old, self._lengths)
 
     def _find_behaviour(self) -> np.ndarray:
         """Returns the log probabilities of the data's actions under the policy that took them, float64 [R]."""
         behaviour = self._settings.behaviour
         if behaviour != CLONED:
-            name = behaviour.removeprefix(_LOG)
+            name = behaviour.removeprefix(_PROBABILITIES)
             column = self._take(self._starts, (name,))[name].astype(np.float64)
             with np.errstate(divide="ignore", invalid="ignore"):
-                return np.log(column) if behaviour.startswith(_LOG) else column
+                return np.log(column) if behaviour.startswith(_PROBABILITIES) else column
         policy = self._clone()
         names = (fields.OBSERVATION, fields.ACTION)
         return self._map(
@@ -404,6 +412,10 @@ class _Evaluation:
     def _fitted(self) -> FittedQ:
         """The Q-functions of the policy."""
         options, moments = self._settings.fqe, self._moments
+        if not self._is_known.any():
+            raise SourceError(
+                "the observation after every transition is missing, so that no values can be fitted; see last_step"
+            )
         spread = float(self._returns.std())
         fitted = FittedQ(
             Observations(self._data.time_step_spec.observation, moments.mean, moments.std),
@@ -418,7 +430,7 @@ class _Evaluation:
         counts = np.ones((1, num)) if options.ensemble_size == 1 else rng.multinomial(
             num, np.full(num, 1 / num), options.ensemble_size
         )  # fmt: skip
-        self._weights = np.repeat(counts, self._lengths, axis=1).astype(np.float32)
+        self._counts = np.repeat(counts, self._lengths, axis=1).astype(np.float32)
         fitted.fit(self._read_batches, num_per_call=max(_NUM_READ // options.batch_size, 1))
         return fitted
 
@@ -429,7 +441,8 @@ class _Evaluation:
     def _read_batches(self, first: int, count: int) -> PolicyTransitions:
         """Returns random transitions; see `FittedQ.fit`."""
         options = self._settings.fqe
-        items = sample_uniformly(options.seed, first, count, options.batch_size, len(self._starts))
+        known = np.flatnonzero(self._is_known)
+        items = known[sample_uniformly(options.seed, first, count, options.batch_size, len(known))]
         chosen = items.ravel()
         rows, goals = self._starts[chosen], None if self._goals is None else self._goals[chosen]
         now = self._take(rows, (fields.OBSERVATION, fields.ACTION), goals)
@@ -444,7 +457,7 @@ class _Evaluation:
             self._env_discounts[items].astype(np.float32),
             split(following[fields.OBSERVATION]),
             split(self._next_choices[chosen, samples]),
-            np.moveaxis(self._weights[:, items], 0, 1),
+            np.moveaxis(self._counts[:, items], 0, 1),
         )
 
     def _estimate_values(self, rows: np.ndarray, goals: np.ndarray | None = None) -> np.ndarray:
@@ -496,14 +509,15 @@ class _Evaluation:
         """Returns sentences about what may be wrong with an estimate."""
         problems, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
         size, ends = result.effective_sample_size, np.cumsum(self._lengths) - 1
-        num_truncated = int((self._env_discounts[ends] > 0).sum())
+        num_unknown = int((~self._is_known).sum())
+        num_truncated = int((self._env_discounts[ends] > 0).sum()) + num_unknown
         low, high = self._returns.min(), self._returns.max()
-        if size is not None and size < _FEW:
+        if size is not None and size < _MIN_EPISODES:
             problems.append(
                 f"the effective sample size is {size:,.1f} of {num:,} episodes, so neither the estimate nor its "
                 "interval is reliable; use fqe, or a policy closer to the data"
             )
-        if num < _FEW:
+        if num < _MIN_EPISODES:
             problems.append(f"there are only {num} episodes; bootstrap intervals of so few are too narrow")
         if self._is_trained_on:
             problems.append("the policy was trained on these episodes, which favours it; use others")
@@ -513,17 +527,23 @@ class _Evaluation:
             )
         if estimator.uses_values and self._settings.fqe.ensemble_size == 1:
             problems.append("a single Q-function was fitted; the interval does not include the uncertainty of the fit")
-        if estimator.uses_values and self._num_time_constants < _ENOUGH:
+        if estimator.uses_values and self._num_time_constants < _MIN_TIME_CONSTANTS:
             problems.append(
                 f"the Q-functions may not have converged: the updates are {self._num_time_constants:.1f} time "
-                f"constants, of which {_ENOUGH} are enough; make more updates, or raise target_update_rate"
+                f"constants, of which {_MIN_TIME_CONSTANTS} are enough; make more updates, or raise target_update_rate"
+            )
+        if estimator.uses_values and num_unknown:
+            problems.append(
+                f"{num_unknown:,} of {num:,} episodes are truncated without a last observation; their last transitions "
+                "are left out of the fit"
             )
         if self._policy.has_state:
             problems.append(
                 "the actions of the policy depend on earlier steps, which are those of the data here, not its own"
             )
-        if not low <= result.estimate <= high:
+        if estimator.uses_values and not low <= result.estimate <= high:
             problems.append(
-                f"the estimate is an extrapolation: the discounted returns in the data are {low:,.4g} to {high:,.4g}"
+                "the estimate is an extrapolation: the discounted returns from all steps of the data are "
+                f"{low:,.4g} to {high:,.4g}"
             )
         return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,18 @@ class PolicyEstimate:
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
 
 
+def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]:
+    """Returns estimates from the highest to the lowest, the first with a warning if they are not comparable."""
+    first, *others = sorted(estimates, key=lambda result: -result.estimate)
+    if len({(result.gamma, result.num_episodes, result.data_return) for result in estimates}) > 1:
+        problem = (
+            "the estimates are not comparable, because the discounts or the held-out episodes of the policies differ; "
+            "set gamma, and use data that no policy was trained on"
+        )
+        first = replace(first, warnings=(problem, *first.warnings))
+    return [first, *others]
+
+
 def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> None:
     """Writes estimates as a JSON file: one document, or a list of several."""
     documents = [estimate.as_dict() for estimate in estimates]
@@ -99,10 +111,11 @@ def draw_estimates(estimates: Sequence[PolicyEstimate]) -> Figure:
     for place, result in enumerate(estimates):
         axes.plot(result.interval, [place, place], color=COLOURS[0], linewidth=2.0, solid_capstyle="butt")
         axes.plot([result.estimate], [place], color=COLOURS[0], marker="o", linestyle="none")
-    axes.axvline(estimates[0].data_return, color=GREY, linestyle="--", linewidth=1.0, label="data")
+    if len({result.data_return for result in estimates}) == 1:
+        axes.axvline(estimates[0].data_return, color=GREY, linestyle="--", linewidth=1.0, label="data")
+        axes.legend(frameon=False, fontsize="small")
     axes.set_yticks(range(len(estimates)), [escape_label(result.policy) for result in estimates], fontsize="small")
     axes.invert_yaxis()
     first = estimates[0]
     style_axes(axes, f"discounted return, {ESTIMATORS[first.method].title}, {first.confidence:.0%} intervals", "")
-    axes.legend(frameon=False, fontsize="small")
     return figure

@@ -39,7 +39,7 @@ def simulate_selection(
       num_episodes: number of episodes T of a trial.
       num_policies: number of policies that each trial chooses from, sampled without replacement; None for all.
       num_trials: number of trials.
-      exploration: factor of the confidence bounds, >= 0.
+      exploration: factor of the confidence bounds, >= 0; UCB1 has sqrt(2).
       seed: random seed.
 
     Returns:

@@ -7,15 +7,18 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from goal_reaching import Ring
+from reference_impls import rlds_dataset
 from tf_agents.policies import tf_policy
+from tf_agents.policies.random_tf_policy import RandomTFPolicy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import PolicyStep, TimeStep, time_step_spec
 
-from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, rank_policies, train
+from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, load, rank_policies, train
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.fitted_q import FittedQOptions
 from rlds2reverb.training.evaluated_policies import EvaluatedPolicy
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
+from rlds2reverb.training.policy_estimates import draw_estimates
 
 GAMMA = 0.5
 TABULAR = FittedQOptions(600, 1, 64, hidden_sizes=(), learning_rate=0.05, target_update_rate=0.1)
@@ -76,6 +79,23 @@ def test_fqe_continues_after_truncated_ends_but_not_after_terminal_ones():
     assert any("2 of 2 episodes are truncated" in sentence for sentence in result.warnings)
 
 
+def test_last_transition_is_left_out_if_the_observation_after_it_is_unknown():
+    """Its observation is not the end of the episode, so that the rewards of 1 continue; see `append_boundary`."""
+    rows = {
+        "observation": np.tile(np.eye(3, dtype=np.float32)[:1], (2, 1)),
+        "action": np.ones(2, int),
+        "reward": np.ones(2, np.float32),
+        "discount": np.ones(2, np.float32),
+        "is_first": np.array([True, False]),
+        "is_last": np.array([False, True]),
+        "is_terminal": np.zeros(2, bool),
+    }
+    episodes = load(rlds_dataset([rows, {**rows, "action": np.zeros(2, int)}]), last_step="transition")
+    result = evaluate(TabularPolicy([1, 0, 0]), "fqe", episodes)
+    assert result.estimate == pytest.approx(1 / (1 - GAMMA), rel=1e-3)
+    assert any("2 of 2 episodes are truncated without a last observation" in sentence for sentence in result.warnings)
+
+
 @pytest.mark.parametrize("behaviour", ["log_prob", "log:prob"])
 def test_importance_sampling_uses_recorded_probabilities(behaviour):
     result = evaluate(TabularPolicy([1, 0.25, 0]), "pdis", behaviour=behaviour)
@@ -91,12 +111,22 @@ def test_cloned_probabilities_are_those_of_the_data():
     assert result.effective_sample_size == pytest.approx(4, rel=0.01)
 
 
-def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights():
+@pytest.mark.parametrize("behaviour", ["log_prob", "wrong"])
+def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights(behaviour):
     policy = TabularPolicy([1, 1, 0])
     exact = 4 + GAMMA * 2
-    settings = {"gamma": GAMMA, "fqe": TABULAR, "behaviour": "log_prob"}
-    for result in evaluate_policies([policy], EPISODES, ["fqe", "dr", "wdr"], **settings):
+    settings = {"gamma": GAMMA, "fqe": TABULAR, "behaviour": behaviour}
+    episodes = [{**episode, "wrong": np.log(np.float32([0.9, 0.2]))} for episode in EPISODES]
+    for result in evaluate_policies([policy], episodes, ["fqe", "dr", "wdr"], **settings):
         assert result.estimate == pytest.approx(exact, rel=1e-2)
+
+
+def test_doubly_robust_estimates_are_right_with_wrong_values_if_the_probabilities_are_right():
+    """Action 1 is taken in exactly half of the episodes in both states, as the probabilities say."""
+    episodes = [make_episode([a, b], [4 * a, 2 * b]) for a in (0, 1) for b in (0, 1)]
+    untrained = FittedQOptions(1, 1, 8, hidden_sizes=(), learning_rate=1e-6)
+    result = evaluate(TabularPolicy([1, 1, 0]), "dr", episodes, fqe=untrained, behaviour="log_prob")
+    assert result.estimate == pytest.approx(4 + GAMMA * 2, rel=1e-4)
 
 
 def test_ranking_orders_policies_and_results_are_saved(tmp_path):
@@ -139,6 +169,25 @@ def test_deterministic_discrete_policies_have_the_probability_one(run):
     ]
     rewards = np.array([[4, 2 * GAMMA], [4, 2 * GAMMA], [0, 2 * GAMMA], [0, 6 * GAMMA]])
     assert result.estimate == pytest.approx((weights * rewards).sum() / 4, rel=1e-5)
+
+
+def test_random_policies_without_probabilities_are_sampled():
+    policy = RandomTFPolicy(TIME_STEP_SPEC, tensor_spec.BoundedTensorSpec([], tf.int64, 0, 1))
+    result = evaluate(policy, "fqe")
+    assert result.estimate == pytest.approx(4 / 2 + GAMMA * (2 + 6) / 2, rel=0.2)
+    with pytest.raises(ValueError, match="must be 'fqe'"):
+        evaluate(policy, "wis", behaviour="log_prob")
+
+
+def test_estimates_of_different_episodes_or_discounts_are_reported(run, tmp_path):
+    options = {"steps": 2, "env": None, "gamma": 0.9, "hyperparameters": {"hidden_sizes": (4,)}}
+    other = train(EPISODES, "dqn", tmp_path, progress=False, **options)
+    first, second = rank_policies([run, other], EPISODES, fqe=TINY)
+    assert "not comparable, because the discounts or the held-out episodes" in first.warnings[0]
+    assert len(draw_estimates([first, second]).axes[0].lines) == 4
+    same = rank_policies([run, other], EPISODES, fqe=TINY, gamma=GAMMA, held_out=False)
+    assert not any("not comparable" in sentence for result in same for sentence in result.warnings)
+    assert len(draw_estimates(same).axes[0].lines) == 5  # With the mean return of the data.
 
 
 def make_continuous(name):
@@ -205,7 +254,7 @@ def test_policies_with_a_state_act_along_the_episodes_of_the_data():
         evaluate_offline(policy, CONTINUOUS, "wis", fqe=TINY)
 
 
-def test_invalid_arguments_raise():
+def test_invalid_arguments_raise(tmp_path):
     greedy = make_continuous("td3").policy
     with pytest.raises(ValueError, match="must be 'fqe' for policy, whose actions have no probabilities"):
         evaluate_offline(greedy, CONTINUOUS, "wis", fqe=TINY)
@@ -217,6 +266,11 @@ def test_invalid_arguments_raise():
         evaluate(TabularPolicy([1, 1, 1]), "is", behaviour="propensity")
     with pytest.raises(SourceError, match="8 of 8 log probabilities .* not finite"):
         evaluate(TabularPolicy([1, 1, 1]), "is", [{**e, "prob": np.zeros(2)} for e in EPISODES], behaviour="log:prob")
+    with pytest.raises(SourceError, match="log probabilities of discrete actions must be at most 0, got 0.5"):
+        evaluate(TabularPolicy([1, 1, 1]), "is", behaviour="prob")
+    (tmp_path / "policy.onnx").touch()
+    with pytest.raises(ValueError, match=r"policy.onnx is an ONNX file; pass its run"):
+        evaluate_offline(tmp_path / "policy.onnx", EPISODES)
     wide = [{**episode, "observations": np.zeros((3, 5), np.float32)} for episode in EPISODES]
     with pytest.raises(
         SpecMismatchError, match=r"observation must be float32 \[3\] for .*, but the data contain .*\[5\]"
