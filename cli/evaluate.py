@@ -9,16 +9,17 @@ import click
 
 from rlds2reverb._system.text import format_columns
 from rlds2reverb.onnx_policies import is_onnx_file
-from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
+from rlds2reverb.scores import d4rl_score
+from rlds2reverb.training.config import D4RL
 
 from . import checks, output
-from .options import film_option, reference_options, time_limit_option
+from .films import film as film_policy, film_option
+from .options import reference_options, time_limit_option
 from .output import json_option
-from .quiet import import_quietly, quiet_imports, status
+from .quiet import import_quietly, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.evaluation import Evaluator
-    from rlds2reverb.envs.film import Film
     from rlds2reverb.evaluations import Evaluation
     from rlds2reverb.learners.runs import Run
 
@@ -110,7 +111,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         for target in options["target_return"] or (None,)
     ]
     behaviour = run.behaviour_return if run else None
-    filmed = None if film is None else _film(film, environment, make_env, [*loaded.values()][-1], options)
+    filmed = None if film is None else film_policy(film, (environment, make_env), [*loaded.values()][-1], options)
     if as_json:
         policies = [{**facts, **result.as_dict()} for _, facts, result in results]
         document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}
@@ -156,19 +157,6 @@ def _require_registered(folder: Path, environment: str) -> None:
         ) from error
 
 
-def _film(film: Path, environment: str, make_env: Any, policy: Any, options: dict[str, Any]) -> Film:
-    from rlds2reverb.envs.film import record_film
-
-    with status(f"filming {environment}"), quiet_imports():
-        return record_film(
-            make_env,
-            policy,
-            film,
-            seed=options["seed"],
-            max_episode_steps=options["max_episode_steps"],
-        )
-
-
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
@@ -192,19 +180,12 @@ def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[s
 def _read_reference_returns(run: Run | None, environment: str, options: dict[str, Any]) -> tuple[float, float] | None:
     if sum(bool(options[name]) for name in ("reference_returns", "reference_file", "is_d4rl")) > 1:
         raise click.UsageError("pass only one of --reference-returns, --reference-file and --d4rl-score")
-    if options["reference_returns"]:
-        d4rl_score(0.0, options["reference_returns"])  # Raises if the two returns are equal.
-        return tuple(options["reference_returns"])
-    if options["reference_file"]:
-        from rlds2reverb.evaluations import read_reference_returns
+    chosen = options["reference_returns"] or options["reference_file"] or (D4RL if options["is_d4rl"] else None)
+    if chosen is None:
+        return run.reference_returns if run and run.environment == environment else None
+    from rlds2reverb.training.environment import resolve_reference_returns
 
-        return read_reference_returns(options["reference_file"], environment)
-    if options["is_d4rl"]:
-        key = d4rl_environment(environment)
-        if key is None:
-            raise click.UsageError(f"D4RL has no reference returns for {environment}; pass --reference-returns")
-        return REFERENCE_RETURNS[key]
-    return run.reference_returns if run and run.environment == environment else None
+    return resolve_reference_returns(chosen, environment)
 
 
 def _evaluate_policy(

@@ -225,15 +225,6 @@ report_option = click.option(
     help="Write a report to this file: one HTML page with figures, which needs no network.",
 )
 
-film_option = click.option(
-    "--film",
-    metavar="FILE.mp4|.gif",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=checks.film,
-    help="Film an episode to this file; requires pip install '.[film]' or make dev, and for MuJoCo without a display "
-    "libosmesa6.",
-)
-
 time_limit_option = click.option(
     "--max-episode-steps",
     type=checks.at_least_1,

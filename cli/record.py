@@ -14,9 +14,10 @@ from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMAT_LIMITS
 
 from . import checks, output
-from .options import film_option, require_unused, time_limit_option
+from .films import film as film_policy, film_option
+from .options import require_unused, time_limit_option
 from .output import json_option
-from .quiet import import_quietly, quiet_imports, status
+from .quiet import import_quietly, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.film import Film
@@ -133,6 +134,7 @@ def record(
     rlds2reverb train then evaluates. It appears under its path when it is complete. A film shows --episodes episodes,
     without random actions; with --out, one episode.
     """
+    env = (environment, environment)
     if options["episodes"] and options["steps"]:
         raise click.UsageError("pass only one of --episodes and --steps")
     if out is None:
@@ -141,7 +143,8 @@ def record(
         names = {"format", "steps", "num_envs", "epsilon", "env_info"}
         require_unused(names, "requires --out, because it concerns the dataset")
         with raise_on_sigterm():
-            result = _film(film, environment, _load_policy(policy, which, options), options)
+            acting = _load_policy(policy, which, options)
+            result = film_policy(film, env, acting, options, num_episodes=options["episodes"] or 1)
         _print_film(result, environment, as_json=as_json)
         return
     from rlds2reverb.sources.writing import require_destination, write_dataset
@@ -160,7 +163,7 @@ def record(
             import_quietly("tensorflow_datasets")
         with status(f"writing {out}"):
             report = write_dataset(source, out, format=format)
-        filmed = None if film is None else _film(film, environment, acting, {**options, "episodes": 1})
+        filmed = None if film is None else film_policy(film, env, acting, options)
     _print(report, source, environment, filmed, as_json=as_json)
 
 
@@ -231,20 +234,6 @@ def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:
             )
     except EnvironmentFailedError as error:
         raise ValueError(str(error)) from error
-
-
-def _film(film: Path, environment: str, policy: Any, options: dict[str, Any]) -> Film:
-    from rlds2reverb.envs.film import record_film
-
-    with status(f"filming {environment}"), quiet_imports():
-        return record_film(
-            environment,
-            policy,
-            film,
-            num_episodes=options["episodes"] or 1,
-            seed=options["seed"],
-            max_episode_steps=options["max_episode_steps"],
-        )
 
 
 def _print_film(film: Film, environment: str, *, as_json: bool) -> None:

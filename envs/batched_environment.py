@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import Nest
 
-from .environment import Environment, require_single
+from .environment import Environment, SpecifiedEnvironment, require_single
 from .specs import read_reward, require_equal_specs
 from .time_steps import TimeStep
 
 _SAME = "create all environments of a batch with the same options"
 
 
-class BatchedEnvironment(Environment):
+class BatchedEnvironment(SpecifiedEnvironment):
     """Several environments of the same specs as one batch, stepped one after the other in this process.
 
     `ParallelEnvironment` steps its environments in several processes.
@@ -36,36 +36,17 @@ class BatchedEnvironment(Environment):
         super().__init__()
         if not envs:
             raise ValueError("envs must contain at least one environment, got none")
-        require_same_specs([require_single(env, type(self).__name__).time_step_spec() for env in envs])
+        specs = [require_single(env, type(self).__name__).time_step_spec() for env in envs]
+        require_same_specs(specs)
+        self._spec = specs[0]
         self.envs = tuple(envs)
         self._ids = make_env_ids(len(envs))
         self._reward_shape: Any = self.reward_spec().shape
 
     @property
-    def batched(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def batch_size(self) -> int:
         """The number B of environments."""
         return len(self.envs)
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of one observation."""
-        return self.envs[0].observation_spec()
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of one action."""
-        return self.envs[0].action_spec()
-
-    def reward_spec(self) -> ArraySpec:
-        """Returns the spec of one reward."""
-        return self.envs[0].reward_spec()
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `TimeStep.env_info`."""
-        return self.envs[0].env_info_spec()
 
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`."""

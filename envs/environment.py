@@ -36,7 +36,7 @@ class Environment(abc.ABC):
     @property
     def batched(self) -> bool:
         """Whether time steps and actions have a leading axis B."""
-        return False
+        return self.batch_size is not None
 
     @property
     def batch_size(self) -> int | None:
@@ -190,6 +190,28 @@ class LockedEnvironment(Environment):
             return super().advance(action)
 
 
+class SpecifiedEnvironment(Environment):
+    """An environment that sets `_spec`, the specs of its time steps, when it is created."""
+
+    _spec: TimeStep
+
+    def observation_spec(self) -> Nest:
+        """Returns the specs of one observation."""
+        return self._spec.observation
+
+    def action_spec(self) -> Nest:
+        """Returns the specs of one action."""
+        return self._spec.prev_action
+
+    def reward_spec(self) -> ArraySpec:
+        """Returns the spec of one reward."""
+        return self._spec.reward
+
+    def env_info_spec(self) -> Nest:
+        """Returns the specs of `TimeStep.env_info`."""
+        return self._spec.env_info
+
+
 def require_environment(env: Any, name: str) -> Environment:
     """Returns an environment.
 
@@ -247,11 +269,6 @@ class Wrapper(Environment):
         if name.startswith("_") or name == "env":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.env, name)
-
-    @property
-    def batched(self) -> bool:
-        """Whether time steps and actions have a leading axis B."""
-        return self.env.batched
 
     @property
     def batch_size(self) -> int | None:

@@ -98,11 +98,6 @@ class EnvPoolEnvironment(LockedEnvironment):
         self._is_busy = False
 
     @property
-    def batched(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def batch_size(self) -> int:
         """The number B of environments."""
         return self._batch_size

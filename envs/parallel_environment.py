@@ -15,13 +15,13 @@ import numpy as np
 from rlds2reverb._arguments import require_count, require_one_of, require_timeout
 from rlds2reverb._system.platform import available_cores, create_anonymous_file
 from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel
 from .batched_environment import make_env_ids, make_prev_action, require_same_specs
-from .environment import Environment, LockedEnvironment, require_constructor
+from .environment import Environment, LockedEnvironment, SpecifiedEnvironment, require_constructor
 from .specs import make_zeros
 from .suite_gym import serialise_registered_specs
 from .time_steps import FIRST, LAST, MID, TimeStep
@@ -35,7 +35,7 @@ _MAX_FAILURES = 3
 _Failure = tuple[int, str]
 
 
-class ParallelEnvironment(LockedEnvironment):
+class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
     """Environments that are stepped in several processes with shared memory, as one batch.
 
     The calling process is one of them: while workers step their environments, it steps its own share. An environment
@@ -123,7 +123,7 @@ class ParallelEnvironment(LockedEnvironment):
             for worker in self._workers:
                 specs += worker.receive(self._construction_timeout_secs)
             require_same_specs(specs)
-            self._spec: TimeStep = specs[0]
+            self._spec = specs[0]
             self._channel = Channel(self._memory, self._spec, num_envs, num_workers)
             #: What lost environments repeat: the last time steps, which the caller cannot modify.
             self._last_bytes = self._channel.time_step_bytes.copy()
@@ -141,30 +141,9 @@ class ParallelEnvironment(LockedEnvironment):
             self.seed(seed)
 
     @property
-    def batched(self) -> bool:
-        """True."""
-        return True
-
-    @property
     def batch_size(self) -> int:
         """The number B of environments."""
         return self._num_envs
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of one observation."""
-        return self._spec.observation
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of one action."""
-        return self._spec.prev_action
-
-    def reward_spec(self) -> ArraySpec:
-        """Returns the spec of one reward."""
-        return self._spec.reward
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `TimeStep.env_info`."""
-        return self._spec.env_info
 
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`.

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rlds2reverb._arguments import require_timeout
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import Nest
 
 from ._deadline_thread import DeadlineThread
-from .environment import Environment, require_constructor, require_environment
+from .environment import Environment, SpecifiedEnvironment, require_constructor, require_environment
 from .time_steps import TimeStep
 
 
-class ThreadEnvironment(Environment):
+class ThreadEnvironment(SpecifiedEnvironment):
     """An environment that is created, stepped and closed in one thread, so that one that hangs raises an error.
 
     Some simulators must always be called from the thread that created them. All methods and attributes of the
@@ -47,7 +47,7 @@ class ThreadEnvironment(Environment):
             require_environment(self._env, "ThreadEnvironment")
             super().__init__(auto_reset=self._thread.call(lambda: self._env.auto_reset))
             self._batch_size = self._thread.call(lambda: self._env.batch_size)
-            self._spec: TimeStep = self._thread.call(self._env.time_step_spec)
+            self._spec = self._thread.call(self._env.time_step_spec)
         except BaseException:
             self._thread.close()
             raise
@@ -61,30 +61,9 @@ class ThreadEnvironment(Environment):
         return lambda *arguments, **keywords: self._thread.call(lambda: value(*arguments, **keywords))
 
     @property
-    def batched(self) -> bool:
-        """Whether time steps and actions have a leading axis B."""
-        return self._batch_size is not None
-
-    @property
     def batch_size(self) -> int | None:
         """The number B of environments in the batch; None without a batch."""
         return self._batch_size
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of one observation."""
-        return self._spec.observation
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of one action."""
-        return self._spec.prev_action
-
-    def reward_spec(self) -> ArraySpec:
-        """Returns the spec of one reward."""
-        return self._spec.reward
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `TimeStep.env_info`."""
-        return self._spec.env_info
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` of the environment."""

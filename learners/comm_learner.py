@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +82,20 @@ class BaseCommLearner(abc.ABC):
         The policy is sent before the run, every 100 iterations and after the run; the progress every 10 iterations and
         after the run.
         """
+
+        def send_policy(learner: Learner) -> None:
+            variables = [variable.numpy() for variable in tf.nest.flatten(learner.agent.collect_policy.variables())]
+            self.send_policy({"variables": variables, "step": learner.step})
+
+        def send_learn_info(learner: Learner, *, is_finished: bool = False) -> None:
+            self.send_learn_info(make_learn_info(learner, is_finished=is_finished))
+
         return [
-            SendPolicyHook(self.send_policy, position="before_run"),
-            SendPolicyHook(self.send_policy, every=100),
-            SendPolicyHook(self.send_policy, position="after_run"),
-            SendLearnInfoHook(self.send_learn_info, every=10),
-            SendLearnInfoHook(self.send_learn_info, position="after_run"),
+            _SendHook("send_policy", send_policy, "before_run"),
+            _SendHook("send_policy", send_policy, "after_iter", 100),
+            _SendHook("send_policy", send_policy, "after_run"),
+            _SendHook("send_learn_info", send_learn_info, "after_iter", 10),
+            _SendHook("send_learn_info", partial(send_learn_info, is_finished=True), "after_run"),
         ]
 
     def run(self, task_info: Mapping[str, Any]) -> int:
@@ -166,66 +175,17 @@ class BaseCommLearner(abc.ABC):
         )
 
 
-class SendPolicyHook(LearnerHook):
-    """A hook that sends the variables of the agent's collect policy, named after DI-engine's."""
+class _SendHook(LearnerHook):
+    """A hook that sends something about the learner, on rank 0 only."""
 
-    def __init__(
-        self,
-        send_policy: Callable[[dict[str, Any]], None],
-        name: str = "send_policy",
-        priority: float = 100,
-        *,
-        position: Position = "after_iter",
-        every: int = 100,
-    ):
-        """Sets the receiver and the interval.
-
-        Args:
-          send_policy: function called with `variables`, a list of arrays, and `step`.
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: see `LearnerHook`.
-          every: interval in iterations.
-        """
-        super().__init__(name, priority, position=position, every=every)
-        self._send_policy = send_policy
+    def __init__(self, name: str, send: Callable[[Learner], None], position: Position, every: int = 1):
+        super().__init__(name, 100, position=position, every=every)
+        self._send = send
 
     def __call__(self, learner: Learner) -> None:
-        """Sends the policy, on rank 0 only."""
-        if learner.rank:
-            return
-        variables = [variable.numpy() for variable in tf.nest.flatten(learner.agent.collect_policy.variables())]
-        self._send_policy({"variables": variables, "step": learner.step})
-
-
-class SendLearnInfoHook(LearnerHook):
-    """A hook that sends the progress of the learner, named after DI-engine's."""
-
-    def __init__(
-        self,
-        send_learn_info: Callable[[dict[str, Any]], None],
-        name: str = "send_learn_info",
-        priority: float = 100,
-        *,
-        position: Position = "after_iter",
-        every: int = 10,
-    ):
-        """Sets the receiver and the interval.
-
-        Args:
-          send_learn_info: function called with the result of `make_learn_info`.
-          name: see `Hook`.
-          priority: see `Hook`.
-          position: see `LearnerHook`.
-          every: interval in iterations.
-        """
-        super().__init__(name, priority, position=position, every=every)
-        self._send_learn_info = send_learn_info
-
-    def __call__(self, learner: Learner) -> None:
-        """Sends the progress, on rank 0 only."""
+        """Sends it."""
         if learner.rank == 0:
-            self._send_learn_info(make_learn_info(learner, is_finished=self.position == "after_run"))
+            self._send(learner)
 
 
 def make_learn_info(learner: Learner, *, is_finished: bool) -> dict[str, Any]:

@@ -87,10 +87,11 @@ class FittedQ(tf.Module):
     Le, Voloshin & Yue (2019), "Batch Policy Learning under Constraints", arXiv:1903.08738, algorithm 3. Instead of
     a new fit of Q_k in each iteration, targets follow it slowly, Q'_k + rate * (Q_k - Q'_k), as is usual with neural
     networks (Fu et al. 2021, "Benchmarks for Deep Off-Policy Evaluation", arXiv:2103.16596). Networks compute
-    (Q - offset) / scale, and normalise the activations of hidden layers, which limits how far values of actions that
-    the data do not contain are extrapolated (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline
-    Data", arXiv:2302.02948, section 4.2). Each of several Q-functions learns from its own bootstrap sample of the episodes, given by the
-    weights (Hao et al. 2021, "Bootstrapping Fitted Q-Evaluation for Off-Policy Inference", arXiv:2102.03607).
+    (Q - offset) / scale, and normalise the activations of hidden layers, which limits extrapolation to actions that the
+    data do not contain (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data",
+    arXiv:2302.02948, section 4.2). Each of several Q-functions learns from its own bootstrap sample of the episodes,
+    given by the weights (Hao et al. 2021, "Bootstrapping Fitted Q-Evaluation for Off-Policy Inference",
+    arXiv:2102.03607).
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
-from rlds2reverb.errors import Message, get_message
+from rlds2reverb.errors import ArgumentError, Message, get_message
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run
@@ -273,7 +273,10 @@ def resolve_reference_returns(value: Any, environment: str) -> tuple[float, floa
     if isinstance(value, str) and value == D4RL:
         key = d4rl_environment(environment)
         if key is None:
-            raise ValueError(f"D4RL has no reference returns for {environment}; pass two numbers or a JSON file")
+            raise ArgumentError(
+                f"D4RL has no reference returns for {environment}; pass two numbers or a JSON file",
+                reference_returns=...,
+            )
         return REFERENCE_RETURNS[key]
     if isinstance(value, (str, Path)):
         return read_reference_returns(value, environment)

@@ -172,11 +172,6 @@ class Training:
         self._resources.close()
 
     @property
-    def environment_name(self) -> str | None:
-        """The name of the evaluation environment, or None."""
-        return None if self.evaluator is None else self.evaluator.name
-
-    @property
     def _evaluated_in(self) -> tuple[str | None, dict[str, Any] | None]:
         """The name and the description of the evaluation environment, or None for both."""
         return (None, None) if self.evaluator is None else environment_key(self.environment)

@@ -205,18 +205,16 @@ class Connection:
         finally:
             call.cancel()
 
-    def sample_items(
-        self, table: str, *, num_samples: int = 1, timeout_secs: float
-    ) -> Generator[tuple[Any, list[np.ndarray]], None, None]:
-        """Takes samples; yields the `SampleInfo` message and the columns of each, as `sample` does its parts.
+    def sample_item(self, table: str, *, timeout_secs: float) -> tuple[Any, list[np.ndarray]]:
+        """Takes one sample, and returns its `SampleInfo` message and its columns.
 
         Raises:
           ServerUnavailableError: If the server returns no sample in time.
-          ValueError: If a sample is damaged.
+          ValueError: If the sample is damaged.
         """
-        with closing(self.sample(table, num_samples=num_samples, timeout_secs=timeout_secs)) as entries:
-            for info, chunks in join_parts(entries):
-                yield info, decode_item(info, chunks)
+        with closing(self.sample(table, num_samples=1, timeout_secs=timeout_secs)) as entries:
+            info, chunks = next(join_parts(entries))
+            return info, decode_item(info, chunks)
 
     def insert_row(self, table: str, columns: Sequence[np.ndarray], *, timeout_secs: float) -> None:
         """Inserts an item that is a single row, without a time axis, with priority 1 and a random key.

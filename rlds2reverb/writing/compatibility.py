@@ -133,7 +133,7 @@ def _write_and_read(address: str, table: str, trial: TrialItem, timeout_secs: fl
             writer.write([trial.block])
             writer.flush()
         with Connection(address) as connection:
-            _, columns = next(connection.sample_items(table, timeout_secs=timeout_secs))
+            _, columns = connection.sample_item(table, timeout_secs=timeout_secs)
         return trial.find_difference(columns)
     except (ServerUnavailableError, ValueError) as error:
         return f"{type(error).__name__}: {error}"

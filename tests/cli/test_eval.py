@@ -83,7 +83,8 @@ def test_reference_returns_come_from_the_command_a_file_or_d4rl(trained, capsys,
     code, _, err = call(capsys, trained, "--reference-file", references, "--d4rl-score")
     assert code == 1 and "pass only one of --reference-returns, --reference-file and --d4rl-score" in err
     code, _, err = call(capsys, trained, "--d4rl-score")
-    assert code == 1 and "D4RL has no reference returns for Pendulum-v1; pass --reference-returns" in err
+    advice = "pass two numbers or a JSON file (--reference-returns)"
+    assert code == 1 and f"D4RL has no reference returns for Pendulum-v1; {advice}" in err
     code, _, err = call(capsys, trained, "--reference-returns", 1, 1)
     assert code == 1 and "reference returns must be finite and differ" in err
 

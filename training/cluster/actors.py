@@ -56,8 +56,6 @@ class ReplayActor:
         tables: Sequence[TableConfig],
         signature: Nest,
         root: str | Path,
-        *,
-        host: str | None = None,
     ):
         """Starts the server.
 
@@ -67,11 +65,10 @@ class ReplayActor:
           tables: configurations of the tables.
           signature: signature of their items.
           root: directory of the checkpoints of all shards, which all machines share.
-          host: address of this machine for the other processes; None for the one in the Ray cluster.
         """
         self._call, self._shard = call, shard
         self._server = ReplayServer(tables, signature, checkpoint_root=shard_path(root, shard), serve_batches=True)
-        self._address = f"{host or own_host()}:{self._server.port}"
+        self._address = f"{own_host()}:{self._server.port}"
 
     def run(self) -> None:
         """Reports the state of the server and writes checkpoints, until the run is stopped."""

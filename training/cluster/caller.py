@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from typing import Any, Protocol
 
 from rlds2reverb.errors import ServerUnavailableError
@@ -18,37 +18,27 @@ class Caller(Protocol):
         """Returns the result of the method."""
 
 
-class RayCaller:
-    """Calls the methods of a named actor, and waits for the results."""
+def call_actor(name: str, method: str, *arguments: Any) -> Any:
+    """Returns the result of a method of a named actor.
 
-    def __init__(self, name: str, *, timeout_secs: float = _CALL_SECS):
-        """Sets the name of the actor, and the maximum time to wait for each result."""
-        self._name, self._timeout_secs = name, timeout_secs
+    Raises:
+      ServerUnavailableError: If the actor is gone, or does not answer in time.
+    """
+    import ray
 
-    @cached_property
-    def _actor(self) -> Any:
-        import ray
+    try:
+        return ray.get(getattr(_find_actor(name), method).remote(*arguments), timeout=_CALL_SECS)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+        raise ServerUnavailableError(
+            f"the coordinator did not answer within {_CALL_SECS:g} s ({type(error).__name__})"
+        ) from error
 
-        return ray.get_actor(self._name)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state for other processes, which look up the actor themselves."""
-        return {"_name": self._name, "_timeout_secs": self._timeout_secs}
+@cache
+def _find_actor(name: str) -> Any:
+    import ray
 
-    def __call__(self, method: str, *arguments: Any) -> Any:
-        """Returns the result of a method.
-
-        Raises:
-          ServerUnavailableError: If the actor is gone, or does not answer in time.
-        """
-        import ray
-
-        try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_secs)
-        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
-            raise ServerUnavailableError(
-                f"the coordinator did not answer within {self._timeout_secs:g} s ({type(error).__name__})"
-            ) from error
+    return ray.get_actor(name)
 
 
 def own_host() -> str:

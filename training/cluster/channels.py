@@ -6,7 +6,6 @@ All calls have a deadline.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ from rlds2reverb import ReplayServer, Selector, TableConfig
 from rlds2reverb.client import Connection
 
 VARIABLES_TABLE = "variables"
+#: Maximum time to wait for each call.
+_CALL_SECS = 20.0
 
 
 def start_variable_server(variables: Sequence[tuple[Sequence[int], str]]) -> ReplayServer:
@@ -33,28 +34,21 @@ def start_variable_server(variables: Sequence[tuple[Sequence[int], str]]) -> Rep
 class VariableClient:
     """Writes the variables of a policy to the table, and reads them."""
 
-    def __init__(self, address: str, *, timeout_secs: float = 20.0):
-        """Connects to the server.
-
-        Args:
-          address: address of the server, HOST:PORT.
-          timeout_secs: maximum time to wait for each call.
+    def __init__(self, address: str):
+        """Connects to the server at an address, HOST:PORT.
 
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        self.address, self._timeout_secs = address, timeout_secs
-        self._connection = Connection(address)
-        self._connection.state_id(timeout_secs=timeout_secs)
+        self.address, self._connection = address, Connection(address)
+        self._connection.state_id(timeout_secs=_CALL_SECS)
 
     def push(self, variables: Sequence[Any], step: int) -> None:
         """Replaces the policy by that of `step` updates; raises `ServerUnavailableError` after the timeout."""
         columns = [*map(np.asarray, variables), np.asarray(step, np.int64)]
-        self._connection.insert_row(VARIABLES_TABLE, columns, timeout_secs=self._timeout_secs)
+        self._connection.insert_row(VARIABLES_TABLE, columns, timeout_secs=_CALL_SECS)
 
     def pull(self) -> tuple[list[tf.Tensor], int]:
         """Returns the variables, and the number of updates; raises `ServerUnavailableError` after the timeout."""
-        samples = self._connection.sample_items(VARIABLES_TABLE, timeout_secs=self._timeout_secs)
-        with closing(samples):
-            *variables, step = next(samples)[1]
+        _, (*variables, step) = self._connection.sample_item(VARIABLES_TABLE, timeout_secs=_CALL_SECS)
         return list(map(tf.convert_to_tensor, variables)), int(step)

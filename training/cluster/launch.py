@@ -7,6 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..config import TrainingConfig
 from ..progress import Progress, raise_if_interrupted
 from ..training import require_same_run, require_single_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
-from .caller import RayCaller
+from .caller import call_actor
 from .config import ClusterConfig
 from .coordinator import Coordinator
 from .preparation import Preparation, prepare
@@ -193,7 +194,7 @@ class ClusterTraining:
                 num_shards=cluster.num_shards,
                 checkpoint_secs=cluster.checkpoint_secs,
             )
-            self._call = RayCaller(self._coordinator_name)
+            self._call = partial(call_actor, self._coordinator_name)
             for shard in range(cluster.num_shards):
                 arguments = (self._call, shard, parts.tables, parts.signature, replay_root)
                 self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments)

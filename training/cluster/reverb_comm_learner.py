@@ -79,7 +79,6 @@ class ReverbCommLearner(BaseCommLearner):
         *,
         strategy: tf.distribute.Strategy | None = None,
         rank: int = 0,
-        replay_secs: float = _REPLAY_SECS,
     ):
         """Sets the coordinator and the tables.
 
@@ -88,11 +87,10 @@ class ReverbCommLearner(BaseCommLearner):
           tables: the tables that batches come from.
           strategy: see `BaseCommLearner`.
           rank: see `BaseCommLearner`.
-          replay_secs: maximum time to wait for a replay server.
         """
         super().__init__(strategy=strategy, rank=rank)
         self._num_workers = count_workers(strategy)
-        self._call, self._tables, self._replay_secs = call, tables, replay_secs
+        self._call, self._tables = call, tables
         self._shards: dict[int, str] = {}
         self._step = self._batch_size = 0
         self._writer: PriorityWriter | None = None
@@ -110,16 +108,14 @@ class ReverbCommLearner(BaseCommLearner):
         return self._wait_for_feed()
 
     def _wait_for_feed(self) -> Feed:
-        until = time.monotonic() + self._replay_secs
+        until = time.monotonic() + _REPLAY_SECS
         while True:
             self._shards = self._choose_shards(self._call("shards"))
             try:
                 return self._open_feed()
             except ServerUnavailableError as error:
                 if time.monotonic() > until or self.is_closed:
-                    raise ServerUnavailableError(
-                        f"waited {self._replay_secs:g} s for replay servers: {error}"
-                    ) from error
+                    raise ServerUnavailableError(f"waited {_REPLAY_SECS:g} s for replay servers: {error}") from error
             time.sleep(_POLL_SECS)
 
     def _choose_shards(self, shards: Mapping[int, str]) -> dict[int, str]:
