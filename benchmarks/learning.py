@@ -67,9 +67,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def plan(
-    data: Path, datasets: list[str], variants: list[str], *, seeds: int, steps: int, jit_compile: bool
+    data: Path,
+    datasets: list[str],
+    variants: list[str],
+    *,
+    seeds: int,
+    steps: int,
+    hidden_sizes: list[int] | None,
+    jit_compile: bool,
 ) -> list[PlannedRun]:
     """Returns the runs of all variants on all datasets."""
+    sizes = {} if hidden_sizes is None else {"hidden_sizes": [hidden_sizes]}
     every = max(steps // 20, 1)
     options = {
         **{"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
@@ -79,6 +87,8 @@ def plan(
     for dataset in datasets:
         recipe = None if dataset in CONSTANT_RETURN else "iql_locomotion"
         chosen = {name: {**VARIANTS[name], **({"reward": recipe} if "iql" in name else {})} for name in variants}
+        for variant in chosen.values():
+            variant["hyperparameters"] = {**variant.get("hyperparameters", {}), **sizes}
         if dataset in REBRAC_PRESETS and "rebrac" in chosen:
             chosen["rebrac"]["presets"] = REBRAC_PRESETS[dataset]
         runs += plan_sweep({**options, "data": str(data / f"{dataset}.hdf5"), "variants": chosen})
@@ -130,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--hidden-sizes", type=int, nargs="+", help="sizes of the layers of all agents")
     parser.add_argument(
         "--jit-compile", action="store_true", help="compile updates by XLA, which is faster on one core"
     )
@@ -140,6 +151,7 @@ def main() -> None:
         arguments.algos,
         seeds=arguments.seeds,
         steps=arguments.steps,
+        hidden_sizes=arguments.hidden_sizes,
         jit_compile=arguments.jit_compile,
     )
     experiment = run_plan(runs, arguments.out, place=choose_placement(arguments.jobs, quiet=True))
