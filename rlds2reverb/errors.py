@@ -5,6 +5,7 @@ Each derives from `Rlds2ReverbError` and from the built-in exception that a call
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +127,9 @@ class InvalidEpisodeError(Rlds2ReverbError, ValueError):
         super().__init__(f"{problems[0]}{more}")
         self.problems = list(problems)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
 
 class SourceError(Rlds2ReverbError, ValueError):
     """A file or directory is not a supported dataset, or cannot be read safely."""
@@ -177,3 +181,13 @@ class TrackerError(Rlds2ReverbError, RuntimeError):
 
 class TrainingDivergedError(Rlds2ReverbError, ArithmeticError):
     """A loss, gradient or weight is no longer finite."""
+
+
+def dump_error(error: BaseException) -> bytes:
+    """Returns a pickled error; one that cannot be created from its arguments becomes a `SourceError`."""
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    except Exception:
+        return pickle.dumps(SourceError(f"{type(error).__name__}: {error}"))
+    return content
