@@ -13,7 +13,7 @@ from rlds2reverb.scores import d4rl_score
 from rlds2reverb.training.config import D4RL
 
 from . import checks, output
-from .films import film as film_policy, film_option
+from .films import film_option, film_policy
 from .options import reference_options, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status

@@ -23,7 +23,9 @@ film_option = click.option(
 )
 
 
-def film(path: Path, env: tuple[str, Any], policy: Any, options: dict[str, Any], *, num_episodes: int = 1) -> Film:
+def film_policy(
+    path: Path, env: tuple[str, Any], policy: Any, options: dict[str, Any], *, num_episodes: int = 1
+) -> Film:
     """Films episodes of a policy.
 
     Args:

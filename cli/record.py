@@ -14,7 +14,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMAT_LIMITS
 
 from . import checks, output
-from .films import film as film_policy, film_option
+from .films import film_option, film_policy
 from .options import require_unused, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
