@@ -55,7 +55,8 @@ _DEFAULT_EPISODES = 10
     "--format",
     type=click.Choice([name for name, limits in FORMAT_LIMITS.items() if limits.has_last_step]),
     show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
-    help="Format of the dataset: a D4RL HDF5 file, a directory as TFDS prepares it (rlds), or a Minari dataset.",
+    help="Format of the dataset: an HDF5 file as D4RL's or robomimic's, a directory as TFDS prepares it (rlds), or a "
+    "Minari dataset.",
 )
 @click.option(
     "--episodes",
