@@ -5,7 +5,6 @@ Each derives from `Rlds2ReverbError` and from the built-in exception that a call
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,13 +180,3 @@ class TrackerError(Rlds2ReverbError, RuntimeError):
 
 class TrainingDivergedError(Rlds2ReverbError, ArithmeticError):
     """A loss, gradient or weight is no longer finite."""
-
-
-def dump_error(error: BaseException) -> bytes:
-    """Returns a pickled error; one that cannot be created from its arguments becomes a `SourceError`."""
-    try:
-        content = pickle.dumps(error)
-        pickle.loads(content)
-    except Exception:
-        return pickle.dumps(SourceError(f"{type(error).__name__}: {error}"))
-    return content

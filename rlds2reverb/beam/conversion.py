@@ -133,7 +133,7 @@ def _run(job: _Job, report: IngestReport, workers: Workers, part_bytes: int) -> 
     """Scans the dataset, writes the parts and joins them; completes the report."""
     complete = job.find_complete()
     with report.stage("check"):
-        scans = workers.map("scan", job.scan, job.dataset.slices)
+        scans = [Scan.from_dict(scan) for scan in workers.map("scan", job.scan, job.dataset.slices)]
     _require_continuity(job.dataset.slices, scans)
     plans = plan_parts(scans, num_shards=len(job.targets), part_bytes=part_bytes)
     _require_capacity(plans, job.configs)
@@ -213,9 +213,9 @@ class _Job:
                 states.append(None)
         return states
 
-    def scan(self, part: Slice) -> Scan:
+    def scan(self, part: Slice) -> dict[str, Any]:
         """Measures the episodes of a slice."""
-        return scan_episodes(self.targets[0].conversion, self.dataset.read(part))
+        return scan_episodes(self.targets[0].conversion, self.dataset.read(part)).as_dict()
 
     def write_part(self, part: Part) -> None:
         """Encodes a part, unless its file exists."""

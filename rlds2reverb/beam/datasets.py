@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
-import pickle
 import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
-import cloudpickle
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from rlds2reverb import errors
 from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import dump_error
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.concatenation import concatenate_sources
 from rlds2reverb.sources.source import split_metadata
@@ -193,7 +192,7 @@ def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Epi
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that run pipelines, and the folder through which their results travel, pickled.
+    """The workers that run pipelines, and the folder through which their results travel as JSON.
 
     Not every runner returns results to the process that started it.
     """
@@ -206,7 +205,7 @@ class Workers:
 
         Args:
           name: name of the results in the folder.
-          function: function of an input.
+          function: function that returns plain values for JSON.
           inputs: its inputs.
 
         Raises:
@@ -216,41 +215,52 @@ class Workers:
 
         def call(numbered: tuple[int, Any]) -> None:
             number, value = numbered
-            work.write(f"{name}-{number:06d}", _call(function, value))
+            work.write(f"{name}-{number:06d}", json.dumps(_call(function, value), default=str).encode())
 
         def build(pipeline: beam.Pipeline) -> None:
             pipeline | beam.Create(list(enumerate(inputs))) | beam.Reshuffle() | name >> beam.Map(call)
 
         self.options.run(build)
-        results = []
-        for number in range(len(inputs)):
-            result, error = pickle.loads(work.read(f"{name}-{number:06d}"))
-            if error is not None:
-                raise pickle.loads(error)
-            results.append(result)
-        return results
+        outcomes = (json.loads(work.read(f"{name}-{number:06d}")) for number in range(len(inputs)))
+        return [_get_result(outcome) for outcome in outcomes]
 
-    def combine(self, combiner: beam.CombineFn, dataset: Dataset) -> Any:
+    def combine(
+        self, combiner: beam.CombineFn, dataset: Dataset, to_json: Callable[[Any], Any], from_json: Callable[[Any], Any]
+    ) -> Any:
         """Returns the output of a combiner for all episodes.
 
         Args:
           combiner: combiner of episodes.
           dataset: the dataset.
+          to_json: function from an accumulator of the combiner to plain values.
+          from_json: the reverse of `to_json`.
 
         Raises:
           SourceError: If an episode cannot be read.
         """
 
         def accumulate_slice(part: Slice) -> Any:
-            return functools.reduce(combiner.add_input, dataset.read(part), combiner.create_accumulator())
+            return to_json(functools.reduce(combiner.add_input, dataset.read(part), combiner.create_accumulator()))
 
         parts = self.map(f"combined-{os.urandom(8).hex()}", accumulate_slice, dataset.slices)
-        return combiner.extract_output(combiner.merge_accumulators(parts))
+        return combiner.extract_output(combiner.merge_accumulators(map(from_json, parts)))
 
 
-def _call(function: Callable[[Any], Any], value: Any) -> bytes:
-    """Returns a function's result, or its error if that is one of the data, which the runner need not repeat."""
+def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    """Returns the result of a function, or its error if that is one of the data, which the runner need not repeat."""
     try:
-        return cloudpickle.dumps((function(value), None))
+        return {"result": function(value)}
     except DATA_ERRORS as error:
-        return pickle.dumps((None, dump_error(error)))
+        problems = [vars(problem) for problem in getattr(error, "problems", [])]
+        return {"error": type(error).__name__, "message": str(error), "problems": problems}
+
+
+def _get_result(outcome: Mapping[str, Any]) -> Any:
+    """Returns the result of `_call`, or raises its error."""
+    if "error" not in outcome:
+        return outcome["result"]
+    name = outcome["error"]
+    if name == "InvalidEpisodeError":
+        raise errors.InvalidEpisodeError([errors.Problem(**problem) for problem in outcome["problems"]])
+    kinds = {kind.__name__: kind for kind in (ValueError, TypeError, FileNotFoundError)}
+    raise getattr(errors, name, kinds.get(name, ValueError))(outcome["message"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 from rlds2reverb import fields
 from rlds2reverb.sources import Source
+from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.sources.transforms import (
     ClipActions,
     Clipping,
@@ -19,7 +20,7 @@ from rlds2reverb.sources.transforms import (
     apply_fitted,
 )
 
-from .combiners import MergeFn, MomentsFn, ReturnRangeFn
+from .combiners import MergeFn, MomentsFn, ReturnRange, ReturnRangeFn
 from .datasets import Dataset, Workers
 
 
@@ -43,19 +44,21 @@ def fit_transforms(
 
 def combine_returns(dataset: Dataset, workers: Workers) -> tuple[float, float]:
     """Returns the lowest and the highest undiscounted return of a dataset."""
-    lowest, highest = workers.combine(ReturnRangeFn(), dataset)
+    lowest, highest = workers.combine(ReturnRangeFn(), dataset, astuple, lambda values: ReturnRange(*values))
     return lowest, highest
 
 
 def _fit(transform: Transform, dataset: Dataset, source: Source, workers: Workers) -> tuple[EpisodeFn, dict[str, Any]]:
     if isinstance(transform, NormalizeObservations):
-        moments = workers.combine(MomentsFn(source.step_spec[fields.OBSERVATION]), dataset)
+        spec = source.step_spec[fields.OBSERVATION]
+        from_dict = functools.partial(ObservationMoments.from_dict, spec)
+        moments = workers.combine(MomentsFn(spec), dataset, ObservationMoments.as_dict, from_dict)
         moments.require_usable(source.name)
         return transform.fit_moments(moments)
     if isinstance(transform, ScaleRewardsByReturns):
         return transform.fit_returns(combine_returns(dataset, workers), source.name).fit(source)
     if isinstance(transform, ClipActions):
         create = functools.partial(Clipping, transform.make_clipping(source).spec, transform.eps)
-        clipping = workers.combine(MergeFn(create), dataset)
+        clipping = workers.combine(MergeFn(create), dataset, lambda counted: counted.counts, create)
         return transform.fit_clipping(clipping, source)
     return transform.fit(source)

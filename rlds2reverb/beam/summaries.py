@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from rlds2reverb.sources.summary import Summary
+from rlds2reverb.sources.summary import Summary, SummaryParts
 
 from .combiners import SummaryFn
 from .datasets import BeamOptions, Workers, open_dataset, release_datasets
@@ -39,5 +39,5 @@ def summarize_with_beam(
     with tempfile.TemporaryDirectory(prefix="rlds2reverb-") as folder, release_datasets():
         workers = Workers(options, WorkFolder(work_dir or folder))
         dataset, header = open_dataset(source, load_options, workers)
-        parts = workers.combine(SummaryFn(), dataset)
+        parts = workers.combine(SummaryFn(), dataset, SummaryParts.as_dict, SummaryParts.from_dict)
     return parts.finish(header, reference_returns=reference_returns, is_d4rl=is_d4rl)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tree
@@ -55,6 +56,20 @@ class LeafMoments:
         self._sum = self._sum + other._sum
         self._squares = self._squares + other._squares
         self._is_usable = self._is_usable & other._is_usable
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the exact sums as plain values, for JSON."""
+        arrays = {"sum": self._sum, "squares": self._squares, "is_usable": self._is_usable}
+        plain = {name: array.tolist() for name, array in arrays.items()}
+        return {"shape": self._shape, "count": self._count, **plain}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> LeafMoments:
+        """Creates moments from the values of `as_dict`."""
+        moments = cls(tuple(values["shape"]))
+        moments._count, moments._is_usable = values["count"], np.array(values["is_usable"], bool)
+        moments._sum, moments._squares = (np.array(values[name], object) for name in ("sum", "squares"))
+        return moments
 
     @property
     def is_finite(self) -> bool:
@@ -148,6 +163,18 @@ class ObservationMoments:
         for leaf, other_leaf in zip(self.leaves, other.leaves, strict=True):
             if leaf is not None and other_leaf is not None:
                 leaf.merge(other_leaf)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the moments as plain values, for JSON."""
+        return {"leaves": [leaf and leaf.as_dict() for leaf in self.leaves], "num_transitions": self.num_transitions}
+
+    @classmethod
+    def from_dict(cls, spec: Nest, values: dict[str, Any]) -> ObservationMoments:
+        """Creates moments from the values of `as_dict`, and the spec of an observation."""
+        moments = cls(spec)
+        moments.leaves = [leaf and LeafMoments.from_dict(leaf) for leaf in values["leaves"]]
+        moments.num_transitions = values["num_transitions"]
+        return moments
 
     def agent_statistics(self, eps: float = STD_EPS) -> tuple[Nest, Nest]:
         """Returns what agents subtract and divide by: two nests of float32, 0 and 1 for leaves without moments."""

@@ -36,7 +36,7 @@ from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError, dump_error
+from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
 from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, bytes_name, ends_name, frames_name
@@ -361,10 +361,20 @@ def run_worker() -> None:
             for number in numbers:
                 _write_part(source, plan, path, number)
     except BaseException as error:
-        output.write(dump_error(error))
+        output.write(_dump_error(error))
         output.flush()
         os._exit(1)
     os._exit(0)
+
+
+def _dump_error(error: BaseException) -> bytes:
+    """Returns an error as bytes; one that cannot be created from its arguments becomes a `SourceError`."""
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    except Exception:
+        return pickle.dumps(SourceError(f"{type(error).__name__}: {error}"))
+    return content
 
 
 def _exit_at_end(stream: Any) -> None:

@@ -208,6 +208,18 @@ class SummaryParts:
         self.left_out.merge_left_out(other.left_out)
         self.episodes += other.episodes
 
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the parts as plain values, for JSON."""
+        episodes = [(index, digest.hex(), total, length) for index, digest, total, length in self.episodes]
+        return {**vars(self), "episodes": episodes, "left_out": asdict(self.left_out)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
+        """Creates parts from the values of `as_dict`."""
+        episodes = [(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
+        counters = {name: Counter(values[name]) for name in ("counts", "non_finite")}
+        return cls(**{**values, **counters, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
+
     def finish(
         self, source: Source, *, reference_returns: tuple[float, float] | None = None, is_d4rl: bool = False
     ) -> Summary:

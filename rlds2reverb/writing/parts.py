@@ -9,9 +9,9 @@ concatenated parts are what a conversion in a single process writes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import group_by_size
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode, locate_discontinuity
+from rlds2reverb.errors import Problem
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 
 from .conversion import ItemConversion
@@ -47,6 +48,17 @@ class Scan:
     report: IngestReport
     num_discontinuities: int = 0
     first_discontinuity: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the scan as plain values, for JSON."""
+        return {**asdict(self), "digests": self.digests.hex()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Scan:
+        """Creates a scan from the values of `as_dict`."""
+        report = dict(values["report"])
+        report["problems"] = [Problem(**problem) for problem in report["problems"]]
+        return cls(**{**values, "digests": bytes.fromhex(values["digests"]), "report": IngestReport(**report)})
 
 
 _DIGEST_BYTES = 16

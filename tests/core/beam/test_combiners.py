@@ -1,6 +1,6 @@
 """Tests of the combiners: any division of the episodes gives the result of a single pass."""
 
-import pickle
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from lazy_beam import make_combiner, make_options, summarize_with_beam
 from rlds2reverb import fields
 from rlds2reverb.sources import load, summarize
 from rlds2reverb.sources.moments import ObservationMoments
+from rlds2reverb.sources.summary import SummaryParts
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +58,14 @@ def test_combinations_are_exact(source, episodes, division):
     assert summary == summarize(source)
 
 
-def test_moments_and_summaries_can_be_pickled(source, episodes):
+def test_moments_and_summaries_survive_json(source, episodes):
     spec = source.step_spec[fields.OBSERVATION]
     moments = combine(make_combiner("MomentsFn", spec), [episodes])
-    restored = pickle.loads(pickle.dumps(moments))
+    restored = ObservationMoments.from_dict(spec, json.loads(json.dumps(moments.as_dict())))
     np.testing.assert_array_equal(restored.leaves[0].std, moments.leaves[0].std)
     assert restored.num_transitions == moments.num_transitions
     parts = combine(make_combiner("SummaryFn"), [episodes])
-    assert pickle.loads(pickle.dumps(parts)).finish(source) == summarize(source)
+    assert SummaryParts.from_dict(json.loads(json.dumps(parts.as_dict()))).finish(source) == summarize(source)
 
 
 def test_episodes_without_steps_have_no_return(episodes):

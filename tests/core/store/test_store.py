@@ -17,7 +17,7 @@ from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.errors import ResourceInUseError, StorageFullError
+from rlds2reverb.errors import InvalidEpisodeError, Problem, ResourceInUseError, StorageFullError
 from rlds2reverb.sources import store
 from rlds2reverb.sources.store import (
     MANIFEST,
@@ -211,7 +211,10 @@ def test_episodes_of_other_fields_are_refused(tmp_path):
         build_store(load(different), tmp_path / "store")
 
 
-def test_errors_of_processes_reach_the_caller(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [SourceError("the disk is gone"), InvalidEpisodeError([Problem(2, 1, "reward", "must be finite")])]
+)
+def test_errors_of_processes_reach_the_caller(error, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
     source = load([episode(3, terminal=True)] * 4)
     source.kind = "d4rl"
@@ -219,12 +222,13 @@ def test_errors_of_processes_reach_the_caller(tmp_path, monkeypatch):
 
     def read_some(first=0, stop=None):
         if first == 2:
-            raise SourceError("the disk is gone")
+            raise error
         return read(first, stop)
 
     source.read, source.count = read_some, lambda: 4
-    with pytest.raises(SourceError, match="the disk is gone"):
+    with pytest.raises(type(error)) as caught:
         build_store(source, tmp_path / "store", num_workers=2)
+    assert str(caught.value) == str(error)
 
 
 def test_build_continues_after_the_disk_was_full(tmp_path, monkeypatch, data):
