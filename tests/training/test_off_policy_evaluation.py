@@ -111,7 +111,7 @@ def test_cloned_probabilities_are_those_of_the_data():
     assert result.effective_sample_size == pytest.approx(4, rel=0.01)
 
 
-@pytest.mark.parametrize("behaviour", ["log_prob", "wrong"])
+@pytest.mark.parametrize("behaviour", [pytest.param("log_prob", marks=pytest.mark.slow), "wrong"])
 def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights(behaviour):
     policy = TabularPolicy([1, 1, 0])
     exact = 4 + GAMMA * 2
@@ -204,6 +204,7 @@ def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
     assert np.isfinite([result.estimate for result in results]).all()
 
 
+@pytest.mark.slow
 def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
     """In episodes around a ring of 20 cells, a goal k cells ahead has the value -(1 + gamma + ... + gamma^(k - 1))."""
     cells = np.random.default_rng(0).integers(Ring.num_cells, size=40)[:, np.newaxis] + np.arange(41)
