@@ -176,14 +176,14 @@ class BaseCommLearner(abc.ABC):
 
 
 class _SendHook(LearnerHook):
-    """A hook that sends something about the learner, on rank 0 only."""
+    """A hook that calls one of the functions that send, on rank 0 only."""
 
     def __init__(self, name: str, send: Callable[[Learner], None], position: Position, every: int = 1):
         super().__init__(name, 100, position=position, every=every)
         self._send = send
 
     def __call__(self, learner: Learner) -> None:
-        """Sends it."""
+        """Calls the function with the learner."""
         if learner.rank == 0:
             self._send(learner)
 

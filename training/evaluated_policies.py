@@ -89,7 +89,8 @@ class EvaluatedPolicy:
     def choose(self, observation: Nest, seed: int) -> np.ndarray:
         """Returns what the policy does in some states, float32 `[B, M, C]`; see `fitted_q.PolicyTransitions`.
 
-        M is 1, except for stochastic policies without probabilities of discrete actions, whose actions are sampled.
+        M is 1 if the policy is deterministic, or if it knows the probabilities of discrete actions. Otherwise, several
+        actions are sampled.
 
         Args:
           observation: nest of arrays `[B, ...]`.

@@ -99,6 +99,10 @@ def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: 
     the value of the last observation; the other methods count nothing after it, so they estimate the return of
     episodes of the same lengths. Nothing follows a terminal state.
 
+    The estimate of a policy with goals is that of reaching random states of the data from the first states, with the
+    reward -1 for each step before. Policies with a state, such as Decision Transformer's, are asked for their actions
+    along the episodes of the data.
+
     Args:
       policy: a `Run` (its last policy), the directory of a run or of a SavedModel, or a TF-Agents `TFPolicy`. The
         policies that `train` writes take the best or most likely action, whose probability is 1.
@@ -106,10 +110,6 @@ def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: 
       method: 'fqe' for fitted Q evaluation; 'is', 'pdis', 'wis' and 'wpdis' for (weighted, per-decision) importance
         sampling; 'dr' and 'wdr' for (weighted) doubly robust estimation.
       **settings: attributes of `OffPolicySettings`.
-
-    The estimate of a policy with goals is that of reaching random states of the data from the first states, with the
-    reward -1 for each step before. Policies with a state, such as Decision Transformer's, are asked for their actions
-    along the episodes of the data.
 
     Raises:
       ArgumentError: If the method requires probabilities that the policy does not have, or a setting is invalid.
@@ -216,8 +216,10 @@ class _Evaluation:
         is_end = columns[fields.IS_TERMINAL][self._starts + 1]
         self._rewards = columns[fields.REWARD][self._starts].astype(np.float64)
         self._env_discounts = np.where(is_end, 0.0, columns[fields.DISCOUNT][self._starts].astype(np.float64))
-        # After a truncated end, the observation may be missing; datasets of transitions then have the discount 0.
-        self._is_known = is_end | (self._env_discounts > 0)
+        ends = np.cumsum(self._lengths) - 1
+        # The observation after a truncated end may be missing. The discount of its transition is 0 then.
+        is_unknown = ~is_end[ends] & (self._env_discounts[ends] == 0)
+        self._known = np.delete(np.arange(len(self._starts)), ends[is_unknown])
         info = make_step_info(columns, self._num_steps, ("return_to_go",), gamma=self._gamma)
         self._returns = info["return_to_go"][self._starts]
         self._first_returns = info["return_to_go"][self._firsts]
@@ -232,7 +234,7 @@ class _Evaluation:
         self._first_goals, _ = index.find_rows(sample_uniformly(seed, 1, 1, len(self._firsts), num)[0])
         is_reached = self._goals == rows
         self._rewards, self._env_discounts = is_reached - 1.0, 1.0 - is_reached
-        self._is_known = np.ones(num, bool)
+        self._known = np.arange(num)
         ends = np.cumsum(self._lengths) - 1
         self._returns = self._returns_until(self._goals, rows, last_rows)
         firsts = rows[ends - self._lengths + 1]
@@ -412,7 +414,7 @@ class _Evaluation:
     def _fitted(self) -> FittedQ:
         """The Q-functions of the policy."""
         options, moments = self._settings.fqe, self._moments
-        if not self._is_known.any():
+        if not len(self._known):
             raise SourceError(
                 "the observation after every transition is missing, so that no values can be fitted; see last_step"
             )
@@ -441,8 +443,7 @@ class _Evaluation:
     def _read_batches(self, first: int, count: int) -> PolicyTransitions:
         """Returns random transitions; see `FittedQ.fit`."""
         options = self._settings.fqe
-        known = np.flatnonzero(self._is_known)
-        items = known[sample_uniformly(options.seed, first, count, options.batch_size, len(known))]
+        items = self._known[sample_uniformly(options.seed, first, count, options.batch_size, len(self._known))]
         chosen = items.ravel()
         rows, goals = self._starts[chosen], None if self._goals is None else self._goals[chosen]
         now = self._take(rows, (fields.OBSERVATION, fields.ACTION), goals)
@@ -509,7 +510,7 @@ class _Evaluation:
         """Returns sentences about what may be wrong with an estimate."""
         problems, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
         size, ends = result.effective_sample_size, np.cumsum(self._lengths) - 1
-        num_unknown = int((~self._is_known).sum())
+        num_unknown = len(self._starts) - len(self._known)
         num_truncated = int((self._env_discounts[ends] > 0).sum()) + num_unknown
         low, high = self._returns.min(), self._returns.max()
         if size is not None and size < _MIN_EPISODES:

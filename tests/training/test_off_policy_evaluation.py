@@ -96,6 +96,23 @@ def test_last_transition_is_left_out_if_the_observation_after_it_is_unknown():
     assert any("2 of 2 episodes are truncated without a last observation" in sentence for sentence in result.warnings)
 
 
+def test_discount_of_zero_within_an_episode_ends_the_value_and_is_learned():
+    """Lost lives have it: later rewards do not count, but the reward of the transition does."""
+    rows = {
+        "observation": np.eye(3, dtype=np.float32),
+        "action": np.array([1, 1, 0]),
+        "reward": np.float32([4, 100, 0]),
+        "discount": np.float32([0, 1, 1]),
+        "is_first": np.array([True, False, False]),
+        "is_last": np.array([False, False, True]),
+        "is_terminal": np.zeros(3, bool),
+    }
+    other = {**rows, "action": np.zeros(3, int)}
+    result = evaluate(TabularPolicy([1, 1, 1]), "fqe", load(rlds_dataset([rows, other]), last_step="boundary"))
+    assert result.estimate == pytest.approx(4, rel=1e-3)
+    assert not any("without a last observation" in sentence for sentence in result.warnings)
+
+
 @pytest.mark.parametrize("behaviour", ["log_prob", "log:prob"])
 def test_importance_sampling_uses_recorded_probabilities(behaviour):
     result = evaluate(TabularPolicy([1, 0.25, 0]), "pdis", behaviour=behaviour)
@@ -121,7 +138,7 @@ def test_doubly_robust_estimates_agree_with_exact_values_whatever_the_weights(be
         assert result.estimate == pytest.approx(exact, rel=1e-2)
 
 
-def test_doubly_robust_estimates_are_right_with_wrong_values_if_the_probabilities_are_right():
+def test_doubly_robust_estimates_match_exact_values_with_a_wrong_q_function():
     """Action 1 is taken in exactly half of the episodes in both states, as the probabilities say."""
     episodes = [make_episode([a, b], [4 * a, 2 * b]) for a in (0, 1) for b in (0, 1)]
     untrained = FittedQOptions(1, 1, 8, hidden_sizes=(), learning_rate=1e-6)

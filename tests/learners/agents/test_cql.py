@@ -185,7 +185,7 @@ def test_calibration_without_returns_raises():
 
 
 @pytest.mark.slow
-def test_values_of_cal_ql_are_not_below_the_returns_of_the_data_as_those_of_cql_are():
+def test_cal_ql_keeps_values_above_the_returns_that_cql_underestimates():
     """Nakamoto et al. (2023), definition 4.1; actions are random, rewards depend on them, and episodes do not end."""
     rng, size, gamma = np.random.default_rng(0), 2000, 0.9
     observation, action = (rng.uniform(-1, 1, (size, width)).astype(np.float32) for width in (2, 1))
