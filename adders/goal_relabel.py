@@ -12,6 +12,7 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._internals.python_datasets import PythonDataset
 from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
@@ -282,7 +283,7 @@ class GoalRelabel:
                 lambda start, length: tree.unflatten_as(spec, [leaf[start : start + length] for leaf in leaves])
             )
 
-        return columns.enumerate().flat_map(convert)
+        return PythonDataset(columns.enumerate().flat_map(convert))
 
 
 def _drop_unknown_end(episode: Episode) -> dict[str, Nest]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _RETRY_SECS = 0.002
-#: Set when the program exits, which would hang if a thread of TensorFlow were still waiting in Python.
-_EXITING = threading.Event()
-atexit.register(_EXITING.set)
 
 
 class Batch(NamedTuple):
@@ -132,22 +127,17 @@ def stream_batches(
     """
     import tensorflow as tf
 
-    from rlds2reverb._internals.batch_datasets import make_dataset
+    from rlds2reverb._internals.python_datasets import make_dataset
 
     def make_spec(leaf: np.ndarray) -> tf.TensorSpec:
         return tf.TensorSpec((batch_size, *(size or None for size in leaf.shape[1:])), leaf.dtype)
 
-    has_failed = False
-
     def sample_or_wait() -> Batch:
-        nonlocal has_failed
-        # Prefetching continues after a failure. Waiting again would keep a thread in Python when the program exits.
-        end = time.monotonic() + (0 if has_failed else timeout_secs)
+        end = time.monotonic() + timeout_secs
         while isinstance(batch := sample(), SampleRefusal):
-            if time.monotonic() > end or _EXITING.wait(_RETRY_SECS):
-                has_failed = True
+            if time.monotonic() > end:
                 raise TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
-        has_failed = False
+            time.sleep(_RETRY_SECS)
         return batch
 
     spec = tf.nest.map_structure(make_spec, empty_batch)

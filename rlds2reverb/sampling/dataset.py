@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb._internals.batch_datasets import make_dataset, translate_error as translate_error
+from rlds2reverb._internals.python_datasets import make_dataset, translate_error as translate_error
 from rlds2reverb.client import Server
 from rlds2reverb.experience import to_experience as to_experience
 

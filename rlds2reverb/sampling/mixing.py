@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._internals.batch_datasets import make_dataset
+from rlds2reverb._internals.python_datasets import make_dataset
 from rlds2reverb.mixtures import allocate_items, concatenate_padded, fill_column, join_batches, require_same_items
 from rlds2reverb.replay import Batch
 from rlds2reverb.sample_info import ReplaySample

@@ -29,6 +29,7 @@ def read_array_records(split: Any, features: Any, decoders: Any) -> tf.data.Data
     """
     import tensorflow as tf
 
+    from rlds2reverb._internals.python_datasets import PythonDataset
     from rlds2reverb._internals.tensorflow import without_autograph
 
     _import_array_record()
@@ -40,7 +41,7 @@ def read_array_records(split: Any, features: Any, decoders: Any) -> tf.data.Data
 
     records = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([], tf.string))
     decode = without_autograph(lambda record: features.deserialize_example(record, decoders=decoders))
-    return records.map(decode)
+    return PythonDataset(records.map(decode))
 
 
 def _read_records(path: str, first: int, stop: int) -> Iterator[bytes]:

@@ -149,6 +149,7 @@ class Source:
         """
         import tensorflow as tf
 
+        from rlds2reverb._internals.python_datasets import PythonDataset
         from rlds2reverb._internals.tensorflow import scan, without_autograph
 
         spec = self.step_spec
@@ -180,7 +181,7 @@ class Source:
         indices = tf.data.Dataset.range(np.iinfo(np.int64).max)
         dataset = scan(indices, np.int64(0), read_episode)
         weakref.finalize(dataset, episodes.close)  # TensorFlow references `read_columns` until the process exits.
-        return dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode)
+        return PythonDataset(dataset.take_while(without_autograph(lambda exists, _: exists)).map(make_episode))
 
 
 def _make_writable(episode: Episode) -> Episode:

@@ -1,15 +1,27 @@
-"""`tf.data` datasets of NumPy batches that Python code makes, whose iterators raise the exceptions of that code.
+"""`tf.data` datasets whose elements are made by Python code.
 
-TensorFlow reports an exception of Python code as an `OpError`, and logs the traceback. Here the code returns the number
-of the exception instead, the graph fails with that number, and `translate_error` returns the exception.
+Their iterators can be dropped at any time. TensorFlow deletes an iterator only when the code that makes the next
+element has returned. The thread that drops the last reference, or collects it as garbage, may hold a lock that this
+code needs, and would wait forever. Other threads therefore delete iterators. When the interpreter exits, such code no
+longer returns, and iterators are kept.
+
+Iterators of `make_dataset` also raise the exceptions of the code. TensorFlow reports these as an `OpError`, and logs
+the traceback. Here the code returns the number of the exception instead, the graph fails with that number, and
+`translate_error` returns the exception.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import functools
 import inspect
 import itertools
+import queue
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +38,7 @@ _numbers = itertools.count()
 _NUMBER = re.compile(r"rlds2reverb error (\d+): ")
 
 
-def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *, prefetch: int) -> BatchDataset:
+def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *, prefetch: int) -> PythonDataset:
     """Returns a dataset of the batches of Python iterators.
 
     Args:
@@ -56,7 +68,7 @@ def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *
             return tf.nest.pack_sequence_as(element_spec, [tf.identity(tensor) for tensor in tensors[:-1]])
 
     batches = tf.data.Dataset.from_generator(iterate, output_signature=(*specs, tf.TensorSpec((), tf.string)))
-    return BatchDataset(without_autotuning(batches.map(check).prefetch(prefetch)), open_batches)
+    return PythonDataset(without_autotuning(batches.map(check).prefetch(prefetch)), open_batches)
 
 
 def _describe(error: Exception) -> str:
@@ -87,7 +99,15 @@ def _find_number(error: Exception) -> int:
 
 
 class _Iterator(iterator_ops.OwnedIterator):
-    """An iterator over a dataset that raises translated errors."""
+    """An iterator over a dataset that raises translated errors, and that is dropped without waiting."""
+
+    def __init__(self, dataset: tf.data.Dataset):
+        _start_deletion()
+        super().__init__(dataset)
+        _iterators.add(self)
+
+    def __del__(self) -> None:
+        _released.put(vars(self).get("_iterator_resource"))
 
     def _next_internal(self) -> Any:
         try:
@@ -100,17 +120,44 @@ class _Iterator(iterator_ops.OwnedIterator):
             raise translated from None
 
 
-class BatchDataset(tf.data.Dataset):
-    """A dataset whose iterators raise translated errors, as do those of its `map`, `batch`, `take` and so on.
+_iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
+#: TensorFlow's handles of iterators that nothing refers to any more.
+_released: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+
+@functools.cache
+def _start_deletion() -> None:
+    """Starts the thread that has each iterator deleted in a thread of its own, since that may take long."""
+
+    def delete() -> None:
+        while True:
+            threading.Thread(target=[_released.get()].clear, daemon=True).start()
+
+    threading.Thread(target=delete, name="delete-iterators", daemon=True).start()
+    atexit.register(_keep_iterators)
+
+
+def _keep_iterators() -> None:
+    handles = [iterator._iterator_resource for iterator in _iterators]
+    with contextlib.suppress(queue.Empty):
+        while True:
+            handles.append(_released.get_nowait())
+    for handle in handles:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+
+
+class PythonDataset(tf.data.Dataset):
+    """A dataset with the iterators of this module, as have its `map`, `batch`, `take` and so on.
 
     Attributes:
-      open_batches: function that returns an iterator over the dataset's batches as arrays.
+      open_batches: in a dataset of `make_dataset`, the function that returns an iterator over its batches as arrays.
     """
 
     def __init__(self, dataset: tf.data.Dataset, open_batches: Callable[[], Iterator[Any]] | None = None):
         """Wraps a dataset."""
         self._dataset = dataset
-        self.open_batches = open_batches or self.as_numpy_iterator
+        if open_batches is not None:
+            self.open_batches = open_batches
         super().__init__(dataset._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:
@@ -126,16 +173,16 @@ class BatchDataset(tf.data.Dataset):
 
 
 def _wrap_result(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method that translates the errors of the dataset that it returns."""
+    """Returns a method that returns a dataset with the iterators of this module."""
 
     @functools.wraps(method)
     def call(*arguments: Any, **options: Any) -> Any:
         result = method(*arguments, **options)
-        return BatchDataset(result) if isinstance(result, tf.data.Dataset) else result
+        return PythonDataset(result) if isinstance(result, tf.data.Dataset) else result
 
     return call
 
 
 for _name, _method in vars(tf.data.Dataset).items():
-    if inspect.isfunction(_method) and not _name.startswith("_") and _name not in vars(BatchDataset):
-        setattr(BatchDataset, _name, _wrap_result(_method))
+    if inspect.isfunction(_method) and not _name.startswith("_") and _name not in vars(PythonDataset):
+        setattr(PythonDataset, _name, _wrap_result(_method))

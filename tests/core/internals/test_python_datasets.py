@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import queue
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from rlds2reverb._internals import batch_datasets
+from rlds2reverb._internals import python_datasets
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.sampling import translate_error
 
@@ -28,7 +30,14 @@ def make_dataset(error, *, fail_at=2):
             raise error
         return np.int64(number)
 
-    return batch_datasets.make_dataset(lambda: iter(read, None), tf.TensorSpec([], tf.int64), prefetch=1)
+    return python_datasets.make_dataset(lambda: iter(read, None), tf.TensorSpec([], tf.int64), prefetch=1)
+
+
+def run_program(program):
+    """Returns the result of a program, which must exit."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("error", [ServerUnavailableError(REASON), TimeoutError("waited")])
@@ -72,7 +81,7 @@ def test_other_errors_and_the_end_are_unchanged():
         next(iter(dataset))
     assert translate_error(caught.value) is None and translate_error(ValueError("x")) is None
     assert list(make_dataset(None, fail_at=-1).take(2).as_numpy_iterator()) == [0, 1]
-    ended = batch_datasets.make_dataset(lambda: iter([np.int64(7)]), tf.TensorSpec([], tf.int64), prefetch=1)
+    ended = python_datasets.make_dataset(lambda: iter([np.int64(7)]), tf.TensorSpec([], tf.int64), prefetch=1)
     assert list(ended.as_numpy_iterator()) == [7]
 
 
@@ -86,9 +95,7 @@ def test_failed_dataset_logs_nothing():
         "next(batches)\n"
         "try:\n    next(batches)\nexcept TimeoutError as error:\n    print(error)\n"
     )
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-c", program]  # The program must also exit.
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    result = run_program(program)
     assert result.stdout.startswith("waited 0.1 s for a batch: buffer 'demo' has 0 elements")
     assert "op_kernel" not in result.stderr and "Traceback" not in result.stderr
 
@@ -105,7 +112,7 @@ def test_an_iterator_that_has_failed_is_released():
         opened.append(weakref.ref(iterator))
         return iterator
 
-    iterator = iter(batch_datasets.make_dataset(open_batches, tf.TensorSpec([], tf.int64), prefetch=1))
+    iterator = iter(python_datasets.make_dataset(open_batches, tf.TensorSpec([], tf.int64), prefetch=1))
     with pytest.raises(ServerUnavailableError):
         next(iterator)
     del iterator
@@ -114,3 +121,35 @@ def test_an_iterator_that_has_failed_is_released():
         gc.collect()
         time.sleep(0.01)
     assert opened[0]() is None
+
+
+def test_dropping_an_iterator_does_not_wait_for_its_next_batch():
+    """A thread may drop it, or collect it as garbage, while it holds a lock that the next batch requires."""
+    numbers = queue.SimpleQueue()
+    numbers.put(np.int64(1))
+    dataset = python_datasets.make_dataset(lambda: iter(numbers.get, None), tf.TensorSpec([], tf.int64), prefetch=1)
+    iterators = [iter(dataset.map(lambda number: number + 1))]
+    assert next(iterators[0]).numpy() == 2
+    dropping = threading.Thread(target=iterators.clear)
+    dropping.start()
+    try:
+        dropping.join(10)
+        assert not dropping.is_alive()
+    finally:
+        numbers.put(None)
+
+
+@pytest.mark.slow
+def test_a_program_exits_while_a_batch_is_awaited():
+    program = (
+        "import itertools, queue\n"
+        "import tensorflow as tf\n"
+        "from rlds2reverb._internals.python_datasets import make_dataset\n"
+        "def read():\n"
+        "    return itertools.chain([1], iter(queue.SimpleQueue().get, None))\n"
+        "dataset = make_dataset(read, tf.TensorSpec([], tf.int64), prefetch=1)\n"
+        "kept, dropped = iter(dataset), iter(dataset.take(9))\n"
+        "print(next(kept).numpy(), next(dropped).numpy())\n"
+        "del dropped\n"
+    )
+    assert run_program(program).stdout == "1 1\n"
