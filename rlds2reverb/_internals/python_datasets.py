@@ -107,7 +107,7 @@ class _Iterator(iterator_ops.OwnedIterator):
         _iterators.add(self)
 
     def __del__(self) -> None:
-        _released.put(vars(self).get("_iterator_resource"))
+        _released.put([vars(self).pop("_iterator_resource", None)])
 
     def _next_internal(self) -> Any:
         try:
@@ -121,8 +121,8 @@ class _Iterator(iterator_ops.OwnedIterator):
 
 
 _iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
-#: TensorFlow's handles of iterators that nothing refers to any more.
-_released: queue.SimpleQueue[Any] = queue.SimpleQueue()
+#: TensorFlow's handles of iterators that nothing refers to any more, each in a list that is the only one to refer to it.
+_released: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def _start_deletion() -> None:
 
     def delete() -> None:
         while True:
-            threading.Thread(target=[_released.get()].clear, daemon=True).start()
+            threading.Thread(target=_released.get().clear, daemon=True).start()
 
     threading.Thread(target=delete, name="delete-iterators", daemon=True).start()
     atexit.register(_keep_iterators)
@@ -141,7 +141,7 @@ def _keep_iterators() -> None:
     handles = [iterator._iterator_resource for iterator in _iterators]
     with contextlib.suppress(queue.Empty):
         while True:
-            handles.append(_released.get_nowait())
+            handles += _released.get_nowait()
     for handle in handles:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
