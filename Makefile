@@ -11,10 +11,10 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; 
 VENV ?= .venv
 BIN := $(VENV)/bin
 DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
-# Tests run in four processes, because they sometimes wait for servers, and in a random order that SEED determines.
+# Tests run in three processes, because they sometimes wait for servers, and in a random order that SEED determines.
 SEED ?= 0
 PATHS ?= tests
-TESTS := $(BIN)/python -m pytest -q -n 4 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
+TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
 .PHONY: help install dev demo test test-slow test-environments test-install drill lint types docs wheel-test bench lock clean
 

@@ -132,12 +132,18 @@ def stream_batches(
     def make_spec(leaf: np.ndarray) -> tf.TensorSpec:
         return tf.TensorSpec((batch_size, *(size or None for size in leaf.shape[1:])), leaf.dtype)
 
+    has_failed = False
+
     def sample_or_wait() -> Batch:
-        end = time.monotonic() + timeout_secs
+        nonlocal has_failed
+        # Prefetching continues after a failure. Waiting again would take elements that nobody reads any more.
+        end = time.monotonic() + (0 if has_failed else timeout_secs)
         while isinstance(batch := sample(), SampleRefusal):
             if time.monotonic() > end:
+                has_failed = True
                 raise TimeoutError(f"waited {timeout_secs:g} s for a batch: {batch.reason}")
             time.sleep(_RETRY_SECS)
+        has_failed = False
         return batch
 
     spec = tf.nest.map_structure(make_spec, empty_batch)
