@@ -121,7 +121,7 @@ class _Iterator(iterator_ops.OwnedIterator):
 
 
 _iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
-#: TensorFlow's handles of iterators that nothing refers to any more, each in a list that is the only one to refer to it.
+#: TensorFlow's handles of iterators that nothing refers to any more, each in a list that has the last reference.
 _released: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
 

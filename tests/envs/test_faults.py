@@ -41,7 +41,6 @@ FAST = {
     ("step", "exit", "raise", 2),
     ("reset", "kill", "restart", 2),
     ("construction", "raise", "restart", 2),
-    ("step", "kill", "restart", NUM_ENVS),
 }
 
 

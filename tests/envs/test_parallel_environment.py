@@ -72,7 +72,7 @@ def make_failing(failure, failing):
 @pytest.mark.parametrize(
     ("failure", "failing", "reason"),
     [
-        ("raise", 0, "RuntimeError: the simulator exploded"),
+        pytest.param("raise", 0, "RuntimeError: the simulator exploded", marks=pytest.mark.slow),
         ("raise", 3, "RuntimeError: the simulator exploded"),
         ("kill", 3, "the process of environments 2 to 3 was killed by SIGKILL"),
         ("hang", 3, "environment 3 did not answer in time\n.*in fail"),

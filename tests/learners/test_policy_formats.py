@@ -137,7 +137,7 @@ STATEFUL = {"target": TargetPolicy, "chunks": make_chunks, "transformer": make_t
 
 def with_state(*names):
     """Returns a decorator that runs a test with the files of policies with a state."""
-    values = mark_slow_except(["target", "chunks"], names)
+    values = mark_slow_except(["target"], names)
     return pytest.mark.parametrize("stateful", values, indirect=True, scope="module")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
+from properties import mark_slow_except
 from small_agents import MeanAgent, batches
 from tf_agents.agents import tf_agent
 from tf_agents.specs import tensor_spec
@@ -51,7 +52,7 @@ def make_experience(algo, seed):
     return to_experience(algo, columns)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", mark_slow_except(["bc", "td3_bc", "iql", "fql", "sac", "dqn", "gcivl"], ALGORITHMS))
 def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)  # These agents have all variables before tracing.
     changed = {

@@ -7,6 +7,7 @@ import pytest
 import reverb
 import tensorflow as tf
 import tree
+from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
@@ -92,7 +93,7 @@ def require_equal(server, *, packing=None):
                 assert (batch.info.mask.sum(1) == [len(expected[key][0]) for key in batch.info.key.tolist()]).all()
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
+@pytest.mark.parametrize("layout", mark_slow_except(["packed"], ["columns", "packed"]))
 @pytest.mark.parametrize("adder", [TrajectoryWindows(2), TrajectoryEpisodes()], ids=["windows", "episodes"])
 def test_items_of_ingest_are_equal(layout, adder):
     spec = adder.item_spec(SOURCE.step_spec)
@@ -116,7 +117,7 @@ def test_items_of_tf_agents_observers_are_equal(kind):
         require_equal(server)
 
 
-@pytest.mark.parametrize("chunk_length", [1, 3, None])
+@pytest.mark.parametrize("chunk_length", mark_slow_except([3], [1, 3, None]))
 def test_items_of_trajectory_writers_are_equal(chunk_length):
     rows = make_rows(9)
     with ReplayServer([CONFIG], make_signature(4)) as server:
@@ -152,7 +153,7 @@ def test_squeezed_and_shifted_columns_are_equal():
         require_equal(server)
 
 
-@pytest.mark.parametrize("delta_encoded", [False, True])
+@pytest.mark.parametrize("delta_encoded", mark_slow_except([True], [False, True]))
 def test_items_of_legacy_writers_are_equal(delta_encoded):
     rows = make_rows(7)
     with ReplayServer([CONFIG], make_signature(3)) as server:

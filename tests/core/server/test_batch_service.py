@@ -1,6 +1,7 @@
 """Tests of the batch service over plain gRPC: its batches are the items that Reverb samples."""
 
 import contextlib
+import itertools
 import time
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tree
 from faults import find_server, make_episodes
+from properties import mark_slow_except
 
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
 from rlds2reverb.client import server_state_id
@@ -86,8 +88,10 @@ def test_identity_is_that_of_the_reverb_server():
         assert f"{state_id.high:016x}{state_id.low:016x}" == server_state_id(server.address, timeout_secs=60)
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("layout", ["packed", "columns"])
+@pytest.mark.parametrize(
+    ("layout", "num_workers"),
+    mark_slow_except([("packed", 1), ("columns", 3)], itertools.product(["packed", "columns"], [1, 3])),
+)
 def test_batches_are_the_items_that_reverb_samples(layout, num_workers):
     signature = window_signature(layout)
     with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature, serve_batches=True) as server:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from properties import mark_slow_except
 from pyarrow import parquet
 
 from rlds2reverb import check_dataset, load
@@ -339,7 +340,7 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", mark_slow_except(REAL[::2], REAL))
 def test_clean_samples_give_no_false_alarm(data, name):
     source = load(data / name, split="val" if name.startswith("formats/rlds/a1") else None)
     assert [finding for finding in check_dataset(source) if finding.severity != "info"] == []

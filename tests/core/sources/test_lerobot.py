@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode as make_reference_episode
 
 from rlds2reverb import load, write_dataset
@@ -371,7 +372,7 @@ SOURCES = (
 )
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", mark_slow_except(SOURCES[1::2], SOURCES))
 @pytest.mark.parametrize("version", lerobot_writer.VERSIONS)
 def test_written_rows_are_read_back_equal(data, tmp_path, name, version):
     source = load(data / name)

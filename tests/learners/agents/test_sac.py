@@ -48,7 +48,7 @@ def action_gradients(critics, observation, action, copies):
     "overrides",
     [
         {},
-        {"target_entropy": -1.0, "initial_temperature": 0.2},
+        pytest.param({"target_entropy": -1.0, "initial_temperature": 0.2}, marks=pytest.mark.slow),
         {"num_critics": 3, "diversity_weight": 0.7},
     ],
     ids=["published", "temperature", "edac"],
