@@ -240,10 +240,11 @@ class IndexedEpisodes:
         return episode
 
     def close(self) -> None:
-        """Drops the open iterators; a later `get` starts a new one."""
-        with self._lock:
-            dropped, self._iterators = self._iterators, []
-        del dropped  # Outside of the lock, because closing a generator runs its own code.
+        """Drops the open iterators; a later `get` starts a new one.
+
+        It takes no lock, because garbage collection may call it anywhere, and in a thread that holds the lock.
+        """
+        self._iterators = []
 
     def _pop_iterator(self, index: int) -> Iterator[Episode] | None:
         """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
