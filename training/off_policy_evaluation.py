@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,31 +25,19 @@ from rlds2reverb.learners.off_policy_evaluation import (
 )
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.learners.train_loop import TrainLoop
-from rlds2reverb.sources.moments import mark_transitions
 from rlds2reverb.specs import Nest, map_structure
 from rlds2reverb.store.cuts import Transitions
-from rlds2reverb.store.goals import GoalDistribution, add_goal
-from rlds2reverb.store.item_index import ItemIndex, draw_numbers, sample_uniformly
+from rlds2reverb.store.item_index import sample_uniformly
 
-from .config import TrainingConfig
 from .data import Moments
-from .dataset import ItemData, open_dataset
 from .evaluated_policies import EvaluatedPolicy
+from .evaluation_data import ROWS_PER_CALL, EvaluationData, EvaluationSource
 from .policy_estimates import PolicyEstimate, order_estimates
-from .sources import open_source
-from .step_info import SOURCE_FIELDS, make_step_info
-from .tables import is_table
 
 #: Value of `behaviour` for probabilities that behavioural cloning estimates, and prefix of a field of probabilities.
 CLONED, _PROBABILITIES = "cloned", "log:"
-#: Discount factor for policies without a run, as in `TrainingConfig`.
-_GAMMA = 0.99
-#: Goals of the transitions that Q-functions of policies with goals learn from: those of OGBench's values.
-_GOALS = GoalDistribution(0.2, 0.5, 0.3, geometric=True)
-#: Options of a run that determine which data its policy understands.
-_DATA_OPTIONS = ("drop_fields", "cut_at_terminal", "cache_dir", "action_bounds")
-#: Number of steps that a policy or a Q-function is called with, and of transitions that are read, at a time.
-_NUM_ROWS, _NUM_READ = 4096, 16_384
+#: Number of transitions that are read at a time.
+_NUM_READ = 16_384
 #: Effective sample size, and number of episodes, below which an estimate is reported as unreliable.
 _MIN_EPISODES = 10
 #: Number of time constants after which 95 % of the distance to the fixed point are covered.
@@ -152,115 +140,24 @@ def evaluate_policies(
     """Returns the estimates of several methods for each policy, which share what they can; see `evaluate_offline`."""
     for method in methods:
         require_one_of("method", method, list(ESTIMATORS))
-    chosen, opened, results = OffPolicySettings(**settings), _OpenedData(source), []
+    chosen, opened, results = OffPolicySettings(**settings), EvaluationSource(source), []
     for policy in map(EvaluatedPolicy, policies):
         has_field = any(ESTIMATORS[method].uses_ratios for method in methods) and chosen.behaviour != CLONED
-        data = opened.open(policy, (chosen.behaviour.removeprefix(_PROBABILITIES),) if has_field else ())
+        dataset = opened.open(policy, (chosen.behaviour.removeprefix(_PROBABILITIES),) if has_field else ())
+        data = EvaluationData(policy, dataset, gamma=chosen.gamma, held_out=chosen.held_out, seed=chosen.fqe.seed)
         evaluation = _Evaluation(policy, data, chosen)
         results += [evaluation.estimate(method) for method in methods]
     return results
 
 
-class _OpenedData:
-    """A dataset that is opened once for all policies that understand the same data."""
-
-    def __init__(self, source: Any):
-        if is_table(source):
-            raise SourceError(
-                "off-policy evaluation requires the episodes of a dataset, but a table contains only items"
-            )
-        self._source, self._opened = source, dict[str, ItemData]()
-
-    def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> ItemData:
-        """Returns the data for a policy; raises as `open_data`."""
-        saved = {} if policy.run is None else policy.run.configuration
-        options = {name: saved[name] for name in _DATA_OPTIONS if saved.get(name)}
-        algo = "gcbc" if policy.has_goals else "dqn" if policy.is_discrete else "td3"
-        config = TrainingConfig(algo, env=None, **options)
-        key = repr((config.algo, options))
-        if key not in self._opened:
-            opened = open_source(self._source)
-            data = open_dataset(opened, config, other_fields=other_fields)
-            assert isinstance(data, ItemData)
-            self._opened[key] = data
-        return self._opened[key]
-
-
 class _Evaluation:
-    """The data, ratios and values that the estimates of one policy share, computed when they are first needed.
+    """The ratios and values that the estimates of one policy share, computed when they are first needed.
 
-    Rows are those of the episodes that are used, N steps of E episodes, of which R begin a transition. A policy with
-    goals has a goal for each transition and for each first state, which are rows of the dataset.
+    Names of sizes are those of `EvaluationData`: N steps of E episodes, of which R begin a transition.
     """
 
-    def __init__(self, policy: EvaluatedPolicy, data: ItemData, settings: OffPolicySettings):
+    def __init__(self, policy: EvaluatedPolicy, data: EvaluationData, settings: OffPolicySettings):
         self._policy, self._data, self._settings = policy, data, settings
-        policy.require_match(data.time_step_spec.observation)
-        saved = {} if policy.run is None else policy.run.configuration
-        self._gamma = saved.get("gamma", _GAMMA) if settings.gamma is None else settings.gamma
-        steps = data.items.steps
-        self._is_used, self._is_held_out = self._find_episodes(steps.num_steps > 1)
-        num_steps = steps.num_steps[self._is_used]
-        self._rows = np.flatnonzero(np.repeat(self._is_used, steps.num_steps))
-        self._num_steps, self._lengths, has_next = num_steps, num_steps - 1, mark_transitions(num_steps)
-        self._starts, self._firsts = np.flatnonzero(has_next), np.cumsum(num_steps) - num_steps
-        self._goals: np.ndarray | None = None
-        self._first_goals: np.ndarray | None = None
-        if policy.has_goals:
-            self._set_goals()
-        else:
-            self._set_rewards()
-
-    def _set_rewards(self) -> None:
-        columns = self._take(np.arange(len(self._rows)), SOURCE_FIELDS)
-        is_end = columns[fields.IS_TERMINAL][self._starts + 1]
-        self._rewards = columns[fields.REWARD][self._starts].astype(np.float64)
-        self._env_discounts = np.where(is_end, 0.0, columns[fields.DISCOUNT][self._starts].astype(np.float64))
-        ends = np.cumsum(self._lengths) - 1
-        # The observation after a truncated end may be missing. The discount of its transition is 0 then.
-        is_unknown = ~is_end[ends] & (self._env_discounts[ends] == 0)
-        self._known = np.delete(np.arange(len(self._starts)), ends[is_unknown])
-        info = make_step_info(columns, self._num_steps, ("return_to_go",), gamma=self._gamma)
-        self._returns = info["return_to_go"][self._starts]
-        self._first_returns = info["return_to_go"][self._firsts]
-
-    def _set_goals(self) -> None:
-        """Draws goals, and sets the rewards and returns of the data for them."""
-        seed, num = self._settings.fqe.seed, len(self._starts)
-        index = ItemIndex(self._data.items.steps, Transitions(1, self._gamma), self._is_used)
-        rows, last_rows = index.find_rows(np.arange(num))
-        numbers = draw_numbers(seed, 0, 1, 3 * num).reshape(num, 3)
-        self._goals, _ = _GOALS.sample(rows, last_rows - 1, numbers, index, gamma=self._gamma)
-        self._first_goals, _ = index.find_rows(sample_uniformly(seed, 1, 1, len(self._firsts), num)[0])
-        is_reached = self._goals == rows
-        self._rewards, self._env_discounts = is_reached - 1.0, 1.0 - is_reached
-        self._known = np.arange(num)
-        ends = np.cumsum(self._lengths) - 1
-        self._returns = self._returns_until(self._goals, rows, last_rows)
-        firsts = rows[ends - self._lengths + 1]
-        self._first_returns = self._returns_until(self._first_goals, firsts, last_rows[ends])
-
-    def _returns_until(self, goals: np.ndarray, rows: np.ndarray, last_rows: np.ndarray) -> np.ndarray:
-        """Returns the discounted sums of -1 per transition until the goal, or until the end if it is not reached."""
-        is_ahead = (rows <= goals) & (goals <= last_rows)
-        num = np.where(is_ahead, goals, last_rows) - rows
-        return -num if self._gamma == 1 else -(1 - self._gamma**num) / (1 - self._gamma)
-
-    def _find_episodes(self, is_used: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Returns which episodes are used, bool, and whether they are held-out ones."""
-        described = {} if self._policy.run is None else self._policy.run.config.get("data") or {}
-        held_out, wanted = described.get("held_out"), self._settings.held_out
-        self._is_trained_on = is_same = described.get("fingerprint") == self._data.fingerprint
-        if wanted and not (held_out and is_same):
-            why = "was trained on different data" if held_out else "held out no episodes"
-            raise ArgumentError(f"requires a run with held-out episodes of these data, but {self._policy.name} {why}; "
-                                "pass other data, or train with a share of episodes held out", about="held_out",
-                                validation=...)  # fmt: skip
-        if wanted is False or not (held_out and is_same):
-            return is_used, False
-        chosen, self._is_trained_on = np.zeros_like(is_used), False
-        chosen[np.flatnonzero(is_used)[held_out]] = True
-        return chosen, True
 
     def estimate(self, method: str) -> PolicyEstimate:
         """Returns the estimate of a method."""
@@ -271,7 +168,7 @@ class _Evaluation:
         if estimator.uses_ratios:
             weights = importance_weights(self._log_ratios, estimator)
         else:
-            weights = np.ones((len(self._lengths), 1))
+            weights = np.ones((len(self._data.lengths), 1))
         terms = self._make_terms(method)
         value, interval = estimate_with_interval(
             weights,
@@ -288,11 +185,11 @@ class _Evaluation:
             value,
             interval,
             settings.confidence,
-            self._gamma,
-            self._data.name,
-            len(self._lengths),
-            self._is_held_out,
-            float(self._first_returns.mean()),
+            self._data.gamma,
+            self._data.dataset.name,
+            len(self._data.lengths),
+            self._data.is_held_out,
+            float(self._data.first_returns.mean()),
             self._settings.behaviour if estimator.uses_ratios else None,
             size,
         )
@@ -301,28 +198,28 @@ class _Evaluation:
     def _make_terms(self, method: str) -> np.ndarray:
         """Returns the terms of a method, float64 [K, N, T + 1]; T is 0 for fitted Q evaluation."""
         if method == "fqe":
-            return self._estimate_values(self._firsts, self._first_goals)[..., None]
-        rewards, discounts = (pad(column, self._lengths) for column in (self._rewards, self._discounts))
+            return self._estimate_values(self._data.firsts, self._data.first_goals)[..., None]
+        rewards, discounts = (pad(column, self._data.lengths) for column in (self._data.rewards, self._discounts))
         if not ESTIMATORS[method].uses_values:
             return estimator_terms(rewards, discounts)[None]
-        values = pad(self._estimate_values(np.arange(len(self._rows))), self._lengths + 1)
-        return estimator_terms(rewards, discounts, pad(self._q_values, self._lengths), values)
+        values = pad(self._estimate_values(np.arange(self._data.num_steps.sum())), self._data.lengths + 1)
+        return estimator_terms(rewards, discounts, pad(self._q_values, self._data.lengths), values)
 
     @property
     def _num_time_constants(self) -> float:
         """The number of updates in time constants; see `FittedQOptions.target_update_rate`."""
         options = self._settings.fqe
-        return options.num_updates * options.target_update_rate * (1 - self._gamma)
+        return options.num_updates * options.target_update_rate * (1 - self._data.gamma)
 
     @property
     def _discounts(self) -> np.ndarray:
-        return self._gamma * self._env_discounts
+        return self._data.gamma * self._data.env_discounts
 
     @property
     def _moments(self) -> Moments:
         """Statistics of the observations, which every dataset has."""
-        assert self._data.moments is not None
-        return self._data.moments
+        assert self._data.dataset.moments is not None
+        return self._data.dataset.moments
 
     # --- Probabilities
 
@@ -330,7 +227,9 @@ class _Evaluation:
     def _log_ratios(self) -> np.ndarray:
         """The logarithms of the importance ratios, float64 [E, T]."""
         names = (fields.OBSERVATION, fields.ACTION)
-        new = self._map(lambda steps, _: self._policy.log_prob(*(steps[name] for name in names)), self._starts, names)
+        new = self._data.map(
+            lambda steps, _: self._policy.log_prob(*(steps[name] for name in names)), self._data.starts, names
+        )
         old = self._find_behaviour()
         if num_invalid := int((~np.isfinite(old)).sum()):
             raise SourceError(
@@ -343,21 +242,24 @@ class _Evaluation:
                 f"the log probabilities of discrete actions must be at most 0, got {old.max():.4g} "
                 f"({self._settings.behaviour}); a field of probabilities is used as '{_PROBABILITIES}NAME'"
             )
-        return pad(new - old, self._lengths)
+        return pad(new - old, self._data.lengths)
 
     def _find_behaviour(self) -> np.ndarray:
         """Returns the log probabilities of the data's actions under the policy that took them, float64 [R]."""
         behaviour = self._settings.behaviour
         if behaviour != CLONED:
             name = behaviour.removeprefix(_PROBABILITIES)
-            column = self._take(self._starts, (name,))[name].astype(np.float64)
+            column = self._data.take(self._data.starts, (name,))[name].astype(np.float64)
             with np.errstate(divide="ignore", invalid="ignore"):
                 return np.log(column) if behaviour.startswith(_PROBABILITIES) else column
-        policy = self._clone()
+        return self._find_log_probs(self._clone())
+
+    def _find_log_probs(self, policy: Any) -> np.ndarray:
+        """Returns the log probabilities of the data's actions under a policy, float64 [R]."""
         names = (fields.OBSERVATION, fields.ACTION)
-        return self._map(
-            lambda steps, _: policy.log_prob(*(steps[name] for name in names)).numpy().astype(np.float64),
-            self._starts,
+        return self._data.map(
+            lambda steps, _: np.asarray(policy.log_prob(*(steps[name] for name in names)), np.float64),
+            self._data.starts,
             names,
         )
 
@@ -366,7 +268,7 @@ class _Evaluation:
         options, moments = self._settings.fqe, self._moments
         agent = make_agent(
             "discrete_bc" if self._policy.is_discrete else "bc",
-            self._data.time_step_spec,
+            self._data.dataset.time_step_spec,
             self._policy.actions.spec,
             observation_mean=moments.mean,
             observation_std=moments.std,
@@ -376,12 +278,12 @@ class _Evaluation:
             **({} if self._policy.is_discrete else {"distribution": "gaussian"}),
         )
         items = StoredItems(
-            self._data.items.steps,
-            Transitions(1, self._gamma, reads_next=False),
+            self._data.dataset.items.steps,
+            Transitions(1, self._data.gamma, reads_next=False),
             options.batch_size,
             seed=options.seed,
-            is_used=self._is_used,
-            convert=self._data.items.convert,
+            is_used=self._data.is_used,
+            convert=self._data.dataset.items.convert,
         )
         TrainLoop(agent, items)(options.num_updates)
         return agent.collect_policy
@@ -391,14 +293,14 @@ class _Evaluation:
     @cached_property
     def _next_choices(self) -> np.ndarray:
         """The choices of the policy after each transition, float32 [R, M, C]."""
-        return self._choose(self._starts + 1, self._goals)
+        return self._choose(self._data.starts + 1, self._data.goals)
 
     def _choose(self, rows: np.ndarray, goals: np.ndarray | None) -> np.ndarray:
         """Returns the choices of the policy in some steps, float32 [rows, M, C]; see `EvaluatedPolicy.choose`."""
         if self._policy.has_state:
             return self._choices_along_episodes[rows]
         seed = self._settings.fqe.seed
-        return self._map(
+        return self._data.map(
             lambda steps, first: self._policy.choose(steps[fields.OBSERVATION], seed + first),
             rows,
             (fields.OBSERVATION,),
@@ -408,54 +310,54 @@ class _Evaluation:
     @cached_property
     def _choices_along_episodes(self) -> np.ndarray:
         """The choices of a policy with a state in all steps, float32 [N, 1, C]."""
-        return self._policy.choose_along(self._take, self._num_steps, self._settings.fqe.seed)
+        return self._policy.choose_along(self._data.take, self._data.num_steps, self._settings.fqe.seed)
 
     @cached_property
     def _fitted(self) -> FittedQ:
         """The Q-functions of the policy."""
         options, moments = self._settings.fqe, self._moments
-        if not len(self._known):
+        if not len(self._data.known):
             raise SourceError(
                 "the observation after every transition is missing, so that no values can be fitted; see last_step"
             )
-        spread = float(self._returns.std())
+        spread = float(self._data.returns.std())
         fitted = FittedQ(
-            Observations(self._data.time_step_spec.observation, moments.mean, moments.std),
+            Observations(self._data.dataset.time_step_spec.observation, moments.mean, moments.std),
             self._policy.actions,
             options,
-            gamma=self._gamma,
-            offset=float(self._returns.mean()),
+            gamma=self._data.gamma,
+            offset=float(self._data.returns.mean()),
             scale=spread if spread > 1e-6 else 1.0,
-            bounds=(self._bound(min(self._rewards.min(), 0.0)), self._bound(max(self._rewards.max(), 0.0))),
+            bounds=(self._bound(min(self._data.rewards.min(), 0.0)), self._bound(max(self._data.rewards.max(), 0.0))),
         )
-        rng, num = np.random.default_rng(options.seed), len(self._lengths)
+        rng, num = np.random.default_rng(options.seed), len(self._data.lengths)
         counts = np.ones((1, num)) if options.ensemble_size == 1 else rng.multinomial(
             num, np.full(num, 1 / num), options.ensemble_size
         )  # fmt: skip
-        self._counts = np.repeat(counts, self._lengths, axis=1).astype(np.float32)
+        self._counts = np.repeat(counts, self._data.lengths, axis=1).astype(np.float32)
         fitted.fit(self._read_batches, num_per_call=max(_NUM_READ // options.batch_size, 1))
         return fitted
 
     def _bound(self, reward: float) -> float:
         """Returns the value of receiving a reward forever."""
-        return reward * (1 / (1 - self._gamma) if self._gamma < 1 else np.inf) if reward else 0.0
+        return reward * (1 / (1 - self._data.gamma) if self._data.gamma < 1 else np.inf) if reward else 0.0
 
     def _read_batches(self, first: int, count: int) -> PolicyTransitions:
         """Returns random transitions; see `FittedQ.fit`."""
-        options = self._settings.fqe
-        items = self._known[sample_uniformly(options.seed, first, count, options.batch_size, len(self._known))]
+        options, data = self._settings.fqe, self._data
+        items = data.known[sample_uniformly(options.seed, first, count, options.batch_size, len(data.known))]
         chosen = items.ravel()
-        rows, goals = self._starts[chosen], None if self._goals is None else self._goals[chosen]
-        now = self._take(rows, (fields.OBSERVATION, fields.ACTION), goals)
-        following = self._take(rows + 1, (fields.OBSERVATION,), goals)
+        rows, goals = data.starts[chosen], None if data.goals is None else data.goals[chosen]
+        now = data.take(rows, (fields.OBSERVATION, fields.ACTION), goals)
+        following = data.take(rows + 1, (fields.OBSERVATION,), goals)
         num_samples = self._next_choices.shape[1]
         samples = np.random.default_rng([options.seed, first]).integers(num_samples, size=len(rows))
         split: Any = partial(map_structure, lambda column: column.reshape(count, -1, *column.shape[1:]))
         return PolicyTransitions(
             split(now[fields.OBSERVATION]),
             split(self._policy.to_choice(now[fields.ACTION])),
-            self._rewards[items].astype(np.float32),
-            self._env_discounts[items].astype(np.float32),
+            data.rewards[items].astype(np.float32),
+            data.env_discounts[items].astype(np.float32),
             split(following[fields.OBSERVATION]),
             split(self._next_choices[chosen, samples]),
             np.moveaxis(self._counts[:, items], 0, 1),
@@ -466,11 +368,11 @@ class _Evaluation:
         choices = self._choose(rows, goals)
 
         def compute(steps: dict[str, Nest], first: int) -> np.ndarray:
-            some = np.moveaxis(choices[first : first + _NUM_ROWS], 1, 0)
+            some = np.moveaxis(choices[first : first + ROWS_PER_CALL], 1, 0)
             values = [self._fitted.values(steps[fields.OBSERVATION], choice) for choice in some]
             return np.mean(values, axis=0, dtype=np.float64).T
 
-        return self._map(compute, rows, (fields.OBSERVATION,), goals).T
+        return self._data.map(compute, rows, (fields.OBSERVATION,), goals).T
 
     @cached_property
     def _q_values(self) -> np.ndarray:
@@ -480,39 +382,15 @@ class _Evaluation:
             choice = self._policy.to_choice(steps[fields.ACTION])
             return self._fitted.values(steps[fields.OBSERVATION], choice).T.astype(np.float64)
 
-        return self._map(compute, self._starts, (fields.OBSERVATION, fields.ACTION)).T
-
-    def _map(
-        self,
-        function: Callable[[dict[str, Nest], int], np.ndarray],
-        rows: np.ndarray,
-        names: Sequence[str],
-        goals: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Returns the results of a function of some fields and the place of the first row, for a part of rows each."""
-        parts = [slice(at, at + _NUM_ROWS) for at in range(0, len(rows), _NUM_ROWS)]
-        return np.concatenate(
-            [
-                function(self._take(rows[part], names, None if goals is None else goals[part]), part.start)
-                for part in parts
-            ]
-        )
-
-    def _take(self, rows: np.ndarray, names: Sequence[str], goals: np.ndarray | None = None) -> dict[str, Nest]:
-        """Returns some fields of steps, with goals in the observations if there are any."""
-        taken = self._data.items.take(self._rows[rows], names)
-        if goals is None:
-            return taken
-        reached = self._data.items.take(goals, (fields.OBSERVATION,))[fields.OBSERVATION]
-        return {**taken, fields.OBSERVATION: add_goal(taken[fields.OBSERVATION], reached)}
+        return self._data.map(compute, self._data.starts, (fields.OBSERVATION, fields.ACTION)).T
 
     def _find_problems(self, result: PolicyEstimate) -> list[str]:
         """Returns sentences about what may be wrong with an estimate."""
         problems, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
-        size, ends = result.effective_sample_size, np.cumsum(self._lengths) - 1
-        num_unknown = len(self._starts) - len(self._known)
-        num_truncated = int((self._env_discounts[ends] > 0).sum()) + num_unknown
-        low, high = self._returns.min(), self._returns.max()
+        size, ends = result.effective_sample_size, np.cumsum(self._data.lengths) - 1
+        num_unknown = len(self._data.starts) - len(self._data.known)
+        num_truncated = int((self._data.env_discounts[ends] > 0).sum()) + num_unknown
+        low, high = self._data.returns.min(), self._data.returns.max()
         if size is not None and size < _MIN_EPISODES:
             problems.append(
                 f"the effective sample size is {size:,.1f} of {num:,} episodes, so neither the estimate nor its "
@@ -520,7 +398,7 @@ class _Evaluation:
             )
         if num < _MIN_EPISODES:
             problems.append(f"there are only {num} episodes; bootstrap intervals of so few are too narrow")
-        if self._is_trained_on:
+        if self._data.is_trained_on:
             problems.append("the policy was trained on these episodes, which favours it; use others")
         if num_truncated and not estimator.uses_values:
             problems.append(
