@@ -28,8 +28,19 @@ _CODE = (
 #: The arrays of a `Channel` of which each worker has a row.
 _ARRAYS = ("requests", "replies", "commands", "failures", "stepping", "worker_sleeps", "caller_sleeps")
 _CHECK_SECS, _TRACE_SECS = 0.05, 1.0
+#: Ends of pipes that tell workers, by being closed, that this process has ended. Forked processes must not keep them.
+_lifelines: set[int] = set()
 #: A worker that has completed this many requests since it was lost has recovered.
 _RECOVERED = 100
+
+
+def _close_lifelines() -> None:
+    while _lifelines:
+        os.close(_lifelines.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_lifelines)
 
 
 class EnvironmentFailedError(RuntimeError):
@@ -81,7 +92,7 @@ class WorkerProcess:
         self._constructors = [_serialise(constructor, first + row) for row, constructor in enumerate(constructors)]
         self._process: subprocess.Popen[bytes] | None = None
         self._peer: Any = None
-        self._files: list[int] = []
+        self._lifeline = self._trace = -1
         self._number = self._call_number = 0
         self.is_busy = False
         self.is_lost = True
@@ -107,7 +118,8 @@ class WorkerProcess:
         )
         other.close()
         os.close(lifeline)
-        self._files = [self_end, trace]
+        self._lifeline, self._trace = self_end, trace
+        _lifelines.add(self_end)
         self._peer = Connection(own.detach())
         self._call_number = 0
         self._send(pickle.dumps((self._registered, self._constructors, self.first)))
@@ -232,6 +244,9 @@ class WorkerProcess:
     def disconnect(self) -> None:
         """Asks the process to close its environments and to end."""
         if self._peer is not None:
+            # Forked processes may have inherited the socket, so closing it is not enough.
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._peer.fileno())) as own:
+                own.shutdown(socket.SHUT_RDWR)
             self._peer.close()
 
     def stop(self, deadline: float) -> None:
@@ -243,9 +258,11 @@ class WorkerProcess:
                 self._process.wait(max(0.0, deadline - time.monotonic()))
             self._process.kill()
             self._process.wait()
-        for file in self._files:
-            os.close(file)
-        self._process, self._peer, self._files = None, None, []
+            if self._lifeline in _lifelines:  # In a forked process, it is closed.
+                _lifelines.remove(self._lifeline)
+                os.close(self._lifeline)
+            os.close(self._trace)
+        self._process = self._peer = None
         self._reported, self.is_busy = [], False
 
     @property
@@ -280,8 +297,8 @@ class WorkerProcess:
         return f"the process of {self.places} {how}\n{self._read_trace()}"
 
     def _read_trace(self) -> str:
-        size = os.fstat(self._files[1]).st_size
-        return os.pread(self._files[1], size, 0).decode(errors="replace")
+        size = os.fstat(self._trace).st_size
+        return os.pread(self._trace, size, 0).decode(errors="replace")
 
 
 def _require_result(result: Any, error: tuple[bool, str] | None) -> Any:

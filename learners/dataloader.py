@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent import futures
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +17,17 @@ import tree
 
 from rlds2reverb._arguments import require_count
 
+#: How long `close` waits for calls that nobody needs.
+_CLOSE_SECS = 5.0
+_Request = tuple[Callable[[], list[Any]], "Future[list[Any]]"]
+
 
 class Dataloader(Iterator[Any]):
     """An iterator over batches of the elements that a callable returns, after DI-engine's AsyncDataLoader.
 
     Batches are stacked nests of arrays `[batch_size, ...]`; an incomplete last batch is dropped. Chunks keep the order
     in which they were requested, whatever the number of threads. An exception of `get_data` is raised in place of its
-    batch. Close the iterator, or use it in a `with` block.
+    batch. Close the iterator, or use it in a `with` block. The program may end while threads are running.
     """
 
     def __init__(
@@ -43,12 +52,19 @@ class Dataloader(Iterator[Any]):
         require_count("chunk_size", chunk_size)
         if batch_size % chunk_size:
             raise ValueError(f"chunk_size must divide the batch_size of {batch_size}, got {chunk_size}")
-        self._get_data, self._chunk_size = get_data, chunk_size
-        self._num_chunks = batch_size // chunk_size
-        self._pool = futures.ThreadPoolExecutor(num_workers, "rlds2reverb-data") if num_workers else None
+        self._load_chunk = partial(_load_chunk, get_data, chunk_size)
+        self._chunk_size, self._num_chunks = chunk_size, batch_size // chunk_size
         self._num_ahead = 2 * num_workers * self._num_chunks
-        self._pending: deque[futures.Future[list[Any]]] = deque()
+        self._pending: deque[Future[list[Any]]] = deque()
         self._is_closed = False
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_answer, args=(self._requests,), name=f"rlds2reverb-data-{index}", daemon=True)
+            for index in range(num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._stop = weakref.finalize(self, _stop, self._requests, self._pending, num_workers)
 
     def __enter__(self) -> Dataloader:
         return self
@@ -57,11 +73,12 @@ class Dataloader(Iterator[Any]):
         self.close()
 
     def close(self) -> None:
-        """Stops the threads after their current calls."""
+        """Stops the threads after their current calls, for which it waits up to 5 s."""
         self._is_closed = True
-        self._pending.clear()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._stop()
+        end = time.monotonic() + _CLOSE_SECS
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
 
     def __next__(self) -> Any:
         if self._is_closed:
@@ -78,18 +95,39 @@ class Dataloader(Iterator[Any]):
 
     def _next_chunk(self) -> list[Any]:
         """Returns the next chunk, and keeps enough requests pending."""
-        if self._pool is None:
+        if not self._threads:
             return self._load_chunk()
         while len(self._pending) <= self._num_ahead:
-            self._pending.append(self._pool.submit(self._load_chunk))
+            self._pending.append(Future())
+            self._requests.put((self._load_chunk, self._pending[-1]))
         return self._pending.popleft().result()
 
-    def _load_chunk(self) -> list[Any]:
-        data = self._get_data(self._chunk_size)
-        elements = [] if data is None else list(data)
-        if len(elements) > self._chunk_size:
-            raise ValueError(f"get_data must return at most {self._chunk_size} elements, got {len(elements)}")
-        return elements
+
+def _load_chunk(get_data: Callable[[int], Any], size: int) -> list[Any]:
+    data = get_data(size)
+    elements = [] if data is None else list(data)
+    if len(elements) > size:
+        raise ValueError(f"get_data must return at most {size} elements, got {len(elements)}")
+    return elements
+
+
+def _answer(requests: queue.SimpleQueue[_Request | None]) -> None:
+    """Calls functions until there is a None instead of one."""
+    while (request := requests.get()) is not None:
+        function, future = request
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+def _stop(requests: queue.SimpleQueue[_Request | None], pending: deque[Future[list[Any]]], num_threads: int) -> None:
+    """Cancels the requests that no thread has started, and ends the threads."""
+    while pending:
+        pending.pop().cancel()
+    for _ in range(num_threads):
+        requests.put(None)
 
 
 #: DI-engine's name.

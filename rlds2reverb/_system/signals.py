@@ -5,23 +5,28 @@ Python runs signal handlers in the main thread only; in any other thread these c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_NAMES = tuple(number.name for number in SIGNALS)
+#: The handlers that each context has replaced, and the sockets that signals are written to.
+_replaced: list[dict[int, Any]] = []
+_sockets: list[socket.socket] = []
+#: The signals that a thread has blocked, while it forks.
+_forking = threading.local()
 
 
 class Terminated(BaseException):
     """SIGTERM arrived. Like `KeyboardInterrupt`, this is no `Exception`, so that error handlers do not catch it."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
     """Holds back SIGINT and SIGTERM until the context ends."""
     deferred: list[int] = []
@@ -38,7 +43,7 @@ def defer_signals() -> Iterator[None]:
                 signal.raise_signal(number)
 
 
-@contextmanager
+@contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
     """Raises `Terminated` in the main thread if SIGTERM arrives during the context."""
 
@@ -49,7 +54,7 @@ def raise_on_sigterm() -> Iterator[None]:
         yield
 
 
-@contextmanager
+@contextlib.contextmanager
 def exit_on_sigint() -> Iterator[None]:
     """Ends the process at once with exit code 130 if SIGINT arrives during the context, unless it is handled otherwise.
 
@@ -72,7 +77,7 @@ def exit_on_sigint() -> Iterator[None]:
             os.close(stderr)
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
     """Calls `stop` with the name of the first SIGINT or SIGTERM during the context; a second one ends the process.
 
@@ -89,28 +94,65 @@ def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
     writer.setblocking(False)
     watcher = threading.Thread(target=_exit_on_second_signal, args=(reader,), name="rlds2reverb-signals", daemon=True)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    _sockets.extend((reader, writer))
     watcher.start()
     try:
         with _handle_signals(SIGNALS, lambda number: stop(signal.Signals(number).name)):
             yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        writer.close()  # The watcher reads the end of the stream and returns.
+        with contextlib.suppress(OSError):  # In a forked process, it is closed.
+            writer.shutdown(socket.SHUT_RDWR)  # The watcher returns, even if a process has inherited the socket.
         watcher.join()
-        reader.close()
+        for end in (reader, writer):
+            end.close()
+            with contextlib.suppress(ValueError):
+                _sockets.remove(end)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[dict[int, Any]]:
     """Replaces signal handlers during the context, and yields the previous ones."""
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         previous = {number: signal.signal(number, lambda signum, frame: handle(signum)) for number in numbers}
+    _replaced.append(previous)
     try:
         yield previous
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _restore(previous)
+        with contextlib.suppress(ValueError):
+            _replaced.remove(previous)
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _block_signals() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _leave_contexts() -> None:
+    """Makes a forked process handle signals as it would outside of all contexts, which are those of its parent."""
+    for handlers in reversed(_replaced):
+        _restore(handlers)
+    if _sockets:
+        signal.set_wakeup_fd(-1)
+    for end in _sockets:
+        end.close()
+    _replaced.clear()
+    _sockets.clear()
+    _unblock_signals()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_leave_contexts)
 
 
 def _exit_on_second_signal(reader: socket.socket) -> None:

@@ -44,8 +44,9 @@ def read_blocks(
       OSError: If a chunk of an HDF5 file cannot be read or unpacked.
     """
     readers = {name: _make_reader(column) for name, column in columns.items()}
-    with ThreadPoolExecutor(1) as thread:
-        pending: deque[_Block] = deque()
+    thread = ThreadPoolExecutor(1)
+    pending: deque[_Block] = deque()
+    try:
         for start, stop in bounds:
             arrays = {name: reader(start, stop) for name, reader in readers.items()}
             tasks = deque(task for _, column_tasks in arrays.values() for task in column_tasks)
@@ -54,6 +55,10 @@ def read_blocks(
             if len(pending) > _BLOCKS_AHEAD:
                 yield _finish(pending.popleft())
         yield from map(_finish, pending)
+    finally:  # Garbage collection may drop the iterator while h5py's lock is held, so nothing waits for the thread.
+        for block in pending:
+            block.tasks.clear()
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _Block(NamedTuple):

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb._internals.python_datasets import PythonDataset
 from rlds2reverb._internals.tensorflow import extract_sliced_arrays, without_autograph, without_autotuning
 
 _PARALLEL_EPISODES = 2
@@ -63,19 +64,22 @@ def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) ->
         return steps, {name: episode[name] for name in other_fields}
 
     # Autotuning would take a fifth of the time.
-    episodes = iter(without_autotuning(dataset.map(select).prefetch(_PARALLEL_EPISODES)))
+    episodes = iter(PythonDataset(without_autotuning(dataset.map(select).prefetch(_PARALLEL_EPISODES))))
 
     def read_episode(steps: tf.Tensor, others: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return read(steps), tree.map_structure(_to_array, others)
 
-    with ThreadPoolExecutor(_PARALLEL_EPISODES) as threads:
-        pending: deque[Future[Any]] = deque()
+    threads = ThreadPoolExecutor(_PARALLEL_EPISODES)
+    pending: deque[Future[Any]] = deque()
+    try:
         for episode in _submit_reads(threads, read_episode, episodes):
             pending.append(episode)
             if len(pending) > _PARALLEL_EPISODES:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    finally:  # Garbage collection may drop the iterator anywhere, so nothing waits for the threads.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _to_array(value: tf.Tensor) -> np.ndarray:

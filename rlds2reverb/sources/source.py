@@ -249,5 +249,6 @@ class IndexedEpisodes:
     def _pop_iterator(self, index: int) -> Iterator[Episode] | None:
         """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
         with self._lock:
-            places = [place for place, (next_index, _) in enumerate(self._iterators) if next_index == index]
-            return self._iterators.pop(places[-1])[1] if places else None
+            iterators = self._iterators  # `close` may replace it at any time.
+            places = [place for place, (next_index, _) in enumerate(iterators) if next_index == index]
+            return iterators.pop(places[-1])[1] if places else None

@@ -8,6 +8,7 @@ episodes alone, and so do the bytes of the files: not on the number of processes
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import mmap
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb._system.threads import call_in_thread
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
@@ -55,6 +58,8 @@ _MAX_PARTS, _MIN_PART_ROWS = 64, 20_000
 #: Share of the free memory up to which a store is expected to stay in the system's cache of files.
 _CACHED_SHARE = 0.5
 _POLL_SECS = 0.2
+#: Maximum time to wait for the end of what a process that has ended wrote.
+_READ_SECS = 5.0
 _CODE = "from rlds2reverb.sources.store import run_worker; run_worker()"
 
 #: Called with the number of stored episodes and of all episodes, or None.
@@ -319,9 +324,12 @@ class _Worker:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal is handled by the caller.
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(len(task).to_bytes(8, "little") + task)
-        self._process.stdin.flush()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        #: What the process writes, which would wait for a reader if it is long.
+        self._result = call_in_thread(self._process.stdout.read, daemon=True)
+        with contextlib.suppress(BrokenPipeError):  # It has ended; `is_done` raises the reason.
+            self._process.stdin.write(len(task).to_bytes(8, "little") + task)
+            self._process.stdin.flush()
 
     def __enter__(self) -> _Worker:
         return self
@@ -329,18 +337,18 @@ class _Worker:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        wait([self._result], _READ_SECS)
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]
 
     def is_done(self) -> bool:
         """Returns whether the parts are written; raises the error of the process."""
         if self._process.poll() is None:
             return False
-        assert self._process.stdout is not None
-        result = self._process.stdout.read()
         if self._process.returncode:
-            if result:
+            # Processes that it has started may keep the stream open.
+            if wait([self._result], _READ_SECS).done and (result := self._result.result()):
                 raise pickle.loads(result)
             raise SourceError(
                 f"a process that reads the dataset ended with exit code {self._process.returncode}; repeat the call to "
@@ -354,7 +362,8 @@ def run_worker() -> None:
     stream = sys.stdin.buffer
     task = stream.read(int.from_bytes(stream.read(8), "little"))
     threading.Thread(target=_exit_at_end, args=(stream,), daemon=True).start()
-    output, sys.stdout = sys.stdout.buffer, sys.stderr
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # Anything that libraries print is not part of the result.
     try:
         source, plan, path, numbers = pickle.loads(task)
         with full_disk_as_error(path):

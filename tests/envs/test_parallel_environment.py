@@ -1,5 +1,6 @@
 """Parallel environments: equal to a batch in one process, and not disturbed by environments that fail."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -175,7 +176,7 @@ def is_running(pid):
 
 
 SCRIPT = """
-import functools, sys, time
+import functools, os, sys, time
 sys.path.insert(0, {tests!r})
 import numpy as np
 from counting import Counting
@@ -185,24 +186,47 @@ make = lambda: GymnasiumEnvironment(Counting(failure="hang", fails_at=2))
 env = ParallelEnvironment([make] * 2, num_workers=2, caller_steps=False)
 env.reset()
 env.step(np.zeros(2, int))
-print("ready", flush=True)
+forked = os.fork()
+if not forked:
+    time.sleep(60)
+    os._exit(0)
+print(forked, flush=True)
+{then}
 env.step(np.zeros(2, int))
 """
 
 
+@contextlib.contextmanager
+def start_script(then=""):
+    """Starts a process with two workers and a forked process; yields it and the workers' pids."""
+    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent), then=then))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    forked = int(process.stdout.readline())
+    try:
+        yield process, set(find_children(process.pid)) - {forked}
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 @pytest.mark.drill("F19")
 def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
-    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent)))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    children = find_children(process.pid)
-    assert len(children) == 2
-    process.send_signal(signal.SIGKILL)
-    process.wait()  # The workers may still hold its output open.
-    process.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(map(is_running, children)):
-        assert time.monotonic() < deadline, "a worker survived its caller"
+    with start_script() as (process, workers):
+        assert len(workers) == 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()  # The workers may still hold its output open.
+        deadline = time.monotonic() + 10
+        while any(map(is_running, workers)):
+            assert time.monotonic() < deadline, "a worker survived its caller"
+
+
+def test_workers_are_asked_to_end_even_if_another_process_was_forked():
+    with start_script("start = time.monotonic(); env.close(); print(time.monotonic() - start, flush=True)") as started:
+        assert float(started[0].stdout.readline()) < 4  # After 5 s, they are killed.
 
 
 def resident_bytes(pid):

@@ -1,11 +1,12 @@
 """The data loader: batches in order with any number of threads, errors at their batch, no leaked threads."""
 
+import queue
 import threading
 
 import numpy as np
 import pytest
 
-from rlds2reverb.learners import setup_dataloader
+from rlds2reverb.learners import dataloader, setup_dataloader
 
 
 class Numbers:
@@ -63,6 +64,25 @@ def test_exception_is_raised_in_place_of_its_batch(num_workers):
     with pytest.raises(RuntimeError, match="no element 6"):
         next(loader)
     assert next(loader, None) is None and threads() == []
+
+
+def test_neither_close_nor_the_end_of_the_program_waits_for_a_call_that_does_not_return(monkeypatch):
+    monkeypatch.setattr(dataloader, "_CLOSE_SECS", 0.1)
+    permits = queue.SimpleQueue()
+    permits.put([1])
+    with setup_dataloader(lambda count: permits.get(), 1, num_workers=1) as loader:
+        assert next(loader) == [1] and all(thread.daemon for thread in threads())
+    permits.put(None)
+
+
+def test_threads_of_a_dropped_loader_end():
+    loader = setup_dataloader(Numbers(1000), 4, num_workers=2)
+    next(loader)
+    started = threads()
+    del loader
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_close_stops_all_threads():

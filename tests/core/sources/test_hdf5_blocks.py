@@ -146,7 +146,26 @@ def test_closed_reader_ends_its_thread(tmp_path):
         blocks = read_blocks({"x": file["x"]}, even_bounds(10_000, 1_000))
         next(blocks)
         blocks.close()
-        assert not set(threading.enumerate()) - before
+        for thread in set(threading.enumerate()) - before:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_dropping_a_reader_does_not_wait_for_its_thread(monkeypatch):
+    """A thread that holds h5py's lock may collect it as garbage."""
+    permits = threading.Event()
+    monkeypatch.setattr(
+        hdf5_blocks, "_make_reader", lambda column: lambda start, stop: (np.zeros(1), [permits.wait] * start)
+    )
+    blocks = read_blocks({"x": None}, even_bounds(3, 1))
+    next(blocks)
+    dropping = threading.Thread(target=blocks.close)
+    dropping.start()
+    try:
+        dropping.join(10)
+        assert not dropping.is_alive()
+    finally:
+        permits.set()
 
 
 def test_arrays_in_memory_are_not_copied():
