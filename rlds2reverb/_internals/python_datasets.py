@@ -107,7 +107,7 @@ class _Iterator(iterator_ops.OwnedIterator):
         _iterators.add(self)
 
     def __del__(self) -> None:
-        _released.put([vars(self).pop("_iterator_resource", None)])
+        _released.put([self.__dict__.pop("_iterator_resource", None)])
 
     def _next_internal(self) -> Any:
         try:
