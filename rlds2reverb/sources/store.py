@@ -325,7 +325,7 @@ class _Worker:
             start_new_session=True,  # Ctrl-C in a terminal is handled by the caller.
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        #: What the process writes, which would wait for a reader if it is long.
+        # The process would wait for a reader of a long error.
         self._result = call_in_thread(self._process.stdout.read, daemon=True)
         with contextlib.suppress(BrokenPipeError):  # It has ended; `is_done` raises the reason.
             self._process.stdin.write(len(task).to_bytes(8, "little") + task)

@@ -1,4 +1,4 @@
-"""Tests of errors inside datasets: iterators raise them as they are, and `translate_error` finds them in graphs."""
+"""Tests of datasets that Python code makes: their iterators raise its errors, and are dropped without waiting."""
 
 import gc
 import itertools
