@@ -262,6 +262,7 @@ def test_rows_with_a_different_dtype_than_row_spec_raise():
         WrongRowSpec()(Episode(episode(3, terminal=True), 0))
 
 
+@pytest.mark.slow
 def test_custom_adder_can_be_composed():
     assert check_adder(compose(Plain(), ReturnToGo(), Plain()), make_episodes()) == NUM_EPISODES
     assert repr(Plain()) == "Plain()"

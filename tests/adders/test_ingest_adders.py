@@ -121,6 +121,7 @@ def test_stored_items_match_the_adder(address, sources, name, kind):
     assert_all_equal(read_items(address, table), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     mark_slow_except([(NESTED, "composed")], [(name, kind) for name in (NESTED, SMALL) for kind in PACKED]),

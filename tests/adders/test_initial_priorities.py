@@ -237,6 +237,7 @@ def test_items_without_priorities_raise():
             compute_priorities(adder, TD(), make_steps(True))
 
 
+@pytest.mark.slow
 def test_ingest_stores_items_with_their_priorities():
     source = load([make_steps(True), make_steps(False)])
     priorities = TD()

@@ -28,6 +28,7 @@ def test_ope_prints_an_estimate_and_writes_it(trained, tmp_path, capsys):
     assert document["method"] == "fqe" and document["interval"][0] <= document["estimate"] <= document["interval"][1]
 
 
+@pytest.mark.slow
 def test_rank_prints_a_table_and_draws_a_figure(trained, tmp_path, capsys):
     dataset, folder = trained
     arguments = ["rank", str(folder), str(folder / "policy"), "--data", dataset, *FAST]

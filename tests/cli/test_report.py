@@ -16,6 +16,7 @@ def call(capsys, *arguments):
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_inspect_writes_a_report_on_a_dataset(data, tmp_path, capsys, figures):
     path = tmp_path / "a.html"
     arguments = (data / "d4rl/pendulum_mixed-v2.hdf5", "--report", path, "--reference-returns", -1200, -150)

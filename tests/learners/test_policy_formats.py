@@ -238,6 +238,7 @@ def test_metadata_describe_the_policy(exported):
     assert json.loads(metadata["observation_spec"]) == [described]
 
 
+@pytest.mark.slow
 @with_state("target")
 def test_onnx_files_run_without_tensorflow(exported, stateful, tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise ImportError('TensorFlow must not be imported')")

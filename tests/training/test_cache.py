@@ -78,6 +78,7 @@ def test_store_is_read_where_it_is(tmp_path, data):
     assert [*read_items(open_data(str(tmp_path / "store"), changed))["observation"]] == ["state"]
 
 
+@pytest.mark.slow
 def test_encoded_images_are_decoded_for_each_batch(data):
     path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
     got, expected = (open_data(load(path, image_decoding=decoding), TrainingConfig("bc")) for decoding in (False, True))
@@ -137,6 +138,7 @@ def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, 
     assert_equal_nests(read_items(opened[0]), read_items(opened[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_policies")
 def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
     path, cache = str(data / "d4rl/hopper_medium-v2.hdf5"), tmp_path / "cache"

@@ -57,6 +57,7 @@ def test_items_match_a_naive_loop(algo, length, tmp_path):
             np.testing.assert_allclose(got[name], column, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_adder_makes_the_items_of_the_dataset():
     config = TrainingConfig("iql", chunk_length=3, gamma=GAMMA, sampler="prioritized")
     data, cut = open_data(EPISODES, config), open_data(EPISODES, config.replace(sampler="uniform")).items

@@ -50,6 +50,7 @@ def test_each_epoch_contains_each_item_once_from_memory_and_from_a_store(hopper,
     assert_equal_nests(batches[0], batches[1])
 
 
+@pytest.mark.slow
 def test_run_of_fewer_epochs_or_of_sampled_items_cannot_continue(hopper, tmp_path, capsys):
     options = {**OPTIONS, "top_percent": 2, "progress": False}
     assert train(hopper, "bc", tmp_path, epochs=2, **options).num_updates == 5

@@ -218,6 +218,7 @@ def list_started(plan, root):
     return started
 
 
+@pytest.mark.slow
 def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(pendulum, tmp_path):
     options = {"data": {"a": pendulum, "b": str(pendulum)}, "algo": "bc", "gamma": [0.5, 0.8, 0.9], "seeds": 2}
     plan = plan_sweep(options)

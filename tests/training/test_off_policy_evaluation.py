@@ -196,6 +196,7 @@ def test_random_policies_without_probabilities_are_sampled():
         evaluate(policy, "wis", behaviour="log_prob")
 
 
+@pytest.mark.slow
 def test_estimates_of_different_episodes_or_discounts_are_reported(run, tmp_path):
     options = {"steps": 2, "env": None, "gamma": 0.9, "hyperparameters": {"hidden_sizes": (4,)}}
     other = train(EPISODES, "dqn", tmp_path, progress=False, **options)
@@ -244,6 +245,7 @@ def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
         evaluate_offline(run, episodes, "wis", fqe=fqe)
 
 
+@pytest.mark.slow
 def test_policies_with_a_state_act_along_the_episodes_of_the_data():
     spec = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
     sizes = {"width": 8, "num_layers": 1, "context_length": 3}

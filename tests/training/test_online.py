@@ -90,6 +90,7 @@ def collected(request, tmp_path_factory):
     return config, folder, terminates, items
 
 
+@pytest.mark.slow
 def test_collected_items_are_those_of_whole_episodes(collected):
     """Episodes of 7 steps in pieces of 5: item k has the rewards 10 + k, 11 + k and 12 + k, but none beyond the end."""
     _, _, terminates, items = collected

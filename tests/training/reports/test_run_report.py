@@ -14,6 +14,7 @@ from rlds2reverb.training.reports import report_runs
 from rlds2reverb.training.reports.run_report import compare_q_values
 
 
+@pytest.mark.slow
 def test_report_shows_curves_over_seeds(tmp_path, figures, drawn):
     paths = [write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=1, returns=(20.0, 40.0, 35.0))]
     page = report_runs([*paths, paths[0]], tmp_path / "report.html").html

@@ -34,6 +34,7 @@ def collect(logs):
     return statistics
 
 
+@pytest.mark.slow
 def test_report_shows_returns_lengths_and_ends(figures, drawn):
     logs = [make_log(1, 2, terminated=True), make_log(3), make_log(1, 1, 1)]
     report_source(logs, reference_returns=(0, 10))
