@@ -16,6 +16,7 @@ import numpy as np
 import tree
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._system.threads import complete
 
 #: How long `close` waits for calls that nobody needs.
 _CLOSE_SECS = 5.0
@@ -116,10 +117,7 @@ def _answer(requests: queue.SimpleQueue[_Request | None]) -> None:
     while (request := requests.get()) is not None:
         function, future = request
         if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
+            complete(future, function)
 
 
 def _stop(requests: queue.SimpleQueue[_Request | None], pending: deque[Future[list[Any]]], num_threads: int) -> None:

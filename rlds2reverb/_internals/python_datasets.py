@@ -127,7 +127,7 @@ _released: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
 @functools.cache
 def _start_deletion() -> None:
-    """Starts the thread that has each iterator deleted in a thread of its own, since that may take long."""
+    """Starts the thread that has each iterator deleted in another thread, since that may take long."""
 
     def delete() -> None:
         while True:
@@ -147,10 +147,10 @@ def _keep_iterators() -> None:
 
 
 class PythonDataset(tf.data.Dataset):
-    """A dataset with the iterators of this module, as have its `map`, `batch`, `take` and so on.
+    """A dataset whose iterators are those of this module, as are those of its `map`, `batch`, `take` and so on.
 
     Attributes:
-      open_batches: in a dataset of `make_dataset`, the function that returns an iterator over its batches as arrays.
+      open_batches: function that returns an iterator over the batches as arrays; only in datasets of `make_dataset`.
     """
 
     def __init__(self, dataset: tf.data.Dataset, open_batches: Callable[[], Iterator[Any]] | None = None):

@@ -106,23 +106,22 @@ def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
         watcher.join()
         for end in (reader, writer):
             end.close()
-            with contextlib.suppress(ValueError):
-                _sockets.remove(end)
+        del _sockets[-2:]  # In a forked process, there are none.
 
 
 @contextlib.contextmanager
 def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> Iterator[dict[int, Any]]:
     """Replaces signal handlers during the context, and yields the previous ones."""
-    previous: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, lambda signum, frame: handle(signum)) for number in numbers}
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    previous = {number: signal.signal(number, lambda signum, frame: handle(signum)) for number in numbers}
     _replaced.append(previous)
     try:
         yield previous
     finally:
         _restore(previous)
-        with contextlib.suppress(ValueError):
-            _replaced.remove(previous)
+        del _replaced[-1:]  # In a forked process, there are none.
 
 
 def _restore(handlers: dict[int, Any]) -> None:

@@ -21,15 +21,16 @@ def call_in_thread(function: Callable[[], _Result], *, daemon: bool) -> Future[_
       daemon: whether the program may end during the call. Native code may abort the program then.
     """
     future: Future[_Result] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=call, name="rlds2reverb-read", daemon=daemon).start()
+    threading.Thread(target=complete, args=(future, function), name="rlds2reverb-read", daemon=daemon).start()
     return future
+
+
+def complete(future: Future[_Result], function: Callable[[], _Result]) -> None:
+    """Calls a function, and sets its result or its error."""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def map_ahead(function: Callable[[_Item], _Result], items: Iterable[_Item], num_ahead: int) -> Iterator[_Result]:
