@@ -35,9 +35,10 @@ SLOW_BLOCKS = {
     "replay_buffers.md-3",
     *(f"sampling.md-{number}" for number in (2, 3, 4, 5)),
     "start.md-1",
-    "training.md-2",
-    "training.md-3",
-    "training.md-4",
+    *(f"training.md-{number}" for number in (1, 2, 3, 4, 5)),
+    "reports.md-1",
+    "reports.md-2",
+    "shards.md-1",
 }
 
 

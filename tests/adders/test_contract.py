@@ -105,15 +105,17 @@ def test_columns_and_rlds_episodes_yield_equal_items_in_order(adder):
     assert adder.crosses_episodes or len(adder(Episode(all_steps[2], 2))) == 0
 
 
+@pytest.mark.slow
 def test_check_adder_passes_for_a_value_fn_with_division():
     """When TensorFlow optimizes a graph, it replaces a division by a constant with a multiplication."""
     adder = GAE(0.9, 0.8, lambda observations: observations[:, 0] / 10)
     assert check_adder(adder, make_episodes((50, 236), nested=False)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last",
-    [StepEpisodes(4, "end"), *mark_slow_except((), [StepEpisodes(4, "start"), StepWindows(4, end="last")])],
+    [StepEpisodes(4, "end"), StepEpisodes(4, "start"), StepWindows(4, end="last")],
     ids=repr,
 )
 def test_episode_without_rows_for_the_last_adder_has_no_items(last):

@@ -141,7 +141,8 @@ def test_packed_items_match_the_adder(address, sources, name, kind):
     assert {as_bytes(tree.map_structure(lambda leaf, at=at: leaf[at], batch)) for at in range(32)} <= all_items
 
 
-@pytest.mark.parametrize("kind", mark_slow_except(["windows_truncate"], ["n_step", "windows_truncate"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["n_step", "windows_truncate"])
 def test_reverb_writer_writes_the_same_items(address, sources, kind):
     table, adder, source = f"{SMALL} {kind} columns", ADDERS[kind], sources[SMALL]
     ingest(source, address, table, adder=adder, options=IngestOptions(writer="reverb"))
@@ -156,6 +157,7 @@ def test_ingest_raises_for_crossing_windows_and_long_episodes(address, sources):
         ingest(sources[SMALL], address, table, adder=StepEpisodes(9))
 
 
+@pytest.mark.slow
 def test_repeated_ingest_updates_the_priorities_of_equal_items():
     all_steps = [episode(5, terminal=True), episode(4, terminal=False, start=50)]
     with ReplayServer([TableConfig()]) as server:

@@ -38,6 +38,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_policies_are_reported_with_step_return_and_score(trained, capsys):
     code, out, err = call(capsys, trained, "--episodes", 2)
     title, _, last, best, data = out.splitlines()

@@ -25,6 +25,7 @@ def test_inspect_writes_a_report_on_a_dataset(data, tmp_path, capsys, figures):
     assert len(figures["Returns"].axes[0].get_lines()) == 2 and path.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_inspect_writes_reports_on_tables(tmp_path, capsys):
     numbers = np.arange(5, dtype=np.float32)
     log = {"observations": numbers[:, None], "actions": numbers[:-1], "rewards": numbers[:-1], "terminated": True}

@@ -290,6 +290,7 @@ def test_the_environment_is_derived_from_the_name_of_the_dataset(hopper, tmp_pat
         assert code == 0 and message in err and option in err
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F20")
 def test_a_diverging_run_fails_with_one_sentence(hopper, tmp_path, capsys):
     options = ("--algo", "td3_bc", "--data", hopper, "--run-dir", tmp_path, *SMALL, "--steps", 200)
@@ -305,6 +306,7 @@ def test_an_environment_with_a_different_action_shape_is_rejected(hopper, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_without_gymnasium_one_line_names_the_extra(hopper, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     options = ("--algo", "bc", "--data", hopper, "--run-dir", tmp_path / "run", "--steps", 2, "--env", "Hopper-v5")

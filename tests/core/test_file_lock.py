@@ -64,6 +64,7 @@ def test_lock_leaves_a_file_that_replaced_its_own(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F27")
 def test_lock_has_one_holder_although_its_file_is_deleted_each_time(tmp_path):
     path = tmp_path / "lock"

@@ -105,6 +105,7 @@ def test_shipped_datasets_are_stored_bit_for_bit(data, name, max_episodes):
         assert_equal_nests(item, expected_item)
 
 
+@pytest.mark.slow
 @given(episodes(), st.integers(1, 4), st.integers(1, 3))
 @examples(25)
 def test_generated_episodes_are_stored_bit_for_bit(all_steps, length, stride):
@@ -242,6 +243,7 @@ def test_table_without_a_signature_accepts_any_item():
         assert ingest([episode(2, terminal=True, nested=True)], server.address, "items").items == 1
 
 
+@pytest.mark.slow
 def test_tf_agents_replay_buffer_reads_the_items(data):
     """The table is built and sampled as in TF-Agents: its signature is the spec of RLDS data, with a free length."""
     source = load(data / "tfds_fake/d4rl_mujoco_hopper/hopper_random-v1.hdf5")
@@ -350,6 +352,7 @@ def test_missing_server_raises_within_the_timeout():
         ingest([episode(2, terminal=True)], free_port(), timeout_secs=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F17")
 def test_blocking_rate_limiter_raises():
     limiter = RateLimiter("sample_to_insert_ratio", 3, samples_per_insert=1.0, error_buffer=2.0)

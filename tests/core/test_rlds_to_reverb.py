@@ -161,6 +161,7 @@ def test_policy_info_can_be_empty(nothing):
     assert [row.policy_info for row in rows] == [()] * 3
 
 
+@pytest.mark.slow
 def test_policy_info_fn_can_use_python_conditions():
     def choose(current, following):
         if current["is_first"]:
@@ -182,6 +183,7 @@ def test_discount_into_a_terminal_is_zero_unless_source_is_step():
     assert discounts["next_terminal"] == discounts["product"] == [1, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_float64_data_and_integer_discounts_are_cast():
     steps = {**episode(3, terminal=True), "discount": np.array([1, 1, 0], np.int32)}
     steps["observation"] = steps["observation"].astype(np.float64)
@@ -353,6 +355,7 @@ def test_fast_push_raises_when_the_observer_is_not_supported():
             )
 
 
+@pytest.mark.slow
 def test_push_writes_to_several_tables():
     _, (items, copies) = push(rlds_to_reverb, rlds_dataset(EPISODES), OBSERVERS["pairs"], names=("one", "two"))
     assert len(items) == len(copies) == 10
@@ -360,6 +363,7 @@ def test_push_writes_to_several_tables():
         assert_equal_nests(item, expected_item)
 
 
+@pytest.mark.slow
 def test_pushed_nested_data_match_the_source():
     dataset = rlds_dataset([episode(3, terminal=True, nested=True)])
     _, (items,) = push(rlds_to_reverb, dataset, OBSERVERS["pairs"], discount_source="product")
@@ -367,6 +371,7 @@ def test_pushed_nested_data_match_the_source():
     assert [item.discount.tolist() for item in items] == [[1, 0], [0, 0]]
 
 
+@pytest.mark.slow
 def test_push_stores_the_policy_info():
     dataset = rlds_dataset([episode(3, terminal=True)])
     spec = rlds_to_reverb.create_trajectory_data_spec(dataset, reward_and_next)

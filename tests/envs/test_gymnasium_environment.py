@@ -482,6 +482,7 @@ def test_environments_of_another_kind_raise_with_what_to_do():
             function()
 
 
+@pytest.mark.slow
 def test_environments_that_are_registered_here_are_known_to_workers():
     class Registered(Counting):
         pass

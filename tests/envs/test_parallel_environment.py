@@ -224,6 +224,7 @@ def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
             assert time.monotonic() < deadline, "a worker survived its caller"
 
 
+@pytest.mark.slow
 def test_workers_are_asked_to_end_even_if_another_process_was_forked():
     with start_script("start = time.monotonic(); env.close(); print(time.monotonic() - start, flush=True)") as started:
         assert float(started[0].stdout.readline()) < 4  # After 5 s, they are killed.

@@ -93,6 +93,7 @@ def test_finished_task_has_checkpoint_and_policy(trained):
     assert any((folder / "first" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_interrupted_task_continues_from_its_checkpoint(tmp_path):
     first = RecordingLearner()
     first.start()
@@ -113,6 +114,7 @@ def test_closed_learner_trains_no_task(tmp_path):
         learner.run(make_small_task(tmp_path))
 
 
+@pytest.mark.slow
 def test_close_ends_the_running_task(tmp_path):
     class Impatient(RecordingLearner):
         def send_learn_info(self, info):

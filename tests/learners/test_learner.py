@@ -615,6 +615,7 @@ def test_policy_that_was_being_replaced_is_restored(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["policy", "run"]
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_saved_with_hook_states_and_exported(tmp_path):
     returns = iter([1.0, 5.0, 3.0, 4.0])
     agent = MeanAgent(rate=1.0)

@@ -34,6 +34,7 @@ def test_written_datasets_keep_the_spaces(tmp_path, format, name):
     assert open_data(got, BC).identity()["action bounds"] == "from -2, -1 to 2, 3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adder", [TrajectoryWindows(2), NStep(2, 0.9)])
 @pytest.mark.parametrize("layout", ["columns", "packed"])
 def test_tables_of_a_directory_keep_the_bounds(tmp_path, adder, layout):

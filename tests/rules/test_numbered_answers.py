@@ -206,6 +206,7 @@ def test_late_results_of_a_thread_are_not_those_of_the_next_call():
         assert [thread.call(lambda number=number: number) for number in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_late_errors_are_not_those_of_the_next_call():
     pid = os.getpid()
 

@@ -79,6 +79,7 @@ def test_weights_of_prioritized_batches_follow_the_step(prioritized):
     assert len(set(sampled.priority.tolist())) > 1 and sampled.priority.max() == 1  # That of items never sampled.
 
 
+@pytest.mark.slow
 def test_server_of_the_run_stops_with_the_batches():
     config = TrainingConfig("iql", sampler="prioritized", batch_size=4)
     with open_data(make_episodes(), config) as data:

@@ -68,6 +68,7 @@ def test_stored_float64_is_cast_when_it_is_read(tmp_path):
     assert_equal_nests(read_items(got), read_items(expected))
 
 
+@pytest.mark.slow
 def test_store_is_read_where_it_is(tmp_path, data):
     source = load(data / "rlds/physics_rlds/pendulum_pixels/1.0.0", image_decoding=False)
     store.build_store(source, tmp_path / "store")

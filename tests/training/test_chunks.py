@@ -85,6 +85,7 @@ def chunk_policy():
     return ChunkPolicy(inner, ACTION, 2)
 
 
+@pytest.mark.slow
 def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path):
     """Row 1 begins a new episode in the fourth step, in the middle of a chunk."""
     observations = np.float32([[1, 5], [2, 6], [3, 7], [4, 8], [5, 9]])

@@ -259,6 +259,7 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
         run_plan(plan_sweep({**options, **changes, "allow_config_mismatch": [True, False]}), tmp_path)
 
 
+@pytest.mark.slow
 def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, monkeypatch):
     options = {"data": {"a": pendulum}, "algo": "bc", "seeds": 2, "steps": 70}
     assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete

@@ -121,6 +121,7 @@ def episode_table(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_goals_of_a_table_are_states_of_its_episodes(episode_table):
     shares = {"value_goals": (0.2, 0.5, 0.3), "value_geometric": False, "hidden_sizes": (4,)}
     config = TrainingConfig("gciql", batch_size=64, gamma=0.9, hyperparameters=shares)

@@ -27,7 +27,7 @@ def compute_losses(algorithm, run_dir):
 
 
 @pytest.mark.usefixtures("no_policies")
-@pytest.mark.parametrize("algorithm", mark_slow_except(["td3_bc", "iql"], ALGORITHMS))
+@pytest.mark.parametrize("algorithm", mark_slow_except(["td3_bc"], ALGORITHMS))
 def test_losses_equal_those_of_other_versions(algorithm, tmp_path):
     expected = json.loads(FILE.read_text())[algorithm]
     losses = compute_losses(algorithm, tmp_path / "run")

@@ -216,6 +216,7 @@ def make_continuous(name):
 CONTINUOUS = [{**episode, "actions": np.float32([[0.1], [-0.2]])} for episode in EPISODES]
 
 
+@pytest.mark.slow
 def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
     policy = make_continuous("sac").collect_policy
     results = evaluate_policies([policy], CONTINUOUS, ["fqe", "wdr", "wis"], fqe=TINY)

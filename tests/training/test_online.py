@@ -328,6 +328,7 @@ def test_collected_return_is_the_mean_of_the_last_ten_episodes(after_dataset):
     np.testing.assert_allclose(run.progress["collected_return"], expected)
 
 
+@pytest.mark.slow
 def test_run_without_a_dataset_begins_with_random_actions_and_is_extended(tmp_path, monkeypatch):
     batches, run = watch(None, tmp_path, online_steps=28)
     _, actions, rewards = (np.concatenate(columns) for columns in zip(*batches, strict=True))

@@ -83,6 +83,7 @@ def test_tables_of_servers_are_found(server):
     assert resolve_environment("auto", server.address).make_env is None
 
 
+@pytest.mark.slow
 def test_table_with_priorities_has_a_warning_for_uniform_sampling(server, source):
     with ReplayServer([TableConfig("other")], TrajectoryWindows(2).item_spec(source.step_spec)) as trajectories:
         ingest(source, trajectories, "other", priority=lambda episode, items: np.arange(len(items)) + 1.0)

@@ -85,6 +85,7 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
     assert (config.algo, config.steps, config.batch_size, config.normalize_observations) == ("td3_bc", 60, 8, True)
 
 
+@pytest.mark.slow
 def test_predict_acts_as_the_evaluator_does(data, tmp_path):
     run = train(data / "d4rl/pendulum_mixed-v2.hdf5", "bc", tmp_path, steps=2, **SMALL)
     env, total = gymnasium.make("Pendulum-v1"), 0.0

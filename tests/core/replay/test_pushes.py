@@ -226,7 +226,8 @@ print([name for name in ("tensorflow", "reverb", "tf_agents") if name in sys.mod
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
-@pytest.mark.parametrize("secs", [1.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(200)])])
+@pytest.mark.slow
+@pytest.mark.parametrize("secs", [1.0, pytest.param(60.0, marks=pytest.mark.timeout(200))])
 @pytest.mark.drill("replay")
 def test_ten_threads_keep_the_totals_consistent(make, secs):
     buffer = make(max_size=5_000, max_staleness=50, max_use=20, alpha=0.8)

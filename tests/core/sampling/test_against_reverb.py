@@ -117,7 +117,8 @@ def test_items_of_tf_agents_observers_are_equal(kind):
         require_equal(server)
 
 
-@pytest.mark.parametrize("chunk_length", mark_slow_except([3], [1, 3, None]))
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk_length", [1, 3, None])
 def test_items_of_trajectory_writers_are_equal(chunk_length):
     rows = make_rows(9)
     with ReplayServer([CONFIG], make_signature(4)) as server:

@@ -336,7 +336,8 @@ def test_remaining_server_contributes_alone_after_a_loss_until_the_other_is_back
     assert kept[-500:].mean() == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.parametrize("min_size", [1, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("min_size", [1, 1000])
 @pytest.mark.drill("F17")
 def test_table_without_samples_raises_after_the_timeout(min_size):
     config = TableConfig("items", Selector("uniform"), rate_limiter=RateLimiter("min_size", min_size))
@@ -362,6 +363,7 @@ def test_empty_queue_does_not_hang(layout):
         assert got == [10.0 + at for at in range(29)]
 
 
+@pytest.mark.slow
 def test_empty_shard_is_reported_and_sampling_continues():
     reports = []
     with serve_numbers({1: 1.0}, {}) as servers:

@@ -151,6 +151,7 @@ def test_episodes_are_padded_to_the_longest_of_the_batch():
     assert lengths[0] == lengths[1] < lengths[2] == lengths[3] == sample.data.reward.shape[1]
 
 
+@pytest.mark.slow
 def test_error_of_one_dataset_is_raised_and_iterators_can_be_deleted(number_servers):
     with serve_numbers({}) as (empty,):
         datasets = {

@@ -74,6 +74,7 @@ def test_batch_with_other_servers_or_lengths_raises():
         PriorityWriter("localhost:1", "items", timeout_secs=0)
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F15")
 def test_stopped_server_is_reported_and_the_other_is_updated():
     reports = []

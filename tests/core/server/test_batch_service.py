@@ -199,6 +199,7 @@ def test_tables_whose_samples_are_counted_are_refused(config):
         assert_refused(responses, "samples of table 'replay' are counted")
 
 
+@pytest.mark.slow
 def test_many_streams_end_with_their_calls():
     signature = window_signature("packed")
     with ReplayServer([TableConfig(sampler=Selector("uniform"))], signature, serve_batches=True) as server:

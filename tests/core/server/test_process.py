@@ -60,6 +60,7 @@ def serve_twice(channel):
         channel.recv()
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F1")
 def test_killed_process_leaves_no_servers():
     with process(serve_twice) as (running, channel):

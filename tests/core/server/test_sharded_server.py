@@ -114,6 +114,7 @@ def test_checkpoint_restores_all_shards(tmp_path):
         assert count_items(server) == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_failures", [1, 2])
 @pytest.mark.drill("F7")
 def test_shards_return_to_the_last_commit_after_a_partial_one(tmp_path, monkeypatch, num_failures):

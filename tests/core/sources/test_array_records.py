@@ -84,6 +84,7 @@ def test_array_records_are_read_like_tfrecords(prepared, split, image_decoding):
         assert_equal_nests(episode.steps, other.steps)
 
 
+@pytest.mark.slow
 def test_array_records_can_be_read_in_parts_and_in_other_processes(prepared):
     source = load(prepared["array_record"])
     whole = [episode.num_transitions for episode in source]

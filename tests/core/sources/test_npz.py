@@ -114,6 +114,7 @@ def test_changed_bytes_raise_while_reading(tmp_path):
         list(load(tmp_path / "x.npz"))
 
 
+@pytest.mark.slow
 def test_compression_bomb_raises_before_it_is_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", observations=np.zeros((200, 1 << 20), np.uint8))
     with pytest.raises(SourceError, match="looks like a compression bomb"):

@@ -79,6 +79,7 @@ def test_ends_of_transitions_without_a_next_observation_are_not_bootstrapped(dat
     assert [sentence in warning for warning in summarize(source).warnings] == [False, True]
 
 
+@pytest.mark.slow
 def test_transitions_in_last_rows_are_reported_and_written(data, tmp_path, capsys):
     path = data / "formats/rlds/a4/nested_cameras/1.0.0"
     with warnings.catch_warnings(record=True) as caught:  # Those of protobuf as well.
@@ -98,6 +99,7 @@ def test_transitions_in_last_rows_are_reported_and_written(data, tmp_path, capsy
     assert "discount 0" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_samples_can_be_read_in_parts_and_in_other_processes(data):
     source = load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
     (second,) = cloudpickle.loads(cloudpickle.dumps(source.read))(1, 2)
@@ -395,6 +397,7 @@ def test_names_and_classes_that_do_not_fit_raise(tmp_path, features, message):
         write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=features)
 
 
+@pytest.mark.slow
 def test_encoded_images_are_written_without_loss(data, tmp_path):
     path = data / "formats/rlds/a4/nested_cameras/1.0.0"
     described = {f"observation/images/{name}": encoding for name, encoding in (("side", "jpeg"), ("wrist", "png"))}

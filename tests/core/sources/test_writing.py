@@ -282,7 +282,8 @@ def test_killed_process_leaves_nothing_under_the_path_and_can_be_repeated(tmp_pa
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("format", PROCESS_FORMATS)
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["minari", "d4rl", "rlds"])
 @pytest.mark.drill("F9")
 def test_full_disk_raises_and_leaves_nothing(tmp_path, format):
     with process(write_on_full_disk, tmp_path, NAMES[format], format) as (_, channel):

@@ -125,6 +125,7 @@ def test_stacked_frames_are_stored_once(data):
     assert single < stacked < 1.1 * single
 
 
+@pytest.mark.slow
 def test_files_are_the_same_for_any_number_of_processes(tmp_path, monkeypatch, data):
     monkeypatch.setattr(store, "_MIN_PART_ROWS", 2_000)
     source, progress = load(data / "d4rl/hopper_medium-v2.hdf5"), []

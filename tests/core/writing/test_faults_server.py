@@ -163,6 +163,7 @@ def interrupt_run(address, tmp_path, min_episodes=1):
     return journal
 
 
+@pytest.mark.slow
 def test_items_in_the_journal_are_not_written_again(tmp_path, expected):
     with start_server(tmp_path) as server:
         interrupt_run(server.address, tmp_path)
@@ -171,6 +172,7 @@ def test_items_in_the_journal_are_not_written_again(tmp_path, expected):
         assert read_checkpoint(server.checkpoint()) == expected
 
 
+@pytest.mark.slow
 def test_run_without_resuming_stores_every_item_once(tmp_path, expected):
     with start_server(tmp_path) as server:
         interrupt_run(server.address, tmp_path)
@@ -214,7 +216,8 @@ def test_second_process_raises(tmp_path, monkeypatch):
             assert receive(channel)["items"] == NUM_ITEMS
 
 
-@pytest.mark.parametrize("index", mark_slow_except({20}, [0, 20]))
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 20])
 @pytest.mark.drill("moved")
 def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
     changed = make_episodes()
@@ -228,6 +231,7 @@ def test_changed_dataset_raises_and_is_not_written(tmp_path, index):
         assert run_ingest(server.address, state_home=tmp_path)["items"] == NUM_ITEMS == count_items(server.address)
 
 
+@pytest.mark.slow
 def test_reset_table_gets_all_items_again(tmp_path):
     with start_server(tmp_path) as server:
         interrupt_run(server.address, tmp_path)
@@ -455,7 +459,8 @@ def test_restarted_server_with_a_different_signature_raises(tmp_path, held_at, f
         assert read_checkpoint(checkpoint(to_second)) == ({}, {})
 
 
-@pytest.mark.parametrize("held_at", [slow("check", 50), ("write", 55)])
+@pytest.mark.slow
+@pytest.mark.parametrize("held_at", [("check", 50), ("write", 55)])
 @pytest.mark.drill("F28")
 def test_restarted_server_with_a_matching_signature_gets_the_items(tmp_path, expected, held_at):
     new_server = partial(serve_table, signature=make_signature())
@@ -473,12 +478,13 @@ def test_restarted_server_without_the_table_raises(tmp_path, held_at):
         assert read_checkpoint(checkpoint(to_second)) == ({}, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("held_at", "timeout_secs"),
     [
         (("write", 11), 1.0),  # The timeout ends before gRPC has reconnected.
-        pytest.param(("write", 11), 30.0, marks=pytest.mark.slow),
-        *(pytest.param(("write", at), secs, marks=pytest.mark.slow) for at in (0, 19) for secs in (30.0, 2.0)),
+        (("write", 11), 30.0),
+        *((("write", at), secs) for at in (0, 19) for secs in (30.0, 2.0)),
     ],
 )
 def test_reverb_writer_raises_if_the_server_was_restarted(tmp_path, held_at, timeout_secs):
@@ -533,8 +539,9 @@ def test_stopped_server_raises_in_time_and_the_run_resumes_later(tmp_path, expec
     assert read_checkpoint(checkpoint(to_server)) == expected
 
 
-@pytest.mark.parametrize("secs", [1, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", [pytest.param("check", marks=pytest.mark.slow), "write"])
+@pytest.mark.slow
+@pytest.mark.parametrize("secs", [1, 30])
+@pytest.mark.parametrize("stage", ["check", "write"])
 @pytest.mark.drill("F32")
 def test_run_continues_after_a_stop_shorter_than_its_timeout(tmp_path, expected, stoppable_server, stage, secs):
     pid, to_server, port = stoppable_server
@@ -572,7 +579,8 @@ def test_program_exits_if_its_server_is_stopped(tmp_path, stoppable_server, writ
 # --- the disk is full
 
 
-@pytest.mark.parametrize("num_bytes", mark_slow_except({10 << 12}, [6 << 12, 10 << 12, 100 << 12]))
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", [6 << 12, 10 << 12, 100 << 12])
 @pytest.mark.drill("F9")
 def test_checkpoint_on_a_full_disk_raises_and_keeps_the_previous_one(tmp_path, num_bytes):
     with process(checkpoint_on_full_disk, tmp_path, num_bytes) as (_, channel):

@@ -76,6 +76,7 @@ def test_batches_lost_with_a_connection_are_sent_again():
         assert table_info(server).current_size == NUM_ITEMS
 
 
+@pytest.mark.slow
 def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
     """The new process has the first items and, from a different run, as many items as the journal claims."""
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
@@ -92,6 +93,7 @@ def test_journal_of_an_earlier_server_process_is_not_trusted(tmp_path):
         assert table_info(server).current_size == NUM_ITEMS + 60 * 149
 
 
+@pytest.mark.slow
 def test_runs_to_two_servers_have_two_journals():
     with ReplayServer([TableConfig()]) as first, ReplayServer([TableConfig()]) as second:
         for server in (first, second):

@@ -4,6 +4,7 @@ Importance weights are not used because TF-Agents also applies them to the actor
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from agent_data import ACTION, OBSERVATION, TIME_STEP_SPEC, make_columns, to_transition
 from tf_agents.agents.ddpg import actor_network, critic_network
@@ -55,6 +56,7 @@ def flat(*networks):
     return np.concatenate([array.ravel() for network in networks for array in network.get_weights()])
 
 
+@pytest.mark.slow
 def test_updates_match_tf_agents():
     agent = make_agent(
         "td3", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, policy_noise=0.0, policy_delay=1, seed=3

@@ -174,6 +174,7 @@ def crash_at_shard(monkeypatch, shard):
     monkeypatch.setattr(actors, "write_shard", crash)
 
 
+@pytest.mark.slow
 @pytest.mark.drill("F7")
 def test_crash_between_two_checkpoints_returns_all_servers_to_the_commit(tmp_path, monkeypatch):
     replay = Replay(tmp_path)
