@@ -7,15 +7,7 @@ import tensorflow as tf
 
 from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
-from .adam import Adam
-from .goal_agent import (
-    GoalAgent,
-    GoalShares,
-    Parts,
-    ddpg_bc_loss,
-    make_goal_actor,
-    make_goal_network,
-)
+from .goal_agent import GoalAgent, GoalShares, Parts, ddpg_bc_loss, make_goal_actor, make_goal_network
 from .hyperparameters import (
     Count,
     Fraction,
@@ -89,12 +81,8 @@ class CRLAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions, parts = BoundedActions(action_spec), Parts(time_step_spec.observation)
-        sampling = GoalSampling(
-            GoalDistribution(*value_goals, geometric=value_geometric),
-            GoalDistribution(*actor_goals, geometric=actor_geometric),
-            gamma=discount,
-            is_negative=False,
-        )
+        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
+        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=False)
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
         latent = {**options, "copies": 2, "layer_norm": True}
         sizes = [*hidden_sizes, latent_size]
@@ -102,20 +90,8 @@ class CRLAgent(GoalAgent):
         self._phi = make_goal_network(None, parts.state, sizes, action_size=actions.size, name="phi", **latent)
         self._psi = make_goal_network(None, parts.goal, sizes, name="psi", **latent)
         self._parts, self._alpha, self._scale = parts, alpha, np.float32(1 / np.sqrt(latent_size))
-        critic_variables = [*self._phi.trained_variables, *self._psi.trained_variables]
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observations,
-            actions,
-            actor,
-            seed=seed,
-            goal_sampling=sampling,
-            optimizers={
-                "critic_loss": Adam(critic_variables, learning_rate),
-                "actor_loss": Adam(actor.network.trained_variables, learning_rate),
-            },
-        )
+        self._create_optimizers(learning_rate, critic_loss=[self._phi, self._psi], actor_loss=[actor.network])
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def represent(self, inputs: tf.Tensor, action: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns phi(s, a) and psi(g), float32 [2, B, latent_size] each, of observations [B, D] and actions [B, A]."""
@@ -133,7 +109,6 @@ class CRLAgent(GoalAgent):
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the actor, float32 []."""
-        assert batch.goals is not None
         inputs = batch.goals["actor"]
         phi, psi = self.represent(inputs, tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0))
         log_q = tf.reduce_min(tf.reduce_sum(phi * psi, axis=-1) * self._scale, axis=0)

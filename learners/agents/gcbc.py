@@ -7,12 +7,7 @@ import tensorflow as tf
 from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
 from ..options import NetworkFactory
-from .adam import Adam
-from .goal_agent import (
-    GoalAgent,
-    GoalShares,
-    make_goal_actor,
-)
+from .goal_agent import GoalAgent, GoalShares, make_goal_actor
 from .hyperparameters import (
     Fraction,
     ImageEncoderName,
@@ -72,18 +67,12 @@ class GCBCAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observations,
-            actions,
-            actor,
-            seed=seed,
-            goal_sampling=GoalSampling(GoalDistribution(*actor_goals, geometric=actor_geometric), gamma=discount),
-            optimizers={"actor_loss": Adam(actor.network.trained_variables, learning_rate)},
+        self.goal_sampling = GoalSampling(GoalDistribution(*actor_goals, actor_geometric), gamma=discount)
+        actor = make_goal_actor(
+            actor_network, observations, hidden_sizes, actions.size, seed=seed, image_encoder=image_encoder
         )
+        self._create_optimizers(learning_rate, actor_loss=[actor.network])
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
         """Returns nothing: the actor learns from the goals in the observations."""

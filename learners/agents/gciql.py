@@ -8,7 +8,6 @@ import tensorflow as tf
 from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
 from ..options import NetworkFactory
-from .adam import Adam
 from .goal_agent import (
     Expectile,
     GoalAgent,
@@ -101,12 +100,8 @@ class GCIQLAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        sampling = GoalSampling(
-            GoalDistribution(*value_goals, geometric=value_geometric),
-            GoalDistribution(*actor_goals, geometric=actor_geometric),
-            gamma=discount,
-            is_negative=negative_rewards,
-        )
+        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
+        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=negative_rewards)
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
         network = partial(make_goal_network, observations=observations, layer_norm=True, **options)
         actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
@@ -117,22 +112,11 @@ class GCIQLAgent(GoalAgent):
         self._target_critic = self._critic.copy()
         self._expectile, self._alpha, self._discount = expectile, alpha, discount
         self._is_weighted = actor_loss == "awr"
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observations,
-            actions,
-            actor,
-            seed=seed,
-            goal_sampling=sampling,
-            optimizers={
-                "value_loss": Adam(self._value.trained_variables, learning_rate),
-                "critic_loss": Adam(self._critic.trained_variables, learning_rate),
-                "actor_loss": Adam(actor.network.trained_variables, learning_rate),
-            },
-            targets=[(self._target_critic, self._critic)],
-            target_update_rate=target_update_rate,
+        self._targets, self._target_update_rate = [(self._target_critic, self._critic)], target_update_rate
+        self._create_optimizers(
+            learning_rate, value_loss=[self._value], critic_loss=[self._critic], actor_loss=[actor.network]
         )
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values, critics and actor, float32 []."""
@@ -150,7 +134,6 @@ class GCIQLAgent(GoalAgent):
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the actor, float32 []."""
-        assert batch.goals is not None
         inputs = batch.goals["actor"]
         log_prob = self._actor.log_prob(inputs, batch.action)
         action = batch.action if self._is_weighted else tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0)

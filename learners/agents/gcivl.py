@@ -8,7 +8,6 @@ import tensorflow as tf
 from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
 from ..options import NetworkFactory
-from .adam import Adam
 from .goal_agent import (
     Expectile,
     GoalAgent,
@@ -95,47 +94,26 @@ class GCIVLAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        sampling = GoalSampling(
-            GoalDistribution(*value_goals, geometric=value_geometric),
-            GoalDistribution(*actor_goals, geometric=actor_geometric),
-            gamma=discount,
-            is_negative=negative_rewards,
-        )
+        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
+        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=negative_rewards)
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
         network = partial(make_goal_network, observations=observations, layer_norm=True, **options)
         actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
         self._values = network(value_network, sizes=[*hidden_sizes, 1], copies=2, name="value")
         self._target_values = self._values.copy()
         self._expectile, self._alpha, self._discount = expectile, alpha, discount
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observations,
-            actions,
-            actor,
-            seed=seed,
-            goal_sampling=sampling,
-            optimizers={
-                "value_loss": Adam(self._values.trained_variables, learning_rate),
-                "actor_loss": Adam(actor.network.trained_variables, learning_rate),
-            },
-            targets=[(self._target_values, self._values)],
-            target_update_rate=target_update_rate,
-        )
+        self._targets, self._target_update_rate = [(self._target_values, self._values)], target_update_rate
+        self._create_optimizers(learning_rate, value_loss=[self._values], actor_loss=[actor.network])
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values and actor, float32 []."""
-        values, old, old_next = (
-            critic_values(network, inputs)
-            for network, inputs in (
-                (self._values, batch.observation),
-                (self._target_values, batch.observation),
-                (self._target_values, batch.next_observation),
-            )
+        values = critic_values(self._values, batch.observation)
+        old, old_next = (
+            critic_values(self._target_values, inputs) for inputs in (batch.observation, batch.next_observation)
         )
-        goals: Any = batch.goals
-        advantage = value_advantage(self._values, goals["actor"], goals["next_actor"])
-        log_prob = self._actor.log_prob(goals["actor"], batch.action)
+        advantage = value_advantage(self._values, batch.goals["actor"], batch.goals["next_actor"])
+        log_prob = self._actor.log_prob(batch.goals["actor"], batch.action)
         return {
             "value_loss": implicit_value_loss(batch, values, old, old_next, self._discount, self._expectile),
             "actor_loss": weighted_likelihood_loss(advantage, log_prob, self._alpha),

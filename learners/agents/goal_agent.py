@@ -15,7 +15,7 @@ from .adam import Adam
 from .custom_networks import make_network
 from .networks import GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
+from .spaces import Observations
 
 #: Probabilities of the current state, a future one and a random one as the goal; see `GoalDistribution`.
 GoalShares = Annotated[tuple[float, float, float], Range(0, 1)]
@@ -39,45 +39,32 @@ class GoalAgent(OfflineAgent):
     `GoalSampling` has drawn; those of actors are in the policy info of the experience. As in the authors' code, all
     networks are updated at once, with the gradients of their losses at the weights before the update.
 
+    A subclass sets `goal_sampling` and the targets, and calls `_create_optimizers`, before `__init__`.
+
     Attributes:
       goal_sampling: the goals that batches must contain.
     """
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        observations: Observations,
-        actions: BoundedActions,
-        actor: Any,
-        *,
-        seed: int,
-        goal_sampling: GoalSampling,
-        optimizers: Mapping[str, Adam],
-        targets: Sequence[tuple[Any, Any]] = (),
-        target_update_rate: float = 1.0,
-    ) -> None:
-        """Creates the policies.
+    goal_sampling: GoalSampling
+    #: Pairs of a target network and its online network, and the share of the online weights in a target update.
+    _targets: Sequence[tuple[Network, Network]] = ()
+    _target_update_rate: float = 1.0
 
-        Args:
-          time_step_spec: see `OfflineAgent`.
-          action_spec: see `OfflineAgent`.
-          observations: see `OfflineAgent`.
-          actions: see `OfflineAgent`.
-          actor: see `OfflineAgent`.
-          seed: see `OfflineAgent`.
-          goal_sampling: the goals that batches must contain.
-          optimizers: optimiser for each of the `losses`, by its name.
-          targets: pairs of a target network and its online network.
-          target_update_rate: share of the online weights in a target update.
+    def __init__(self, time_step_spec: Any, *arguments: Any, seed: int) -> None:
+        """Creates the policies; see `OfflineAgent`.
 
         Raises:
           SpecMismatchError: If observations are not dicts of 'observation' and 'goal'.
         """
         require_goals(time_step_spec.observation)
-        self.goal_sampling = goal_sampling
-        self._optimizers, self._targets, self._target_update_rate = dict(optimizers), list(targets), target_update_rate
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        super().__init__(time_step_spec, *arguments, seed=seed)
+
+    def _create_optimizers(self, learning_rate: float, **networks: Sequence[Network]) -> None:
+        """Creates the optimiser for each of the `losses`, by its name, of the weights of some networks."""
+        self._optimizers = {
+            name: Adam([variable for network in trained for variable in network.trained_variables], learning_rate)
+            for name, trained in networks.items()
+        }
 
     def batch(self, experience: Any, weights: Any = None) -> TransitionBatch:
         """Converts experience to the networks' units, with an entry of `goals` for each that `see_goals` returns.

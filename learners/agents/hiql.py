@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalDistribution, GoalSampling
 
-from .adam import Adam
 from .goal_agent import (
     Expectile,
     GoalAgent,
@@ -134,12 +133,9 @@ class HIQLAgent(GoalAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions, parts = BoundedActions(action_spec), Parts(time_step_spec.observation)
-        sampling = GoalSampling(
-            GoalDistribution(*value_goals, geometric=value_geometric),
-            GoalDistribution(*actor_goals, geometric=actor_geometric),
-            gamma=discount,
-            is_negative=negative_rewards,
-            subgoal_steps=subgoal_steps,
+        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
+        self.goal_sampling = GoalSampling(
+            *goals, gamma=discount, is_negative=negative_rewards, subgoal_steps=subgoal_steps
         )
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
         high = make_goal_actor(None, observations, hidden_sizes, representation_size, name="high_actor", **options)
@@ -152,23 +148,16 @@ class HIQLAgent(GoalAgent):
         self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
         self._parts, self._discount, self._expectile = parts, discount, expectile
         self._high_alpha, self._low_alpha = high_alpha, low_alpha
-        value_variables = [*self._phi.trained_variables, *self._values.trained_variables]
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observations,
-            actions,
-            HierarchicalActor(high, low, parts),
-            seed=seed,
-            goal_sampling=sampling,
-            optimizers={
-                "value_loss": Adam(value_variables, learning_rate),
-                "high_actor_loss": Adam(high.network.trained_variables, learning_rate),
-                "low_actor_loss": Adam(low.network.trained_variables, learning_rate),
-            },
-            targets=[(self._target_phi, self._phi), (self._target_values, self._values)],
-            target_update_rate=target_update_rate,
+        self._targets = [(self._target_phi, self._phi), (self._target_values, self._values)]
+        self._target_update_rate = target_update_rate
+        self._create_optimizers(
+            learning_rate,
+            value_loss=[self._phi, self._values],
+            high_actor_loss=[high.network],
+            low_actor_loss=[low.network],
         )
+        actor = HierarchicalActor(high, low, parts)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
         """Returns what both actors and the values for their advantages see."""
@@ -186,7 +175,7 @@ class HIQLAgent(GoalAgent):
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values and actors, float32 []."""
-        goals: Any = {name: self.represent(inputs) for name, inputs in (batch.goals or {}).items()}
+        goals = {name: self.represent(inputs) for name, inputs in batch.goals.items()}
         values = critic_values(self._values, self.represent(batch.observation))
         old, old_next = (
             critic_values(self._target_values, self.represent(inputs, self._target_phi))
@@ -204,7 +193,6 @@ class HIQLAgent(GoalAgent):
 
     def high_actor_loss(self, batch: TransitionBatch, goals: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the loss of the high-level actor, float32 []; `goals` are the representations of `batch.goals`."""
-        assert batch.goals is not None
         advantage = value_advantage(self._values, goals["high"], goals["later_high"])
         target = goals["subgoal"][:, self._parts.state.size :]
         log_prob = self._actor.high.log_prob(batch.goals["high"], target)

@@ -11,6 +11,7 @@ from tf_agents.trajectories import time_step, trajectory
 
 from rlds2reverb._internals.tensorflow import without_autograph
 
+from .adam import Adam
 from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, replica_id
@@ -38,7 +39,7 @@ class TransitionBatch(NamedTuple):
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.
       step_info: float32 or int32 [B] by name, what `Algorithm.step_info` declares; empty if the experience has none.
-      goals: float32 [B, D] by name, other normalised observations with goals, see `GoalAgent`; None without goals.
+      goals: float32 [B, D] by name, other normalised observations with goals, see `GoalAgent`; empty without goals.
     """
 
     observation: tf.Tensor
@@ -49,7 +50,7 @@ class TransitionBatch(NamedTuple):
     weights: tf.Tensor
     next_action: tf.Tensor | None = None
     next_action_mask: tf.Tensor | None = None
-    goals: dict[str, tf.Tensor] | None = None
+    goals: Mapping[str, tf.Tensor] = MappingProxyType({})
     step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
 
 
@@ -66,6 +67,8 @@ class OfflineAgent(tf_agent.TFAgent):
     #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
     _critic: Any = None
     _value: Any = None
+    #: Optimiser of the critics, if there are any.
+    _critic_optimizer: Adam
     #: Number of steps of the trajectories to train on.
     _num_steps = 2
 
@@ -86,22 +89,15 @@ class OfflineAgent(tf_agent.TFAgent):
           action_spec: spec of the actions of data and environment.
           observations: normalisation of observations.
           actions: conversion between the environment's and the networks' actions.
-          actor: `Actor` of the policies, also a tf.Module.
+          actor: actor of the policies; see `ActorPolicy`.
           seed: random seed for the noise in train steps.
         """
-        self._observations = observations
-        self._actions = actions
-        self._actor = actor
-        self._seed = int(seed)
-
-        greedy_policy, collect_policy = (
-            self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)
-        )
+        self._observations, self._actions, self._actor, self._seed = observations, actions, actor, int(seed)
+        policies = [self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)]
         super().__init__(
             time_step_spec,
             action_spec,
-            greedy_policy,
-            collect_policy,
+            *policies,
             train_sequence_length=self._num_steps,
             enable_summaries=False,
             train_step_counter=tf.Variable(0, dtype=tf.int64, trainable=False, name="train_step"),
@@ -143,6 +139,14 @@ class OfflineAgent(tf_agent.TFAgent):
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns each critic's Q(s, a), float32 [copies, B], in the networks' units."""
         return critic_values(critic, observation, action)
+
+    def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""
+        with tf.GradientTape() as tape:
+            td = self._action_values(self._critic, batch.observation, batch.action) - targets
+            loss = tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0))
+        self._critic_optimizer.minimize(loss, tape)
+        return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
 
     def batch(self, experience: Any, weights: Any = None) -> TransitionBatch:
         """Converts experience to the networks' units.

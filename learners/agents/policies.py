@@ -1,22 +1,12 @@
 """The agents' policies, which use the environment's own units."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step, time_step
-
-
-class Actor(Protocol):
-    """A model that selects actions, in the networks' units, for normalised observations [B, D]."""
-
-    def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the best or most likely actions."""
-
-    def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Returns random actions; `seed` is [2] integers."""
 
 
 class ActorPolicy(tf_policy.TFPolicy):
@@ -32,14 +22,13 @@ class ActorPolicy(tf_policy.TFPolicy):
           action_spec: spec of the environment's actions.
           observations: `Observations`, which convert a nest to [B, D].
           actions: `BoundedActions` or `DiscreteActions`, whose `to_environment` is used.
-          actor: `Actor` that is also a tf.Module.
+          actor: a tf.Module that selects actions in the networks' units for normalised observations [B, D]: the best or
+            most likely ones in `mode(observation)`, and random ones in `sample(observation, seed)` with a seed of [2]
+            integers.
           greedy: whether to take the actor's mode instead of sampling.
         """
         super().__init__(time_step_spec, action_spec, clip=False, name="policy" if greedy else "collect_policy")
-        self._observations = observations
-        self._actions = actions
-        self._actor = actor
-        self._greedy = greedy
+        self._observations, self._actions, self._actor, self._greedy = observations, actions, actor, greedy
 
     def _variables(self) -> list[tf.Variable]:
         return list(self._actor.variables)
