@@ -43,13 +43,9 @@ class Adam(tf.Module):
         """
         super().__init__(name=name)
         self.trained_variables = list(variables)
-        self._learning_rate = learning_rate
-        self._decay_steps = decay_steps
-        self._warmup_steps = warmup_steps
-        self._weight_decay = weight_decay
-        self._clip_norm = clip_norm
-        self._betas = 0.9, 0.999
-        self._epsilon = epsilon
+        self._learning_rate, self._decay_steps, self._warmup_steps = learning_rate, decay_steps, warmup_steps
+        self._weight_decay, self._clip_norm = weight_decay, clip_norm
+        self._betas, self._epsilon = (0.9, 0.999), epsilon
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self.moments = [
             [tf.Variable(tf.zeros_like(variable), trainable=False, name=f"{kind}/{index}") for kind in ("m", "v")]

@@ -1,5 +1,6 @@
 """Advantage-weighted actor-critic (AWAC)."""
 
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -89,39 +90,20 @@ class AWACAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        sizes = [*actor_hidden_sizes, width]
-        network = make_network(
-            actor_network,
-            observations,
-            sizes,
-            seed=seed,
-            image_encoder=image_encoder,
-            hidden_bias=0.0,
-            final_scale=1e-3,
-            name="actor",
+        network = partial(
+            make_network, observations=observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0
         )
-        actor = GaussianActor(network, width, log_std_bounds=log_std_bounds)
-        self._critic = make_network(
-            critic_network,
-            observations,
-            [*hidden_sizes, 1],
-            action_size=width,
-            seed=seed,
-            image_encoder=image_encoder,
-            copies=2,
-            hidden_bias=0.0,
-            final_scale=3e-3,
-            name="critic",
+        mean = network(actor_network, sizes=[*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
+        actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
+        self._critic = network(
+            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
         )
         self._target_critic = self._critic.copy()
         self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._actor_weight_decay = actor_weight_decay
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._lambda = lambda_
-        self._normalize_weights = normalize_weights
-        self._max_weight = max_weight
+        self._discount, self._target_update_rate = discount, target_update_rate
+        self._lambda, self._normalize_weights, self._max_weight = lambda_, normalize_weights, max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -58,14 +58,8 @@ class BCAgent(OfflineAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
-        network = make_network(
-            actor_network,
-            observations,
-            [*hidden_sizes, actions.size],
-            seed=seed,
-            image_encoder=image_encoder,
-            name="actor",
-        )
+        sizes = [*hidden_sizes, actions.size]
+        network = make_network(actor_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="actor")
         actor: TanhActor | GaussianActor
         if distribution == "gaussian":
             actor = GaussianActor(network, actions.size)

@@ -1,5 +1,6 @@
 """Conservative Q-learning (CQL) for continuous actions, and its calibration for a later online phase (Cal-QL)."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -131,47 +132,26 @@ class CQLAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        sizes = [*hidden_sizes, 2 * width]
-        network = make_network(
-            actor_network,
-            observations,
-            sizes,
-            seed=seed,
-            image_encoder=image_encoder,
-            hidden_bias=0.0,
-            final_scale=1e-3,
-            name="actor",
+        network = partial(
+            make_network, observations=observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0
         )
-        self._critic = make_network(
-            critic_network,
-            observations,
-            [*hidden_sizes, 1],
-            action_size=width,
-            seed=seed,
-            image_encoder=image_encoder,
-            copies=2,
-            hidden_bias=0.0,
-            final_scale=3e-3,
-            name="critic",
+        gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
+        self._critic = network(
+            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
         )
         self._target_critic = self._critic.copy()
-        self._temperature = Temperature(
-            -float(width) if target_entropy is None else target_entropy, actor_learning_rate
-        )
+        entropy = -float(width) if target_entropy is None else target_entropy
+        self._temperature = Temperature(entropy, actor_learning_rate)
         self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
-        self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
+        self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._penalty_optimizer = Adam([self._log_penalty_weight], critic_learning_rate)
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._min_q_weight = min_q_weight
-        self._num_samples = num_samples
-        self._deterministic_backup = deterministic_backup
-        self._lagrange_threshold = lagrange_threshold
-        self._num_bc_updates = num_bc_updates
-        self._max_q_backup = max_q_backup
+        self._discount, self._target_update_rate = discount, target_update_rate
+        self._min_q_weight, self._lagrange_threshold = min_q_weight, lagrange_threshold
+        self._num_samples, self._num_bc_updates = num_samples, num_bc_updates
+        self._deterministic_backup, self._max_q_backup = deterministic_backup, max_q_backup
         self._is_calibrated = is_calibrated
-        actor = SquashedGaussianActor(network)
+        actor = SquashedGaussianActor(gaussian)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -219,10 +199,8 @@ class CQLAgent(OfflineAgent):
         def likelihood() -> tf.Tensor:
             return self._actor.log_prob(batch.observation, batch.action)
 
-        if self._num_bc_updates > 0:
-            gain = tf.cond(self.train_step_counter < self._num_bc_updates, likelihood, value)
-        else:
-            gain = value()
+        is_cloning = self.train_step_counter < self._num_bc_updates
+        gain = tf.cond(is_cloning, likelihood, value) if self._num_bc_updates else value()
         return tf.reduce_mean(self._temperature() * log_prob - gain)
 
     def critic_targets(self, batch: TransitionBatch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
@@ -253,19 +231,15 @@ class CQLAgent(OfflineAgent):
         values = self._values(self._critic, batch.observation, actions)
         q, uniform_values, policy_values = tf.split(values, [1, self._num_samples, -1], axis=1)
         if self._is_calibrated:
-            policy_values = tf.maximum(policy_values, self._get_return_to_go(batch))
+            if "return_to_go" not in batch.step_info:
+                raise SpecMismatchError(
+                    "is_calibrated requires experience with policy_info['return_to_go'], got none; train 'cal_ql', "
+                    "which adds it, or set is_calibrated to False"
+                )
+            policy_values = tf.maximum(policy_values, batch.step_info["return_to_go"])
         sampled_values = tf.concat([uniform_values, policy_values], axis=1)
         q = tf.squeeze(q, axis=1)
         return q - targets, conservative_penalty(sampled_values, log_densities, q)
-
-    def _get_return_to_go(self, batch: TransitionBatch) -> tf.Tensor:
-        """Returns the discounted return of the data's policy from each item on, float32 [B]."""
-        if "return_to_go" not in batch.step_info:
-            raise SpecMismatchError(
-                "is_calibrated requires experience with policy_info['return_to_go'], got none; train 'cal_ql', which "
-                "adds it, or set is_calibrated to False"
-            )
-        return batch.step_info["return_to_go"]
 
     def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss of both critics, float32 [], from the terms [2, B]."""

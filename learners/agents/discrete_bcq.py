@@ -83,13 +83,9 @@ class DiscreteBCQAgent(DQNAgent):
           logit_penalty: weight of the squared logits in the loss of G.
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        sizes = [*hidden_sizes, DiscreteActions(action_spec).num_actions]
         self._imitation = make_network(
-            imitation_network,
-            observations,
-            [*hidden_sizes, DiscreteActions(action_spec).num_actions],
-            seed=seed,
-            image_encoder=image_encoder,
-            name="imitation",
+            imitation_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="imitation"
         )
         self._imitation_optimizer = Adam(self._imitation.trained_variables, learning_rate, epsilon=adam_epsilon)
         self._threshold, self._logit_penalty = threshold, logit_penalty

@@ -1,10 +1,12 @@
 """Implicit Q-learning (IQL) for discrete actions."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import tensorflow as tf
 
 from ..options import NetworkFactory, Range
+from .adam import Adam
 from .custom_networks import make_network
 from .discrete_actors import CategoricalActor
 from .hyperparameters import (
@@ -80,31 +82,16 @@ class DiscreteIQLAgent(IQLAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-
-        def network(name: str, factory: NetworkFactory | None, outputs: int, copies: int | None = None) -> Network:
-            return make_network(
-                factory,
-                observations,
-                [*hidden_sizes, outputs],
-                seed=seed,
-                image_encoder=image_encoder,
-                init="orthogonal",
-                copies=copies,
-                name=name,
-            )
-
-        actor = CategoricalActor(network("actor", actor_network, actions.num_actions))
-        self._critic = network("critic", critic_network, actions.num_actions, 2)
-        self._target_critic = self._critic.copy()
-        self._value = network("value", value_network, 1)
-        self._create_optimizers(
-            actor.network.trained_variables, actor_learning_rate, critic_learning_rate, value_learning_rate, num_updates
+        network = partial(
+            make_network, observations=observations, seed=seed, image_encoder=image_encoder, init="orthogonal"
         )
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._expectile = expectile
-        self._temperature = temperature
-        self._max_weight = max_weight
+        actor = CategoricalActor(network(actor_network, sizes=[*hidden_sizes, actions.num_actions], name="actor"))
+        self._critic = network(critic_network, sizes=[*hidden_sizes, actions.num_actions], copies=2, name="critic")
+        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._actor_optimizer = Adam(actor.network.trained_variables, actor_learning_rate, decay_steps=num_updates)
+        self._create_critic_optimizers(critic_learning_rate, value_learning_rate)
+        self._discount, self._target_update_rate = discount, target_update_rate
+        self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight
         OfflineAgent.__init__(self, time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:

@@ -88,14 +88,10 @@ class DQNAgent(OfflineAgent):
         )
         self._target_critic = self._critic.copy()
         self._optimizer = Adam(self._critic.trained_variables, learning_rate, epsilon=adam_epsilon)
-        self._discount = discount
-        self._target_update_period = target_update_period
-        self._target_update_rate = target_update_rate
-        self._double = double
-        self._conservative_weight = conservative_weight
-        super().__init__(
-            time_step_spec, action_spec, observations, actions, self._make_actor(exploration_epsilon), seed=seed
-        )
+        self._discount, self._double, self._conservative_weight = discount, double, conservative_weight
+        self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
+        actor = self._make_actor(exploration_epsilon)
+        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _make_actor(self, epsilon: float) -> EpsilonGreedyActor:
         return EpsilonGreedyActor(self._critic, epsilon=epsilon)
@@ -113,13 +109,8 @@ class DQNAgent(OfflineAgent):
             loss = self.critic_loss(batch, td, penalty)
         self._optimizer.minimize(loss, tape)
         self._update_target()
-        extra = {
-            "td_error": tf.abs(td),
-            "critic_loss": loss,
-            "penalty": tf.reduce_mean(penalty),
-            "q_mean": tf.reduce_mean(targets + td),
-        }
-        return loss, extra
+        means = {"penalty": tf.reduce_mean(penalty), "q_mean": tf.reduce_mean(targets + td)}
+        return loss, {"td_error": tf.abs(td), "critic_loss": loss, **means}
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""

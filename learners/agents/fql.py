@@ -1,5 +1,6 @@
 """Flow Q-learning (FQL)."""
 
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -101,34 +102,21 @@ class FQLAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-
-        def network(name: str, factory: NetworkFactory | None, inputs: int, outputs: int, **options: Any) -> Network:
-            return make_network(
-                factory,
-                observations,
-                [*hidden_sizes, outputs],
-                action_size=inputs,
-                seed=seed,
-                image_encoder=image_encoder,
-                activation="gelu",
-                init="glorot",
-                name=name,
-                **options,
-            )
-
-        actor = OneStepFlowActor(network("actor", actor_network, width, width), width)
-        self._flow = network("flow", flow_network, width + 1, width)
-        self._critic = network("critic", critic_network, width, 1, copies=2, layer_norm=True)
+        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
+        network = partial(make_network, observations=observations, activation="gelu", init="glorot", **options)
+        action = network(actor_network, sizes=[*hidden_sizes, width], action_size=width, name="actor")
+        actor = OneStepFlowActor(action, width)
+        self._flow = network(flow_network, sizes=[*hidden_sizes, width], action_size=width + 1, name="flow")
+        self._critic = network(
+            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, layer_norm=True, name="critic"
+        )
         self._target_critic = self._critic.copy()
         actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
         self._actor_optimizer = Adam(actor_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._alpha = alpha
-        self._flow_steps = flow_steps
+        self._discount, self._target_update_rate = discount, target_update_rate
+        self._alpha, self._flow_steps, self._normalizes_q_loss = alpha, flow_steps, normalize_q_loss
         self._aggregate = tf.reduce_mean if q_agg == "mean" else tf.reduce_min
-        self._normalizes_q_loss = normalize_q_loss
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -137,29 +125,16 @@ class FQLAgent(OfflineAgent):
             flow_loss, actor_loss = self.flow_loss(batch), self.actor_loss(batch)
             loss = flow_loss + actor_loss
         self._actor_optimizer.minimize(loss, tape)
-        with tf.GradientTape() as tape:
-            critic_loss, td = self.critic_loss(batch, targets)
-        self._critic_optimizer.minimize(critic_loss, tape)
+        critic_loss, td_error, q_mean = self._update_critic(batch, targets)
         self._target_critic.track(self._critic, self._target_update_rate)
-        extra = {
-            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
-            "critic_loss": critic_loss,
-            "flow_loss": flow_loss,
-            "actor_loss": actor_loss,
-            "q_mean": tf.reduce_mean(targets + td),
-        }
-        return critic_loss + loss, extra
+        losses = {"critic_loss": critic_loss, "flow_loss": flow_loss, "actor_loss": actor_loss}
+        return critic_loss + loss, {"td_error": td_error, **losses, "q_mean": q_mean}
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the target values y, float32 [B]."""
         action = self._actor.sample(batch.next_observation, self.noise_seed(0))
         value = self._aggregate(critic_values(self._target_critic, batch.next_observation, action), axis=0)
         return batch.reward + self._discount * batch.discount * value
-
-    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
-        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
     def flow_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the velocity field, float32 []."""

@@ -259,11 +259,7 @@ class ImageNetwork(tf.Module):
         target._encoders = [
             [
                 ImageEncoder(
-                    shape,
-                    architecture=encoder.architecture,
-                    seed=0,
-                    trainable=False,
-                    name=f"target_{encoder.name}",
+                    shape, architecture=encoder.architecture, seed=0, trainable=False, name=f"target_{encoder.name}"
                 )
                 for shape, encoder in zip(self._inputs.image_shapes, encoders, strict=True)
             ]

@@ -1,5 +1,6 @@
 """Implicit Q-learning (IQL)."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import tensorflow as tf
@@ -19,7 +20,7 @@ from .hyperparameters import (
     Seed,
     configurable,
 )
-from .networks import GaussianActor, Network, critic_values
+from .networks import GaussianActor, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import BoundedActions, Observations
 
@@ -91,39 +92,24 @@ class IQLAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-
-        def network(name: str, factory: NetworkFactory | None, outputs: int, **arguments: int) -> Network:
-            return make_network(
-                factory,
-                observations,
-                [*hidden_sizes, outputs],
-                seed=seed,
-                image_encoder=image_encoder,
-                init="orthogonal",
-                name=name,
-                **arguments,
-            )
-
-        actor = GaussianActor(network("actor", actor_network, width), width, log_std_bounds=log_std_bounds)
-        self._critic = network("critic", critic_network, 1, action_size=width, copies=2)
-        self._target_critic = self._critic.copy()
-        self._value = network("value", value_network, 1)
-        actor_variables = [*actor.network.trained_variables, actor.log_std]
-        self._create_optimizers(
-            actor_variables, actor_learning_rate, critic_learning_rate, value_learning_rate, num_updates
+        network = partial(
+            make_network, observations=observations, seed=seed, image_encoder=image_encoder, init="orthogonal"
         )
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        self._expectile = expectile
-        self._temperature = temperature
-        self._max_weight = max_weight
+        mean = network(actor_network, sizes=[*hidden_sizes, width], name="actor")
+        actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
+        self._critic = network(critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, name="critic")
+        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._actor_optimizer = Adam(
+            [*mean.trained_variables, actor.log_std], actor_learning_rate, decay_steps=num_updates
+        )
+        self._create_critic_optimizers(critic_learning_rate, value_learning_rate)
+        self._discount, self._target_update_rate = discount, target_update_rate
+        self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _create_optimizers(
-        self, actor_variables: list[tf.Variable], actor: float, critic: float, value: float, num_updates: int | None
-    ) -> None:
-        """Creates the optimisers of the actor, of the critics and of V, given their learning rates."""
-        self._actor_optimizer = Adam(actor_variables, actor, decay_steps=num_updates)
+    def _create_critic_optimizers(self, critic: float, value: float) -> None:
+        """Creates the target critics, and the optimisers of the critics and of V, given their learning rates."""
+        self._target_critic = self._critic.copy()
         self._critic_optimizer = Adam(self._critic.trained_variables, critic)
         self._value_optimizer = Adam(self._value.trained_variables, value)
 
@@ -138,12 +124,10 @@ class IQLAgent(OfflineAgent):
             actor_loss = self.actor_loss(batch, q - value)
         self._actor_optimizer.minimize(actor_loss, tape)
         targets = batch.reward + self._discount * batch.discount * next_value
-        with tf.GradientTape() as tape:
-            critic_loss, td = self.critic_loss(batch, targets)
-        self._critic_optimizer.minimize(critic_loss, tape)
+        critic_loss, td_error, _ = self._update_critic(batch, targets)
         self._target_critic.track(self._critic, self._target_update_rate)
         extra = {
-            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
+            "td_error": td_error,
             "critic_loss": critic_loss,
             "value_loss": value_loss,
             "actor_loss": actor_loss,
@@ -158,11 +142,6 @@ class IQLAgent(OfflineAgent):
         difference = q - critic_values(self._value, batch.observation)
         side = tf.where(difference < 0, 1.0 - self._expectile, self._expectile)
         return tf.reduce_mean(batch.weights * side * tf.square(difference))
-
-    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of both critics, float32 [], and Q - targets, float32 [2, B]."""
-        td = self._action_values(self._critic, batch.observation, batch.action) - targets
-        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
 
     def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""

@@ -80,10 +80,8 @@ class MLP(tf.Module):
         super().__init__(name=name)
         require_one_of("init", init, ("fan_in", "orthogonal", "glorot"))
         require_one_of("activation", activation, tuple(_ACTIVATIONS))
-        self._copies = copies
-        self._layer_norm = layer_norm
-        self._activation = activation
-        self._num_layers = len(sizes) - 1
+        self._copies, self._layer_norm = copies, layer_norm
+        self._activation, self._num_layers = activation, len(sizes) - 1
         rng = np.random.default_rng([seed, *name.encode()])
         networks = [_init_weights(rng, sizes, layer_norm, init, hidden_bias, final_scale) for _ in range(copies or 1)]
         self._shapes = [weights.shape for weights in networks[0]]

@@ -109,25 +109,22 @@ class ReBRACAgent(TD3BCAgent):
             alpha=None,
         )
 
-    def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
-        """Returns the target values y, float32 [B].
+    def target_values(self, batch: TransitionBatch, action: tf.Tensor) -> tf.Tensor:
+        """Returns the smaller target value of actions [B, A], minus the penalty, float32 [B].
 
         Raises:
           ValueError: If `critic_penalty` is not 0 and the experience contains no next actions.
         """
-        action = self._target_actor.sample_smoothed(
-            batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
-        )
-        value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
-        if self._critic_penalty:
-            if batch.next_action is None or batch.next_action_mask is None:
-                raise ValueError(
-                    "the critic penalty of rebrac requires experience with next actions, got transitions; "
-                    "use trajectories of two steps (TrajectoryWindows(2)), or set critic_penalty=0"
-                )
-            distance = tf.reduce_sum(tf.square(action - batch.next_action), axis=-1)
-            value -= self._critic_penalty * batch.next_action_mask * distance
-        return batch.reward + self._discount * batch.discount * value
+        value = super().target_values(batch, action)
+        if not self._critic_penalty:
+            return value
+        if batch.next_action is None or batch.next_action_mask is None:
+            raise ValueError(
+                "the critic penalty of rebrac requires experience with next actions, got transitions; "
+                "use trajectories of two steps (TrajectoryWindows(2)), or set critic_penalty=0"
+            )
+        distance = tf.reduce_sum(tf.square(action - batch.next_action), axis=-1)
+        return value - self._critic_penalty * batch.next_action_mask * distance
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""

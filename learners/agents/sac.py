@@ -1,6 +1,7 @@
 """Soft actor-critic (SAC) for continuous actions, and its ensembles of critics for fixed datasets: SAC-N and EDAC."""
 
 import math
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -128,36 +129,19 @@ class SACAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = make_network(
-            actor_network,
-            observations,
-            [*hidden_sizes, 2 * width],
-            seed=seed,
-            image_encoder=image_encoder,
-            name="actor",
-        )
-        self._critic = make_network(
-            critic_network,
-            observations,
-            [*hidden_sizes, 1],
-            action_size=width,
-            seed=seed,
-            image_encoder=image_encoder,
-            copies=num_critics,
-            name="critic",
+        network = partial(make_network, observations=observations, seed=seed, image_encoder=image_encoder)
+        gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], name="actor")
+        self._critic = network(
+            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic"
         )
         self._target_critic = self._critic.copy()
-        self._temperature = Temperature(
-            -float(width) if target_entropy is None else target_entropy,
-            temperature_learning_rate,
-            initial=initial_temperature,
-        )
-        self._actor_optimizer = Adam(network.trained_variables, actor_learning_rate)
+        entropy = -float(width) if target_entropy is None else target_entropy
+        self._temperature = Temperature(entropy, temperature_learning_rate, initial=initial_temperature)
+        self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._num_critics, self._diversity_weight = num_critics, diversity_weight
-        self._discount = discount
-        self._target_update_rate = target_update_rate
-        actor = SquashedGaussianActor(network, mean_bound=math.inf, log_std_bounds=log_std_bounds)
+        self._discount, self._target_update_rate = discount, target_update_rate
+        actor = SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=log_std_bounds)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

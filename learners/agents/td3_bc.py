@@ -1,5 +1,6 @@
 """TD3+BC and TD3."""
 
+from functools import partial
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -89,65 +90,39 @@ class TD3BCAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        self._actor_network = make_network(
-            actor_network,
-            observations,
-            [*hidden_sizes, width],
-            seed=seed,
-            image_encoder=image_encoder,
-            name="actor",
-            **self.actor_network_options,
+        network = partial(make_network, observations=observations, seed=seed, image_encoder=image_encoder)
+        self._actor_network = network(
+            actor_network, sizes=[*hidden_sizes, width], name="actor", **self.actor_network_options
         )
-        self._critic = make_network(
-            critic_network,
-            observations,
-            [*hidden_sizes, 1],
-            action_size=width,
-            seed=seed,
-            image_encoder=image_encoder,
-            copies=2,
-            name="critic",
-            **self.critic_network_options,
-        )
+        critic_options = {"action_size": width, "copies": 2, **self.critic_network_options}
+        self._critic = network(critic_network, sizes=[*hidden_sizes, 1], name="critic", **critic_options)
         self._target_actor = TanhActor(self._actor_network.copy())
         self._target_critic = self._critic.copy()
         self._actor_optimizer = Adam(self._actor_network.trained_variables, actor_learning_rate)
         self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
-        self._discount = discount
-        self._target_update_rate = target_update_rate
+        self._discount, self._target_update_rate = discount, target_update_rate
         self._policy_noise, self._noise_clip = policy_noise, noise_clip
-        self._policy_delay = policy_delay
-        self._alpha = alpha
+        self._policy_delay, self._alpha = policy_delay, alpha
         self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
         actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        targets = self.critic_targets(batch)
-        with tf.GradientTape() as tape:
-            critic_loss, td = self.critic_loss(batch, targets)
-        self._critic_optimizer.minimize(critic_loss, tape)
+        critic_loss, td_error, q_mean = self._update_critic(batch, self.critic_targets(batch))
         actor_loss = self._update_actor(batch)
-        extra = {
-            "td_error": tf.reduce_mean(tf.abs(td), axis=0),
-            "critic_loss": critic_loss,
-            "actor_loss": actor_loss,
-            "q_mean": tf.reduce_mean(targets + td),
-        }
+        extra = {"td_error": td_error, "critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean}
         return critic_loss + actor_loss, extra
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
-        """Returns float32 [B]: r + gamma * discount * the smaller target value of the smoothed target action."""
+        """Returns float32 [B]: r + gamma * discount * the target value of the smoothed target action."""
         action = self._target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self._policy_noise, clip=self._noise_clip
         )
-        values = critic_values(self._target_critic, batch.next_observation, action)
-        return batch.reward + self._discount * batch.discount * tf.reduce_min(values, axis=0)
+        return batch.reward + self._discount * batch.discount * self.target_values(batch, action)
 
-    def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the loss of both critics, float32 [], and Q - y, float32 [2, B]."""
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
-        return tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)), td
+    def target_values(self, batch: TransitionBatch, action: tf.Tensor) -> tf.Tensor:
+        """Returns the smaller target value of actions [B, A] at the next observations, float32 [B]."""
+        return tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
