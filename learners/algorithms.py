@@ -55,7 +55,7 @@ class Algorithm:
     agent: str
     summary: str
     source: str
-    actions: Literal["continuous", "discrete"] | None
+    actions: Literal["continuous", "discrete"] | None = "continuous"
     data: str = ""
     items: Items | None = "transitions"
     batch_size: int = _BATCH_SIZE
@@ -76,10 +76,12 @@ class Algorithm:
         return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
-_ATARI_BATCH_SIZE = 32  # Mnih et al. (2015), extended data table 1; the authors of the others use it too.
+#: What agents for Atari have in common; the batch size is that of Mnih et al. (2015), extended data table 1, and the
+#: authors of the others use it too.
+_ATARI: dict[str, Any] = {"actions": "discrete", "batch_size": 32}
 #: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They
 #: do not learn from the rewards of a dataset.
-_GOALS: dict[str, Any] = {"actions": "continuous", "items": "goals", "batch_size": 1024, "has_td_errors": False}
+_GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors": False}
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -90,7 +92,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "awac:AWACAgent",
             "advantage-weighted actor-critic",
             "Nair, Gupta, Dalal & Levine 2020, arXiv:2006.09359",
-            "continuous",
             data="mixed quality, then online",
             batch_size=1024,  # Appendix of the paper.
         ),
@@ -99,7 +100,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "bc:BCAgent",
             "behavioural cloning",
             "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
-            "continuous",
             data="expert demonstrations, also without rewards",
             has_td_errors=False,
         ),
@@ -108,7 +108,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "cql:CQLAgent",
             "calibrated Q-learning",
             "Nakamoto et al. 2023, arXiv:2303.05479",
-            "continuous",
             data="mixed quality, then online",
             step_info=("return_to_go",),
             # The script of the authors' code, JaxCQL/conservative_sac_main.py.
@@ -119,7 +118,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "cql:CQLAgent",
             "conservative Q-learning",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
-            "continuous",
             data="mixed quality, incomplete coverage",
         ),
         Algorithm(
@@ -135,7 +133,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "decision_transformer:DecisionTransformerAgent",
             "transformer of actions, conditioned on returns to go",
             "Chen et al. 2021, arXiv:2106.01345",
-            "continuous",
             data="mixed quality, with a return to ask for",
             items="windows",
             batch_size=64,  # Appendix A of the paper, table of the hyperparameters for OpenAI Gym.
@@ -157,21 +154,19 @@ ALGORITHMS: dict[str, Algorithm] = {
             "discrete_bcq:DiscreteBCQAgent",
             "batch-constrained Q-learning",
             "Fujimoto et al. 2019, arXiv:1910.01708",
-            "discrete",
             data="few behaviours, incomplete coverage",
-            batch_size=_ATARI_BATCH_SIZE,
+            **_ATARI,
         ),
         Algorithm(
             "discrete_cql",
             "dqn:DQNAgent",
             "conservative Q-learning on DQN",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
-            "discrete",
             data="mixed quality, incomplete coverage",
-            batch_size=_ATARI_BATCH_SIZE,
             # Adam's settings are those of the authors' batch_rl/multi_head/quantile_agent.py; the weight is the one in
             # their README for 10 % of the data.
             defaults={"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
+            **_ATARI,
         ),
         Algorithm(
             "discrete_iql",
@@ -186,26 +181,23 @@ ALGORITHMS: dict[str, Algorithm] = {
             "dqn:DQNAgent",
             "double deep Q-learning",
             "van Hasselt, Guez & Silver 2016, arXiv:1509.06461",
-            "discrete",
             data="online, or broad coverage of actions",
-            batch_size=_ATARI_BATCH_SIZE,
             defaults={"double": True},
+            **_ATARI,
         ),
         Algorithm(
             "dqn",
             "dqn:DQNAgent",
             "deep Q-learning",
             "Mnih et al. 2015, doi:10.1038/nature14236",
-            "discrete",
             data="online, or broad coverage of actions",
-            batch_size=_ATARI_BATCH_SIZE,
+            **_ATARI,
         ),
         Algorithm(
             "edac",
             "sac:SACAgent",
             "ensemble-diversified actor-critic",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
-            "continuous",
             data="mixed quality, dense rewards",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
         ),
@@ -214,7 +206,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "fql:FQLAgent",
             "flow Q-learning",
             "Park, Li & Levine 2025, arXiv:2502.02538",
-            "continuous",
             data="several ways to act: play, demonstrations",
         ),
         Algorithm(
@@ -254,7 +245,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "iql:IQLAgent",
             "implicit Q-learning",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
-            "continuous",
             data="mixed quality, sparse rewards; a first choice",
         ),
         Algorithm(
@@ -262,7 +252,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "rebrac:ReBRACAgent",
             "TD3+BC with penalties in actor and critics",
             "Tarasov et al. 2023, arXiv:2305.09836",
-            "continuous",
             data="narrow or mixed, with a penalty for each task",
             items="trajectories",
             batch_size=1024,  # Appendix of the paper, on hyperparameters.
@@ -272,7 +261,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "sac:SACAgent",
             "soft actor-critic",
             "Haarnoja et al. 2018b, arXiv:1812.05905",
-            "continuous",
             data="online",
         ),
         Algorithm(
@@ -280,7 +268,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "sac:SACAgent",
             "soft actor-critic with N critics",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
-            "continuous",
             data="mixed quality, dense rewards; many critics",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
@@ -289,7 +276,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "td3_bc:TD3BCAgent",
             "twin delayed DDPG",
             "Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477",
-            "continuous",
             data="online",
             defaults={"alpha": None},
         ),
@@ -298,7 +284,6 @@ ALGORITHMS: dict[str, Algorithm] = {
             "td3_bc:TD3BCAgent",
             "TD3 with behavioural cloning",
             "Fujimoto & Gu 2021, arXiv:2106.06860",
-            "continuous",
             data="narrow, of good quality; fast",
             normalizes_observations=True,  # Section 5 of the paper.
         ),
@@ -419,19 +404,11 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
         raise TypeError(f"an agent must be a class or function that creates it, got {agent!r}")
     reference = describe_reference(agent)
     try:
-        parameters = list(inspect.signature(agent).parameters.values())
-    except ValueError:
-        parameters = []
-    positional = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    has_any_number = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
-    if len(positional) < 2 and not has_any_number:
+        inspect.signature(agent).bind_partial(None, None)
+    except (TypeError, ValueError):
         raise TypeError(
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
-        )
+        ) from None
     own = Algorithm(name, reference, "", "", None, items=None, has_td_errors=None, factory=agent)
     # A subclass of one of the agents of rlds2reverb learns from the same items.
     by_class = {f"rlds2reverb.learners.agents.{algorithm.agent}": algorithm for algorithm in ALGORITHMS.values()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,14 +92,13 @@ class CustomNetwork(tf.Module):
           ValueError: If the network has no variables or a different output, or shares variables with another one.
         """
         super().__init__(name=name)
-        self._factory, self._inputs, self._output_size = factory, inputs, output_size
-        self._seed, self._copies = seed, copies
+        self._factory, self._inputs, self._output_size, self._copies = factory, inputs, output_size, copies
+        self._create_again = partial(CustomNetwork, factory, inputs, output_size, seed=seed, copies=copies)
         seeds = [np.random.default_rng([seed, *name.encode(), index]) for index in range(copies or 1)]
         # Functions are not tracked: checkpoints and exported policies contain the variables in this list.
         self._calls = [self._create(int(generator.integers(2**31))) for generator in seeds]
         self._weights = [variable for call in self._calls for variable in call.variables]
-        if len({id(variable) for variable in self._weights}) < len(self._weights):
-            raise ValueError(f"{self._describe()} must create a new network in each call")
+        self._require_distinct(self._weights)
 
     @property
     def trained_variables(self) -> list[tf.Variable]:
@@ -114,16 +114,8 @@ class CustomNetwork(tf.Module):
 
     def copy(self) -> "CustomNetwork":
         """Returns a target network: the same weights in separate variables of new networks."""
-        target = CustomNetwork(
-            self._factory,
-            self._inputs,
-            self._output_size,
-            seed=self._seed,
-            copies=self._copies,
-            name=f"target_{self.name}",
-        )
-        if {id(variable) for variable in self._weights} & {id(variable) for variable in target._weights}:
-            raise ValueError(f"{self._describe()} must create a new network in each call")
+        target = self._create_again(name=f"target_{self.name}")
+        self._require_distinct([*self._weights, *target._weights])
         for own, online in zip(target._weights, self._weights, strict=True):
             own.assign(online)
         return target
@@ -133,26 +125,24 @@ class CustomNetwork(tf.Module):
         for own, other in zip(self._weights, online._weights, strict=True):
             assign_on_replica(own, own + rate * (other - own) if other.trainable else other)
 
+    def _require_distinct(self, variables: Sequence[tf.Variable]) -> None:
+        if len({id(variable) for variable in variables}) < len(variables):
+            raise ValueError(f"{describe_reference(self._factory)} must create a new network in each call")
+
     def _create(self, seed: int) -> "_Call":
-        network = self._factory(self._inputs.spec, self._output_size, seed)
+        name, size = describe_reference(self._factory), self._output_size
+        network = self._factory(self._inputs.spec, size, seed)
         if not callable(network) or not isinstance(network, tf.Module):
-            raise TypeError(
-                f"{self._describe()} must return a Keras layer or model or a callable tf.Module, got {network!r}"
-            )
-        call = _Call(network, self._output_size)
-        zeros = tf.zeros([1, self._inputs.size])
-        output = call.compute(self._inputs.nest(zeros))
-        if output.shape not in ([1, self._output_size], [1] if self._output_size == 1 else None):
+            raise TypeError(f"{name} must return a Keras layer or model or a callable tf.Module, got {network!r}")
+        call = _Call(network, size)
+        output = call.compute(self._inputs.nest(tf.zeros([1, self._inputs.size])))
+        if output.shape not in ([1, size], [1] if size == 1 else None):
             raise ValueError(
-                f"the network of {self._describe()} must return float32 [B, {self._output_size}], got {output.shape} "
-                "for a batch of 1"
+                f"the network of {name} must return float32 [B, {size}], got {output.shape} for a batch of 1"
             )
         if not call.variables:
-            raise ValueError(f"the network of {self._describe()} has no variables; create them in its first call")
+            raise ValueError(f"the network of {name} has no variables; create them in its first call")
         return call
-
-    def _describe(self) -> str:
-        return describe_reference(self._factory)
 
 
 class _Call:
@@ -204,10 +194,9 @@ class _Flattened(tf.Module):
 
     def __init__(self, input_spec: Any, output_size: int, seed: int, options: FullyConnected):
         super().__init__(name="fully_connected")
-        self._sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in tf.nest.flatten(input_spec)]
-        sizes = [sum(self._sizes), *options.hidden_sizes, output_size]
+        self._fields = Observations(input_spec)
+        sizes = [self._fields.size, *options.hidden_sizes, output_size]
         self._mlp = MLP(sizes, seed=seed, layer_norm=options.layer_norm, init=options.init)
 
     def __call__(self, nest: Any) -> tf.Tensor:
-        fields = zip(tf.nest.flatten(nest), self._sizes, strict=True)
-        return self._mlp(tf.concat([tf.reshape(field, [tf.shape(field)[0], size]) for field, size in fields], axis=1))
+        return self._mlp(self._fields(nest))

@@ -9,7 +9,6 @@ or `bool` are checked in the same way, and others are passed on as they are.
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import gin
@@ -71,12 +70,9 @@ def _read_signature(agent: Any) -> tuple[Any, list[inspect.Parameter]]:
     """Returns the function that constructs an agent, and its parameters after the two specs."""
     construct = inspect.unwrap(getattr(agent, "__init__") if isinstance(agent, type) else agent)  # noqa: B009
     parameters = list(inspect.signature(construct).parameters.values())
-    positional = [
-        parameter
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    skipped = [parameter.name for parameter in positional[: 3 if isinstance(agent, type) else 2]]
+    # Kinds have the order of a signature.
+    positional = [parameter.name for parameter in parameters if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
+    skipped = positional[: 3 if isinstance(agent, type) else 2]
     return construct, [parameter for parameter in parameters if parameter.name not in skipped]
 
 
@@ -116,11 +112,3 @@ def check_hyperparameters(declared: Mapping[str, Option], values: Mapping[str, A
 def get_gin_bindings(class_name: str) -> dict[str, Any]:
     """Returns the values that gin binds to the arguments of an agent's class in the current scope."""
     return dict(gin.get_bindings(f"{_MODULE}.{class_name}"))
-
-
-def with_defaults(declared: Mapping[str, Option], defaults: Mapping[str, Any]) -> dict[str, Option]:
-    """Returns declarations with some defaults replaced."""
-    return {
-        name: replace(option, default=defaults[name]) if name in defaults else option
-        for name, option in declared.items()
-    }

@@ -1,7 +1,8 @@
 """Agents and their hyperparameters by the name of the algorithm."""
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tf_agents.agents import tf_agent
@@ -17,7 +18,6 @@ from .hyperparameters import (
     get_gin_bindings,
     is_configurable,
     read_declarations,
-    with_defaults,
 )
 from .offline_agent import OfflineAgent
 
@@ -67,7 +67,8 @@ def get_agent_class(algo: Any) -> Any:
 
 def get_hyperparameters(algo: Any) -> dict[str, Option]:
     """Returns the hyperparameters of an algorithm by name; raises `ValueError` if there is no such algorithm."""
-    return with_defaults(read_declarations(get_agent_class(algo)), get_algorithm(algo).defaults)
+    declared, defaults = read_declarations(get_agent_class(algo)), get_algorithm(algo).defaults
+    return declared | {name: replace(declared[name], default=default) for name, default in defaults.items()}
 
 
 def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
@@ -85,17 +86,12 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
     defaults = {name: option.default for name, option in declared.items() if option.default is not REQUIRED}
     bindings = get_gin_bindings(get_algorithm(algo).class_name) if is_configurable(create) else {}
     values = check_hyperparameters(declared, {**defaults, **bindings, **overrides})
-    _require_all(algo, declared, values)
-    return values
-
-
-def _require_all(algo: Any, declared: Mapping[str, Option], values: Mapping[str, Any]) -> None:
-    missing = [name for name in declared if name not in values]
-    if missing:
+    if missing := [name for name in declared if name not in values]:
         raise ValueError(
             f"{get_algorithm(algo).name} requires the hyperparameter {missing[0]!r}, which has no default; set it in "
             "hyperparameters, or give it a default"
         )
+    return values
 
 
 def parse_hyperparameter(algo: Any, name: str, text: str) -> Any:

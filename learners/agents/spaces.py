@@ -100,15 +100,10 @@ class BoundedActions(tf.Module):
         """
         super().__init__(name="actions")
         spec = _single_spec(spec)
-        if not spec.dtype.is_floating:
-            raise ValueError(
-                f"actions must be floats of shape [A], got {describe(spec)}; use an algorithm for discrete actions "
-                f"({_algorithms('discrete')})"
-            )
-        if spec.shape.rank != 1:
-            raise ValueError(
-                f"actions must be floats of shape [A], got {describe(spec)}; reshape them to one dimension"
-            )
+        if not spec.dtype.is_floating or spec.shape.rank != 1:
+            advice = f"use an algorithm for discrete actions ({_algorithms('discrete')})"
+            advice = "reshape them to one dimension" if spec.dtype.is_floating else advice
+            raise ValueError(f"actions must be floats of shape [A], got {describe(spec)}; {advice}")
         low, high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
         limit = np.finfo(np.float32).max
         if not (np.all(np.abs(low) < limit) and np.all(np.abs(high) < limit) and np.all(low < high)):
