@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb.errors import CorruptFileError, StorageFullError
+from rlds2reverb.errors import CorruptFileError
 
 STEP = "step"
 
@@ -57,13 +57,15 @@ class CsvLog:
             with full_disk_as_error(self._path):
                 self._replace([*rows, cells], columns)
             return
-        line = _format_row(cells).encode()
-        with open(self._path, "ab", buffering=0) as stream:
+        line, consequence = _format_row(cells).encode(), "free some, and start again to continue"
+        with full_disk_as_error(self._path, consequence=consequence), open(self._path, "ab", buffering=0) as stream:
             size = stream.seek(0, os.SEEK_END)
-            if _write_if_space(stream, line) < len(line):
+            try:
+                if (stream.write(line) or 0) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
                 stream.truncate(size)
-                message = f"no space left for {self._path}; free some, and start again to continue"
-                raise StorageFullError(errno.ENOSPC, message)
+                raise
 
     def cut_after(self, step: int) -> None:
         """Removes the rows of later steps, for a run that resumes from this step."""
@@ -143,16 +145,6 @@ def _parse(path: Path) -> tuple[list[str], list[list[str]]]:
                 f"{path} is damaged: line {number} must contain {len(names)} numbers; fix or remove that line"
             )
     return names, rows
-
-
-def _write_if_space(stream: io.FileIO, content: bytes) -> int:
-    """Returns the number of bytes that were written before the disk was full."""
-    try:
-        return stream.write(content) or 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return 0
 
 
 def _is_number(cell: str) -> bool:

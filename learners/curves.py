@@ -83,12 +83,9 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
     Raises:
       ValueError: If there are no runs, if no run has evaluations, or if a run has no scores and `metric` is 'score'.
     """
-    require_one_of("metric", metric, _METRICS)
     if not runs:
         raise ValueError("runs must contain at least one run")
-    evaluated = _require_evaluated(runs)
-    metric = _resolve_metric(evaluated, metric)
-    return _make_curves(label_runs(evaluated), metric)
+    return make_curves(label_runs(_require_evaluated(runs)), metric=metric)
 
 
 def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -109,6 +106,8 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") -> list[Curve]:
     """Computes a curve for each group of runs, under the given label; runs without evaluations are left out.
 
+    A group whose runs have no steps in common has a curve for each run.
+
     Args:
       groups: runs that differ only in their seeds, by label.
       metric: see `learning_curves`.
@@ -119,8 +118,14 @@ def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") ->
     require_one_of("metric", metric, _METRICS)
     evaluated = _require_evaluated([run for group in groups.values() for run in group])
     metric = _resolve_metric(evaluated, metric)
-    kept = {label: [run for run in group if _is_evaluated(run)] for label, group in groups.items()}
-    return _make_curves({label: group for label, group in kept.items() if group}, metric)
+    curves = []
+    for label, group in groups.items():
+        runs = [run for run in group if _is_evaluated(run)]
+        if runs and len(_find_common_steps(runs)):
+            curves.append(_make_curve(label, runs, metric))
+        else:
+            curves += [_make_curve(f"{label}, seed {run.identity.get('seed', '?')}", [run], metric) for run in runs]
+    return curves
 
 
 def _is_evaluated(run: Run) -> bool:
@@ -193,7 +198,7 @@ def draw_run(run: Run) -> Figure:
     Raises:
       ValueError: If the run has logged nothing yet.
     """
-    if len(run.evaluations.get(STEP, ())):
+    if _is_evaluated(run):
         return draw_curves(learning_curves([run]))
     if not len(run.progress.get(STEP, ())):
         raise ValueError(f"{run.path} has logged nothing yet; there is nothing to draw")
@@ -213,9 +218,8 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
-        axes.axhline(
-            behaviour, color=GREY, linestyle="--", linewidth=1.2, label=None if number else "the data's behaviour"
-        )
+        label = None if number else "the data's behaviour"
+        axes.axhline(behaviour, color=GREY, linestyle="--", linewidth=1.2, label=label)
     starts = {start for curve in curves for run in curve.runs if (start := _get_online_start(run)) is not None}
     for number, start in enumerate(sorted(starts)):
         label = None if number else "the online phase begins"
@@ -269,17 +273,6 @@ def _resolve_metric(runs: Sequence[Run], metric: str) -> str:
             f"{without_scores[0].path} has no scores; plot returns, or train with reference returns to log scores"
         )
     return ("return" if without_scores else "score") if metric == "auto" else metric
-
-
-def _make_curves(groups: Mapping[str, Sequence[Run]], metric: str) -> list[Curve]:
-    """Returns one curve for each group, or one for each run of a group whose runs have no steps in common."""
-    curves = []
-    for label, runs in groups.items():
-        if len(_find_common_steps(runs)):
-            curves.append(_make_curve(label, runs, metric))
-        else:
-            curves += [_make_curve(f"{label}, seed {run.identity.get('seed', '?')}", [run], metric) for run in runs]
-    return curves
 
 
 def _find_common_steps(runs: Sequence[Run]) -> np.ndarray:

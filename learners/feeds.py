@@ -234,12 +234,7 @@ class InMemoryDataset(Feed):
     """
 
     def __init__(
-        self,
-        items: Items,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        to_experience: Callable[[Nest], Nest] | None = None,
+        self, items: Items, batch_size: int, *, seed: int = 0, to_experience: Callable[[Nest], Nest] | None = None
     ):
         """Packs the items, unless `collect_items` did.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,12 +12,6 @@ import xxhash
 from tf_agents.agents import tf_agent
 
 from .agents import Observations
-
-
-class _Variable(NamedTuple):
-    variable: tf.Variable
-    value: np.ndarray
-    is_optimizers: bool
 
 
 class HyperparameterVariables:
@@ -29,11 +23,11 @@ class HyperparameterVariables:
 
     def __init__(self, agent: tf_agent.TFAgent):
         """Reads the values of a new agent."""
-        self._variables = {path: _Variable(*found) for path, found in _find(agent)}
+        self._variables = dict(_find(agent))
 
     def digests(self) -> dict[str, str]:
         """Returns a digest of the initial value of each variable by name, for `set_again`."""
-        return {path: _digest(variable.value) for path, variable in self._variables.items()}
+        return {path: _digest(value) for path, (_, value, _) in self._variables.items()}
 
     def set_again(self, initial: Mapping[str, str]) -> None:
         """Sets hyperparameters to those of this agent, after a checkpoint was restored that has different ones.

@@ -21,10 +21,9 @@ class Monitor:
         """Records a call; the rates exclude the first one because it traces the graph."""
         self._train_secs += max(secs - data_wait_secs, 0.0)
         self._wait_secs += data_wait_secs
-        if self._is_first_call:
-            self._is_first_call = False
-            return
-        self._calls.append((num_iterations, secs, data_wait_secs))
+        if not self._is_first_call:
+            self._calls.append((num_iterations, secs, data_wait_secs))
+        self._is_first_call = False
 
     def take_secs(self) -> dict[str, float]:
         """Returns `train_secs` and `data_wait_secs` since the last call of this method."""
@@ -37,9 +36,9 @@ class Monitor:
 
         Hooks are not included. The dict is empty until a second call was recorded.
         """
-        num, secs, wait = (sum(column) for column in zip(*self._calls, strict=True)) if self._calls else (0, 0.0, 0.0)
-        if not num:
+        if not self._calls:
             return {}
+        num, secs, wait = (sum(column) for column in zip(*self._calls, strict=True))
         return {
             "steps_per_sec": num / secs,
             "data_wait_share": min(wait / secs, 1.0),

@@ -94,10 +94,7 @@ def importance_weights(log_ratios: np.ndarray, estimator: Estimator) -> np.ndarr
 
 
 def estimator_terms(
-    rewards: np.ndarray,
-    discounts: np.ndarray,
-    q_values: np.ndarray | float = 0.0,
-    values: np.ndarray | float = 0.0,
+    rewards: np.ndarray, discounts: np.ndarray, q_values: np.ndarray | float = 0.0, values: np.ndarray | float = 0.0
 ) -> np.ndarray:
     """Computes the terms x_0 .. x_T of each episode; see the module.
 

@@ -21,6 +21,8 @@ from rlds2reverb.specs import leaves, path_name
 from .policy_export import hide_warnings
 
 PolicyFormat = Literal["savedmodel", "onnx", "tflite"]
+#: Formats of files by their suffix.
+_FORMATS: dict[str, PolicyFormat] = {".onnx": "onnx", ".tflite": "tflite"}
 #: Version of ONNX's operations: that of 2022, which old runtimes support as well.
 _OPSET = 17
 
@@ -37,7 +39,7 @@ def write_policy(
       metadata: entries of an ONNX file's metadata in addition to the specs; None for none.
     """
     path = Path(path)
-    format = format or _choose_format(path)
+    format = format or _FORMATS.get(path.suffix, "savedmodel")
     require_one_of("format", format, get_args(PolicyFormat))
     with atomic_output(path) as partial:
         if format == "savedmodel":
@@ -48,11 +50,6 @@ def write_policy(
         else:
             partial.write_bytes(_convert_to_tflite(saved_model))
     return path
-
-
-def _choose_format(path: Path) -> PolicyFormat:
-    suffixes: dict[str, PolicyFormat] = {".onnx": "onnx", ".tflite": "tflite"}
-    return suffixes.get(path.suffix, "savedmodel")
 
 
 def _convert_to_onnx(saved_model: Path, metadata: Mapping[str, str]) -> bytes:
@@ -127,10 +124,17 @@ def _make_function(
     Returns:
       The `tf.function`, whose outputs are the actions and the fields of the next state by name, and TensorSpecs
       `[None, ...]` of its inputs with their names.
+
+    Raises:
+      ValueError: If the policy is not a function of batches of any size to a single array of actions.
     """
     import tensorflow as tf
 
-    _require_convertible(policy, saved_model)
+    problem = "" if policy.batch_size is None else f"was saved for batches of {policy.batch_size}"
+    if len(tf.nest.flatten(policy.action_spec)) != 1:
+        problem = problem or "returns several arrays per action"
+    if problem:
+        raise ValueError(f"the policy in {saved_model} {problem}; only the format savedmodel supports this")
     first, action_spec = policy.time_step_spec, tf.nest.flatten(policy.action_spec)[0]
     observations, states = (
         [tf.TensorSpec([None, *spec.shape], spec.dtype, name(path, root)) for path, spec in leaves(nest)]
@@ -158,19 +162,6 @@ def _make_function(
         return {ACTION: actions, **dict(zip(names, tf.nest.flatten(taken.state), strict=True))}
 
     return tf.function(action, autograph=False), [spec for group in groups for spec in group]
-
-
-def _require_convertible(policy: SavedPolicy, saved_model: Path) -> None:
-    """Raises `ValueError` for a policy that is not a function of batches of any size to a single array of actions."""
-    import tensorflow as tf
-
-    problems = {
-        f"was saved for batches of {policy.batch_size}": policy.batch_size is not None,
-        "returns several arrays per action": len(tf.nest.flatten(policy.action_spec)) != 1,
-    }
-    for problem, applies in problems.items():
-        if applies:
-            raise ValueError(f"the policy in {saved_model} {problem}; only the format savedmodel supports this")
 
 
 @contextmanager

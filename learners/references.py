@@ -184,13 +184,12 @@ def _parse(argument: str, reference: str) -> tuple[str, str, tuple[list[Any], di
             arguments = [ast.literal_eval(positional) for positional in node.args], named
             node = node.func
         path = ast.unparse(node)
-        is_valid = all(name.isidentifier() for name in [*module_name.split("."), *path.split(".")])
+        if not all(name.isidentifier() for name in [*module_name.split("."), *path.split(".")]):
+            raise ValueError("a name is not an identifier")
     except (ValueError, SyntaxError):
-        is_valid = False
-    if not is_valid:
         raise ArgumentError(
             "must be written as 'my_module:name' or 'my_module:name(argument=1)' with literals as arguments, got "
             f"{reference!r}",
             about=argument,
-        )
+        ) from None
     return module_name, path, arguments

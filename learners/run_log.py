@@ -47,8 +47,8 @@ class RunLog:
 
     def add(self, step: int, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
         """Adds the results of a call that took `secs`, or None if its duration is not representative."""
-        per_item = (result.td_errors, getattr(result.info, "weight", None)) if has_priorities else ()
-        self.buffer.add(result.metrics, result.num_iterations, *per_item)
+        items = {"priority_counts": result.td_errors, "weight_counts": getattr(result.info, "weight", None)}
+        self.buffer.add(result.metrics, result.num_iterations, items if has_priorities else {})
         self._record(step, result.metrics)
         if secs is not None:
             self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
@@ -59,10 +59,9 @@ class RunLog:
         numbers = {**self.buffer.means, **self.monitor.rates(), **self.monitor.take_secs()}
         self._record(step, numbers)
         self._run.log(step, numbers)
-        if self.buffer.priority_counts is not None:
-            self._run.log_priorities(step, self.buffer.priority_counts)
-        if self.buffer.weight_counts is not None:
-            self._run.log_weights(step, self.buffer.weight_counts)
+        writers = {"priority_counts": self._run.log_priorities, "weight_counts": self._run.log_weights}
+        for name, counts in self.buffer.histograms.items():
+            writers[name](step, counts)
         self._on_log(step, numbers)
         self.buffer.clear()
 

@@ -113,7 +113,7 @@ class Run:
         Raises:
           ValueError: If the run has not exported a policy yet.
         """
-        return self._load_policy(POLICY_FOLDER)
+        return load_saved_model(self._find_policy(POLICY_FOLDER))
 
     @cached_property
     def best_policy(self) -> SavedPolicy:
@@ -122,7 +122,7 @@ class Run:
         Raises:
           ValueError: If the run has not exported one, because it was not evaluated or has not ended yet.
         """
-        return self._load_policy(BEST_POLICY_FOLDER)
+        return load_saved_model(self._find_policy(BEST_POLICY_FOLDER))
 
     def predict(self, observations: Nest) -> Nest:
         """Returns the last policy's actions for one observation or a batch of them, in the environment's units.
@@ -177,9 +177,6 @@ class Run:
         metadata = {"algorithm": str(self.configuration["algo"])} if "algo" in self.configuration else {}
         return write_policy(self._find_policy(POLICY_FOLDERS[policy]), path, format, metadata)
 
-    def _load_policy(self, folder: str) -> SavedPolicy:
-        return load_saved_model(self._find_policy(folder))
-
     def _find_policy(self, folder: str) -> Path:
         if not is_saved_model(self.path / folder):
             kind = "an evaluated run" if folder == BEST_POLICY_FOLDER else "a run"
@@ -225,8 +222,7 @@ def load_run(path: str | Path) -> Run:
     progress, evaluations = (read_csv_log(folder / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE))
     if evaluations and not evaluations.keys() >= {"mean", "std"}:
         raise CorruptFileError(f"{folder / EVALUATIONS_FILE} must have the columns mean and std")
-    priorities, priority_steps = _read_histograms(folder / PRIORITIES_FILE)
-    histograms = (priorities, priority_steps, *_read_histograms(folder / WEIGHTS_FILE))
+    histograms = (*_read_histograms(folder / PRIORITIES_FILE), *_read_histograms(folder / WEIGHTS_FILE))
     return Run(folder, read_run_config(folder), progress, evaluations, *histograms)
 
 

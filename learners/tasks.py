@@ -96,12 +96,8 @@ def read_policy(policy: Mapping[str, Any]) -> PolicyTask:
     hyperparameters, observation = dict(policy.get("hyperparameters") or {}), specs["observation"]
     for name in _STATISTICS:
         if hyperparameters.get(name) is not None:
-            hyperparameters[name] = tree.map_structure_up_to(observation, _make_float32, hyperparameters[name])
+            hyperparameters[name] = tree.map_structure_up_to(observation, np.float32, hyperparameters[name])
     return PolicyTask(policy["algo"], ts.time_step_spec(observation), specs["action"], hyperparameters)
-
-
-def _make_float32(value: Any) -> np.ndarray:
-    return np.asarray(value, np.float32)
 
 
 def _make_plain(value: Any) -> Any:
