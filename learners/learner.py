@@ -165,10 +165,8 @@ class Learner:
                 replay=replay,
             )
             resources.callback(self._loop.close_feed)
-            self._priorities: PriorityUpdates | None = None
-            resources.callback(self._close_priorities)
-            if priorities is not None:
-                self._priorities = PriorityUpdates(priorities)
+            self._priorities = PriorityUpdates(priorities)
+            resources.callback(lambda: self._priorities.close())
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Learner:
@@ -195,13 +193,9 @@ class Learner:
         """
         feed = _make_matching_feed(dataset, priorities, self.agent)
         self.flush_priorities()
-        self._close_priorities()
+        self._priorities.close()
         self._loop.replace_feed(feed)
-        self._priorities = None if priorities is None else PriorityUpdates(priorities)
-
-    def _close_priorities(self) -> None:
-        if self._priorities is not None:
-            self._priorities.close()
+        self._priorities = PriorityUpdates(priorities)
 
     # --- State
 
@@ -277,7 +271,7 @@ class Learner:
         """
         require_one_of("position", position, POSITIONS)
         for phase in Phase:
-            for hook in self._hooks.due(position, self.step, phase):
+            for hook in self._hooks.at(position, [phase], self.step):
                 hook(self)
             if phase is Phase.SAVE and self._log.evaluations.is_new_best and self.rank == 0:
                 self.save_checkpoint()
@@ -420,12 +414,11 @@ class Learner:
 
     def flush_priorities(self) -> None:
         """Waits until all priorities are updated."""
-        if self._priorities is not None:
-            self._priorities.flush()
+        self._priorities.flush()
 
     def _require_td_errors(self) -> None:
         """Raises `ValueError` if there are priorities to update, but the agent has no TD errors to compute them."""
-        if self._priorities is not None and not self.has_td_errors:
+        if self._priorities.sink is not None and not self.has_td_errors:
             raise ValueError(
                 "priorities= requires an agent that computes a TD error for each item, unlike "
                 f"{type(self.agent).__name__}; omit priorities=, or return 'td_error' [B] in its LossInfo.extra"
@@ -436,7 +429,7 @@ class Learner:
         self.learn_info = result.last
         has_priorities = result.td_errors is not None and hasattr(result.info, "key")
         self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
-        if self._priorities is not None and has_priorities:
+        if has_priorities:
             self._priorities.submit(**self.priority_info)
         self._log.add(self.step, result, secs, has_priorities=has_priorities)
         with self._inside_iteration():
@@ -495,9 +488,8 @@ class Learner:
         if not self.log_buffer:
             return
         with self._inside_iteration():
-            for hook in self._hooks.at("after_iter", _LOG_PHASES):
-                if not only_due or hook.is_due(self.step):
-                    hook(self)
+            for hook in self._hooks.at("after_iter", _LOG_PHASES, self.step if only_due else None):
+                hook(self)
 
     # --- Checkpoints
 

@@ -35,15 +35,18 @@ class PriorityUpdates:
     While the thread passes on the TD errors of one call, the next call runs; the one after that waits for the thread. A
     priority thus reaches the sink at most two calls after its iteration, and `flush` waits for all of them. Batches
     that were prefetched were sampled with older priorities.
+
+    Attributes:
+      sink: the receiver of the priorities, or None.
     """
 
-    def __init__(self, sink: PrioritySink):
+    def __init__(self, sink: PrioritySink | None):
         """Starts no thread until the first update.
 
         Args:
-          sink: the receiver of the priorities, which is not closed here.
+          sink: the receiver of the priorities, which is not closed here; None to ignore all updates.
         """
-        self._sink = sink
+        self.sink = sink
         self._thread = futures.ThreadPoolExecutor(1, "rlds2reverb-priorities")
         self._pending: futures.Future[None] | None = None
 
@@ -58,7 +61,8 @@ class PriorityUpdates:
           Exception: If the previous update failed; the sink's own error.
         """
         self.flush()
-        self._pending = self._thread.submit(self._sink.update, info, td_error)
+        if self.sink is not None:
+            self._pending = self._thread.submit(self.sink.update, info, td_error)
 
     def flush(self) -> None:
         """Waits until all priorities are updated.

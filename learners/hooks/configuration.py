@@ -72,14 +72,7 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
     for name, value in config.items():
         if value is None or value is False or value == "":
             continue
-        if isinstance(value, Mapping):
-            hooks.append(_make_from_long_form(name, value))
-        elif name in _SHORTHAND:
-            hooks.append(_make_from_long_form(name, _expand_shorthand(name, value)))
-        elif name in HOOKS:
-            raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
-        else:
-            raise ValueError(f"unknown hook {name!r}{advise(name, _SHORTHAND)}")
+        hooks.append(_make_from_long_form(name, value if isinstance(value, Mapping) else _expand(name, value)))
     return hooks
 
 
@@ -119,8 +112,12 @@ def _construct(hook: Callable[..., LearnerHook]) -> LearnerHook:
     return hook()
 
 
-def _expand_shorthand(name: str, value: Any) -> dict[str, Any]:
+def _expand(name: str, value: Any) -> dict[str, Any]:
     """Returns the long form of a hook in the shorthand."""
+    if name not in _SHORTHAND and name in HOOKS:
+        raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
+    if name not in _SHORTHAND:
+        raise ValueError(f"unknown hook {name!r}{advise(name, _SHORTHAND)}")
     kind, option = _SHORTHAND[name]
     if option is None:
         return {"type": kind, "position": "after_run"}
@@ -137,13 +134,14 @@ def _make_from_long_form(key: str, value: Mapping[str, Any]) -> LearnerHook:
     ext_args = value.get("ext_args")
     options = read_ext_args(key, ext_args)
     arguments = {name: value[name] for name in ("priority", "position") if name in value}
-    parameters = inspect.signature(HOOKS[kind]).parameters.values()
+    signature = inspect.signature(HOOKS[kind])
     accepts_ext_args = any(
-        parameter.name == "ext_args" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+        parameter.name == "ext_args" or parameter.kind is parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values()
     )
     arguments |= {"ext_args": ext_args or {}} if accepts_ext_args else options
     try:
-        inspect.signature(HOOKS[kind]).bind(value.get("name", key), **arguments)
+        signature.bind(value.get("name", key), **arguments)
     except TypeError as error:
         raise ValueError(f"hook {key!r} of type {kind!r} does not accept its arguments: {error}") from error
     return HOOKS[kind](value.get("name", key), **arguments)

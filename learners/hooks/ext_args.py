@@ -26,13 +26,8 @@ def accept_ext_args(cls: HookT) -> HookT:
     """
     hook: Any = cls  # Type checkers do not allow assignments to the constructor of a class.
     construct, signature = hook.__init__, inspect.signature(hook.__init__)
-    parameters = list(signature.parameters.values())
-    others = ("position", "ext_args")
-    allowed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in others
-    ]
+    keywords = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    allowed = [name for name in keywords if name not in ("position", "ext_args")]
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, ext_args: Mapping[str, Any] | None = None, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..references import describe_reference
@@ -42,16 +42,11 @@ class HookList:
         self._hooks = merge_hooks(self._hooks, [hook])
         self._settings[id(hook)] = _find_settings(hook)
 
-    def due(self, position: str, step: int, phase: Phase) -> Iterator[LearnerHook]:
-        """Yields the hooks of a position and phase that are due after `step` completed iterations."""
+    def at(self, position: str, phases: Collection[Phase], step: int | None = None) -> Iterator[LearnerHook]:
+        """Yields the hooks of a position and of some phases; with `step`, only those due after that many iterations."""
         for hook in self._hooks:
-            if hook.position == position and hook.phase is phase and hook.is_due(step):
+            if hook.position == position and hook.phase in phases and (step is None or hook.is_due(step)):
                 yield hook
-
-    def at(self, position: str, phases: Iterable[Phase]) -> Iterator[LearnerHook]:
-        """Yields the hooks of a position and of some phases, whether or not they are due."""
-        phases = tuple(phases)
-        return (hook for hook in self._hooks if hook.position == position and hook.phase in phases)
 
     def next_due(self, step: int, limit: int) -> int:
         """Returns the number of completed iterations, up to `limit`, at which a hook around iterations is next due.
