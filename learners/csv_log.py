@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb._system.sealed_files import replace_text
 from rlds2reverb.errors import CorruptFileError
 
 STEP = "step"
@@ -100,13 +101,8 @@ class CsvLog:
         if not columns:
             self._path.unlink()  # The process died before the header was complete.
             return
-        temporary = self._path.with_suffix(".tmp")
         padded = ([*row, *[""] * (len(columns) - len(row))] for row in rows)
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.writelines(map(_format_row, [columns, *padded]))
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self._path)
+        replace_text(self._path, "".join(map(_format_row, [columns, *padded])))
         self._columns = columns
 
 
