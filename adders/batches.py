@@ -14,8 +14,7 @@ def count_steps_left(num_steps: tf.Tensor) -> tf.Tensor:
     Returns:
       int64 `[R]`.
     """
-    ends = tf.cumsum(num_steps)
-    return tf.repeat(ends, num_steps) - tf.range(tf.reduce_sum(num_steps)) - 1
+    return tf.repeat(tf.cumsum(num_steps), num_steps) - tf.range(tf.reduce_sum(num_steps)) - 1
 
 
 def mark_last_transitions(steps_left: tf.Tensor, like: tf.Tensor) -> tf.Tensor:

@@ -131,11 +131,10 @@ class _PrioritizedChain(_Chain):
         """The chain whose rows have a column `priority`."""
         before, after = self.adders[: self.position], list(self.adders[self.position :])
         first: ColumnAdder = self.priorities
-        for index, adder in enumerate(after):
-            if isinstance(adder, NStep) and self.priorities.kind in ("td", "max"):
-                first = _AddValues(self.priorities.value_fn)
-                after[index] = _NStepWithPriorities(adder, self.priorities)
-                break
+        n_steps = [adder for adder in after if isinstance(adder, NStep)]
+        if n_steps and self.priorities.kind in ("td", "max"):
+            first = _AddValues(self.priorities.value_fn)
+            after[after.index(n_steps[0])] = _NStepWithPriorities(n_steps[0], self.priorities)
         return _Chain((*before, first, *after))
 
     def row_spec(self, step_spec: Nest) -> Nest:
@@ -161,12 +160,7 @@ class _PrioritizedChain(_Chain):
         columns = {name: nest for name, nest in items.columns.items() if name in names}
         priorities = self.priorities.mix_priorities(items)
         return PrioritizedItems(
-            columns,
-            items.starts,
-            items.lengths,
-            items.squeeze,
-            priorities=priorities,
-            computed_by=self.priorities,
+            columns, items.starts, items.lengths, items.squeeze, priorities=priorities, computed_by=self.priorities
         )
 
 
@@ -204,13 +198,9 @@ class _NStepWithPriorities(ColumnAdder):
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         rows, num_rows = self.n_step.make_batch_rows(columns, num_steps)
-        target_discounts = self.n_step.target_discounts(rows[fields.DISCOUNT])
-        errors = td_errors(
-            rows[fields.REWARD],
-            tf.cast(target_discounts, rows[fields.REWARD].dtype),
-            values=rows[_VALUE],
-            next_values=rows[f"next_{_VALUE}"],
-        )
+        reward = rows[fields.REWARD]
+        discounts = tf.cast(self.n_step.target_discounts(rows[fields.DISCOUNT]), reward.dtype)
+        errors = td_errors(reward, discounts, values=rows[_VALUE], next_values=rows[f"next_{_VALUE}"])
         return {**_remove_values(rows), PRIORITY: self.priorities.convert_errors(errors)}, num_rows
 
     def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -72,8 +72,7 @@ class ColumnAdder(abc.ABC):
 
     def make_rows(self, columns: Nest) -> Nest:
         """Returns the rows `[R, ...]` of one episode, given its columns `[N, ...]`, N >= 1; traced by TensorFlow."""
-        num_steps = _count_rows(columns)[None]
-        return self.make_batch_rows(columns, num_steps)[0]
+        return self.make_batch_rows(columns, _count_rows(columns)[None])[0]
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         """Returns the rows of several episodes and the number of rows of each, bit for bit as for each episode alone.
@@ -124,9 +123,7 @@ class ColumnAdder(abc.ABC):
           ValueError: If a field is missing or of the wrong kind.
         """
         row = self.row_spec(_to_tensor_spec(step_spec))
-        if self.squeeze:
-            return row
-        return item_signature(row, self.item_length)
+        return row if self.squeeze else item_signature(row, self.item_length)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"  # The same in every process; dataclasses have their own.
@@ -211,7 +208,7 @@ class ColumnAdder(abc.ABC):
         if self.squeeze:
             return items.map(lambda rows, starts, _: _gather(rows, starts, item_spec)).unbatch()
         if self.item_length is None:
-            return items.flat_map(_slice_items).map(
+            return items.flat_map(slice_items).map(
                 lambda item: tree.map_structure(lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), item, item_spec)
             )
         offsets = np.arange(self.item_length)
@@ -343,6 +340,7 @@ def _gather(rows: Nest, indices: tf.Tensor, item_spec: Nest) -> Nest:
     )
 
 
-def _slice_items(rows: Nest, starts: tf.Tensor, lengths: tf.Tensor) -> tf.data.Dataset:
+def slice_items(rows: Nest, starts: tf.Tensor, lengths: tf.Tensor) -> tf.data.Dataset:
+    """Returns a dataset of ranges of rows `[R, ...]`, given the first row and the length of each, int64 `[M]`."""
     bounds = tf.data.Dataset.from_tensor_slices((starts, lengths))
     return bounds.map(lambda start, length: tree.map_structure(lambda row: row[start : start + length], rows))

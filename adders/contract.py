@@ -101,8 +101,7 @@ def _is_same_spec(one: Any, other: Any) -> bool:
 
 def _is_identical(one: Any, other: Any) -> bool:
     """Returns whether two nests of the same structure are equal bit for bit."""
-    pairs = zip(tree.flatten(one), tree.flatten(other), strict=True)
-    return all(_is_identical_leaf(a, b) for a, b in pairs)
+    return all(_is_identical_leaf(a, b) for a, b in zip(tree.flatten(one), tree.flatten(other), strict=True))
 
 
 def _is_identical_leaf(one: Any, other: Any) -> bool:

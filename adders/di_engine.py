@@ -49,12 +49,8 @@ class Adder:
           ValueError: If unroll_len is below 1 or last_fn_type is unknown.
         """
         _require_chunk_arguments(unroll_len, last_fn_type)
-        cut = functools.partial(
-            type(self).get_train_sample,
-            unroll_len=unroll_len,
-            last_fn_type=last_fn_type,
-            null_transition=null_transition,
-        )
+        get = type(self).get_train_sample
+        cut = functools.partial(get, unroll_len=unroll_len, last_fn_type=last_fn_type, null_transition=null_transition)
         self.get_train_sample = cut  # type: ignore[method-assign]
 
     @staticmethod
@@ -94,12 +90,7 @@ class Adder:
 
     @staticmethod
     def get_gae(
-        data: Iterable[Transition],
-        last_value: Any,
-        gamma: float,
-        gae_lambda: float,
-        *,
-        next_values: Any = None,
+        data: Iterable[Transition], last_value: Any, gamma: float, gae_lambda: float, *, next_values: Any = None
     ) -> list[Transition]:
         """Returns the transitions with their advantage, `adv`; see `returns.generalized_advantage_estimation`.
 
@@ -271,19 +262,15 @@ class Adder:
         trajectory = _replace_none([*_list_transitions(data), *null])
         null_transition = trajectory.pop() if null else None
         num_full = len(trajectory) // unroll_len * unroll_len
-        chunks = [trajectory[begin : begin + unroll_len] for begin in range(0, num_full, unroll_len)]
-        rest, num_real = trajectory[num_full:], [unroll_len] * len(chunks)
+        # The chunks, and how many of their transitions are not null.
+        chunks = [(trajectory[begin : begin + unroll_len], unroll_len) for begin in range(0, num_full, unroll_len)]
+        rest = trajectory[num_full:]
         if rest and last_fn_type == "last" and chunks:
-            chunks.append(trajectory[-unroll_len:])
-            num_real.append(unroll_len)
+            chunks.append((trajectory[-unroll_len:], unroll_len))
         elif rest and last_fn_type != "drop":
-            padding = _make_null(null_transition, rest[0])
-            chunks.append(rest + [padding] * (unroll_len - len(rest)))
-            num_real.append(len(rest))
-        return [
-            {**tree.map_structure(_stack, *chunk), MASK: np.arange(unroll_len) < count}
-            for chunk, count in zip(chunks, num_real, strict=True)
-        ]
+            padding = [_make_null(null_transition, rest[0])] * (unroll_len - len(rest))
+            chunks.append((rest + padding, len(rest)))
+        return [{**tree.map_structure(_stack, *chunk), MASK: np.arange(unroll_len) < num} for chunk, num in chunks]
 
 
 def _require_chunk_arguments(unroll_len: int, last_fn_type: str) -> None:
@@ -367,11 +354,8 @@ def _make_n_step_transitions(part: list[Transition], nstep: int, *, cum_reward: 
     out = []
     for first, transition in enumerate(part):
         num_steps = min(nstep, len(part) - first)
-        changed = {
-            "reward": n_step_rewards[first],
-            "done": part[first + num_steps - 1]["done"],
-            "value_gamma": gamma**num_steps,
-        }
+        last = part[first + num_steps - 1]
+        changed = {"reward": n_step_rewards[first], "done": last["done"], "value_gamma": gamma**num_steps}
         if "next_obs" in transition:
             is_inside = first + num_steps < len(part)
             changed["next_obs"] = part[first + num_steps]["obs"] if is_inside else part[-1]["next_obs"]

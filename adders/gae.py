@@ -9,11 +9,11 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .batches import count_steps_left, mark_last_transitions, pad_transitions_to_steps
+from .batches import count_steps_left, pad_transitions_to_steps
 from .column_adder import ColumnAdder
 from .returns import generalized_advantage_estimation
-from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
-from .values import ValueFn, compute_values, require_values
+from .steps import add_field_specs, require_scalar_rewards
+from .values import ValueFn, read_transitions, require_values
 
 ADVANTAGE, RETURN = "advantage", "return_"
 
@@ -54,19 +54,9 @@ class GAE(ColumnAdder):
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
         """Implements `ColumnAdder.make_batch_rows`."""
-        left = count_steps_left(num_steps)
-        rewards, discounts = get_rewards_and_discounts(columns)
-        values = compute_values(columns, self.value_fn)
-        advantages = generalized_advantage_estimation(
-            rewards,
-            discounts,
-            values=values[:-1],
-            next_values=values[1:],
-            is_last=mark_last_transitions(left, rewards),
-            gamma=self.gamma,
-            lambda_=self.lambda_,
-        )
-        added = {ADVANTAGE: advantages, RETURN: advantages + values[:-1]}
+        left, transitions = count_steps_left(num_steps), read_transitions(columns, num_steps, self.value_fn)
+        advantages = generalized_advantage_estimation(**transitions, gamma=self.gamma, lambda_=self.lambda_)
+        added = {ADVANTAGE: advantages, RETURN: advantages + transitions["values"]}
         padded = {name: pad_transitions_to_steps(column, left) for name, column in added.items()}
         return {**columns, **padded}, num_steps
 

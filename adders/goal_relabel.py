@@ -21,7 +21,7 @@ from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.specs import Nest, describe, map_structure
 
-from .column_adder import episode_columns
+from .column_adder import columns_step_spec, episode_columns, slice_items
 
 Strategy = Literal["final", "future", "episode"]
 Unit = Literal["transition", "episode"]
@@ -188,8 +188,7 @@ class GoalRelabel:
 
         copies = map_structure(lambda column: column[rows], steps)
         observation = copies[fields.OBSERVATION]
-        desired_dtype = get_part(observation, desired_keys).dtype
-        new_goals = achieved[goal_rows].astype(desired_dtype, copy=False)
+        new_goals = achieved[goal_rows].astype(get_part(observation, desired_keys).dtype, copy=False)
         discounts = _drop_terminal(steps)[rows]
         discounts[is_terminal] = 0
         discounts[:-1][is_terminal[1:]] = 0
@@ -213,10 +212,9 @@ class GoalRelabel:
         terminals = steps[fields.IS_TERMINAL][rows + 1]
         if not len(rows):
             return recorded[rows], terminals
+        current = {name: steps[name] for name in (fields.OBSERVATION, fields.ACTION, fields.REWARD)}
         transitions = {
-            fields.OBSERVATION: map_structure(lambda column: column[rows], steps[fields.OBSERVATION]),
-            fields.ACTION: map_structure(lambda column: column[rows], steps[fields.ACTION]),
-            fields.REWARD: recorded[rows],
+            **map_structure(lambda column: column[rows], current),
             "next_observation": map_structure(lambda column: column[rows + 1], steps[fields.OBSERVATION]),
             fields.IS_TERMINAL: terminals,
         }
@@ -261,27 +259,20 @@ class GoalRelabel:
     def _convert_dataset(self, episodes: tf.data.Dataset) -> tf.data.Dataset:
         columns = episode_columns(episodes)
         spec = columns.element_spec
-        self._find_goals(
-            tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), spec["observation"])
-        )
-        leaf_specs = tree.flatten(spec)
+        self._find_goals(columns_step_spec(spec[fields.OBSERVATION]))
+        specs = tree.flatten(spec)
 
         def relabel(number: np.int64, *leaves: np.ndarray) -> list[np.ndarray]:
             steps, num_steps = self.relabel(tree.unflatten_as(spec, leaves), int(number))
             return [num_steps, *tree.flatten(steps)]
 
         def convert(number: tf.Tensor, steps: Nest) -> tf.data.Dataset:
-            dtypes = [tf.int64, *(leaf.dtype for leaf in leaf_specs)]
+            dtypes = [tf.int64, *(leaf.dtype for leaf in specs)]
             # Stateless, because the result depends only on the arguments; TensorFlow cannot save a stateful function.
-            made = tf.numpy_function(relabel, [number, *tree.flatten(steps)], dtypes, stateful=False)
-            num_steps = tf.ensure_shape(made[0], [None])
-            leaves = [
-                tf.ensure_shape(leaf, (None, *like.shape[1:])) for leaf, like in zip(made[1:], leaf_specs, strict=True)
-            ]
-            bounds = tf.data.Dataset.from_tensor_slices((tf.cumsum(num_steps, exclusive=True), num_steps))
-            return bounds.map(
-                lambda start, length: tree.unflatten_as(spec, [leaf[start : start + length] for leaf in leaves])
-            )
+            num_steps, *made = tf.numpy_function(relabel, [number, *tree.flatten(steps)], dtypes, stateful=False)
+            num_steps = tf.ensure_shape(num_steps, [None])
+            leaves = [tf.ensure_shape(leaf, (None, *like.shape[1:])) for leaf, like in zip(made, specs, strict=True)]
+            return slice_items(tree.unflatten_as(spec, leaves), tf.cumsum(num_steps, exclusive=True), num_steps)
 
         return PythonDataset(columns.enumerate().flat_map(convert))
 

@@ -13,12 +13,12 @@ from rlds2reverb._arguments import require_count, require_defaults, require_numb
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest
 
-from .batches import count_steps_left, mark_last_transitions, pad_transitions_to_steps
+from .batches import count_steps_left, pad_transitions_to_steps
 from .column_adder import ColumnAdder
 from .padding import MASK
 from .returns import td_errors
 from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
-from .values import ValueFn, compute_values, require_values
+from .values import ValueFn, read_transitions, require_values
 
 PRIORITY = "priority"
 
@@ -101,8 +101,7 @@ class InitialPriorities(ColumnAdder):
         require_number("gamma", self.gamma, 0, 1)
         require_count("n", self.n)
         require_number("eta", self.eta, 0, 1)
-        applicable = _OPTIONS[self.kind]
-        unused = [name for names in _OPTIONS.values() for name in names if name not in applicable]
+        unused = [name for names in _OPTIONS.values() for name in names if name not in _OPTIONS[self.kind]]
         require_defaults(self, unused, f"for kind {self.kind!r}")
 
     def row_spec(self, step_spec: Nest) -> Nest:
@@ -122,25 +121,15 @@ class InitialPriorities(ColumnAdder):
         return super().supports_batches and self.value_fn is None and self.kind != "return"
 
     def _compute_step_priorities(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
-        rewards, discounts = get_rewards_and_discounts(columns)
         num_rows = tf.shape(columns[fields.IS_LAST])[0]
         if self.kind == "constant":
             return tf.fill([num_rows], tf.constant(self.constant, tf.float32))
         if self.kind == "return":
+            rewards, _ = get_rewards_and_discounts(columns)
             scaled = (tf.reduce_sum(tf.cast(rewards, tf.float64)) - self.lowest) / (self.highest - self.lowest)
             return tf.fill([num_rows], tf.cast(tf.clip_by_value(scaled, self.eps, 1), tf.float32))
-        left = count_steps_left(num_steps)
-        values = compute_values(columns, self.value_fn)
-        errors = td_errors(
-            rewards,
-            discounts,
-            values=values[:-1],
-            next_values=values[1:],
-            is_last=mark_last_transitions(left, rewards),
-            n=self.n,
-            gamma=self.gamma,
-        )
-        return self.convert_errors(pad_transitions_to_steps(errors, left))
+        errors = td_errors(**read_transitions(columns, num_steps, self.value_fn), n=self.n, gamma=self.gamma)
+        return self.convert_errors(pad_transitions_to_steps(errors, count_steps_left(num_steps)))
 
     def convert_errors(self, errors: tf.Tensor) -> tf.Tensor:
         """Returns the priorities for TD errors, float32."""

@@ -20,9 +20,6 @@ from .recurrence import MAX_STEPS
 from .returns import n_step_returns
 from .steps import get_returns_dtype, get_transition_discounts, require_fields, require_rewards
 
-_BASE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
-_ADDED_FIELDS = ("next_observation", "value_gamma")
-
 
 @dataclass(frozen=True)
 class NStep(ColumnAdder):
@@ -212,7 +209,7 @@ def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _get_extra_fields(steps: Nest) -> list[str]:
     """Returns the fields besides the required ones; raises `ValueError` if one collides with a field of the item."""
     extras = [name for name in steps if name not in fields.STEP_FIELDS]
-    names = [*_BASE_FIELDS, *_ADDED_FIELDS, *extras, *(f"next_{name}" for name in extras)]
+    names = [*TRANSITION_FIELDS, "value_gamma", *extras, *(f"next_{name}" for name in extras)]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"NStep's items would have two fields {duplicates[0]!r}; rename the one in the steps")

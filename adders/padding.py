@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 import tree
 
@@ -43,14 +45,20 @@ def pad_and_mask(
     """
     sources = find_source_rows(num_rows, num_before, num_after)
     is_real = sources >= 0
-
-    def pad(path: tuple[str, ...], column: tf.Tensor) -> tf.Tensor:
-        values = tf.gather(column, tf.maximum(sources, 0))
-        is_flag = mark_ended and path[0] in (fields.IS_LAST, fields.IS_TERMINAL)
-        filler = tf.ones_like(values) if is_flag else tf.zeros_like(values)
-        return tf.where(tf.reshape(is_real, [-1] + [1] * (column.shape.rank - 1)), values, filler)
-
-    padded = tree.map_structure_with_path(pad, rows)
+    padded = take_rows(rows, sources, marked=(fields.IS_LAST, fields.IS_TERMINAL) if mark_ended else ())
     is_last = padded.get(fields.IS_LAST, tf.zeros_like(is_real))  # Every row of NStep has an action that was taken.
-    masks = {MASK: is_real, ACTION_TAKEN: is_real & ~is_last}
-    return {**padded, **masks}, num_rows + num_before + num_after
+    return {**padded, MASK: is_real, ACTION_TAKEN: is_real & ~is_last}, num_rows + num_before + num_after
+
+
+def take_rows(rows: Nest, sources: tf.Tensor, *, marked: Sequence[str] = ()) -> Nest:
+    """Returns the rows at the indices `sources`, int `[R]`, and padding for each -1.
+
+    Padding is True in the fields `marked`, and zero in all others.
+    """
+
+    def take(path: tuple[str, ...], column: tf.Tensor) -> tf.Tensor:
+        values = tf.gather(column, tf.maximum(sources, 0))
+        is_real = tf.reshape(sources >= 0, [-1] + [1] * (column.shape.rank - 1))
+        return tf.where(is_real, values, tf.ones_like(values) if path[0] in marked else tf.zeros_like(values))
+
+    return tree.map_structure_with_path(take, rows)

@@ -31,12 +31,8 @@ def scan(factors: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
         return terms
     num_steps = tf.shape(terms)[0]
     any_length = tf.TensorShape([None, *terms.shape[1:]])
-    return tf.while_loop(
-        lambda width, *_: width < num_steps,
-        double,
-        (tf.constant(1), factors, terms),
-        shape_invariants=(tf.TensorShape([]), any_length, any_length),
-    )[2]
+    variables, shapes = (tf.constant(1), factors, terms), (tf.TensorShape([]), any_length, any_length)
+    return tf.while_loop(lambda width, *_: width < num_steps, double, variables, shape_invariants=shapes)[2]
 
 
 def compose_windows(factors: tf.Tensor, terms: tf.Tensor, n: int) -> tuple[tf.Tensor, tf.Tensor]:

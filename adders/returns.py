@@ -18,10 +18,8 @@ from rlds2reverb._arguments import require_count, require_number
 from .recurrence import MAX_STEPS, compose_windows, scan, shift
 from .tensors import (
     TensorLike,
-    broadcast_bootstrap_value,
     make_continues,
     select_next_values,
-    to_flags,
     to_matching_tensors,
 )
 
@@ -65,11 +63,9 @@ def discounted_returns(
     rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
     if bootstrap_value is not None and next_values is not None:
         raise ValueError("pass either bootstrap_value or next_values, not both")
-    if next_values is not None:
-        following = to_matching_tensors(time_axis, rewards=rewards, next_values=next_values)[1]
-    else:
-        final = broadcast_bootstrap_value(0.0 if bootstrap_value is None else bootstrap_value, rewards, time_axis)
-        following = select_next_values(rewards, tf.zeros_like(rewards), final, None, time_axis)
+    if bootstrap_value is None and next_values is None:
+        bootstrap_value = 0.0
+    following = select_next_values(rewards, tf.zeros_like(rewards), bootstrap_value, next_values, time_axis)
     factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
     terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - continues))
     return apply_along(time_axis, scan, factors * continues, terms)
@@ -139,16 +135,11 @@ def td_errors(
     require_number("gamma", gamma, 0, 1)
     rewards, discounts, values = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors = gamma * discounts
+    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
     if n == 1:
-        if is_last is not None:
-            to_flags(is_last, rewards)
         return rewards + tf.math.multiply_no_nan(following, factors) - values
-    continues = make_continues(is_last, rewards, time_axis)
-    return (
-        apply_along(time_axis, functools.partial(_compute_n_step_targets, n), rewards, factors, following, continues)
-        - values
-    )
+    compute_targets = functools.partial(_compute_n_step_targets, n)
+    return apply_along(time_axis, compute_targets, rewards, factors, following, continues) - values
 
 
 def _compute_n_step_targets(
@@ -252,9 +243,8 @@ def lambda_returns(
     )
     factors = gamma * discounts
     trace = lambda_ * make_continues(is_last, rewards, time_axis)
-    return apply_along(
-        time_axis, scan, factors * trace, rewards + tf.math.multiply_no_nan(following, factors * (1 - trace))
-    )
+    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - trace))
+    return apply_along(time_axis, scan, factors * trace, terms)
 
 
 def n_step_returns(

@@ -13,7 +13,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import Nest
 
 from .column_adder import ColumnAdder
-from .padding import MASK
+from .padding import MASK, take_rows
 from .steps import add_field_specs
 
 TIMESTEP = "timestep"
@@ -69,16 +69,8 @@ class StepContextWindows(ColumnAdder):
         # step 4 on both cover the steps 2 3 4, with padding in place of step 2 and of steps 2 3, respectively.
         covered = tf.range(num_actions - self.length, num_actions)[None, :]
         is_real = covered >= tf.range(num_full, num_actions)[:, None]
-        padded = tf.reshape(tf.where(is_real, covered, -1), [-1])
-        steps = tf.concat([whole, padded], 0)
-        mask = steps >= 0
-
-        def take(column: tf.Tensor) -> tf.Tensor:
-            values = tf.gather(column, tf.maximum(steps, 0))
-            keep = tf.reshape(mask, [-1] + [1] * (column.shape.rank - 1))
-            return tf.where(keep, values, tf.zeros_like(values))
-
-        return {**tree.map_structure(take, columns), TIMESTEP: tf.maximum(steps, 0), MASK: mask}
+        steps = tf.concat([whole, tf.reshape(tf.where(is_real, covered, -1), [-1])], 0)
+        return {**take_rows(columns, steps), TIMESTEP: tf.maximum(steps, 0), MASK: steps >= 0}
 
     def cut_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Implements `ColumnAdder.cut_items`."""

@@ -61,7 +61,6 @@ class StepEpisodes(ColumnAdder):
         )
         tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), message)
         zeros = tf.zeros_like(num_steps)
-        is_padded = (num_steps > 0) & (self.padding != "none")
-        missing = tf.where(is_padded, self.max_length - num_steps, zeros)
+        missing = tf.where((num_steps > 0) & (self.padding != "none"), self.max_length - num_steps, zeros)
         before, after = (missing, zeros) if self.padding == "start" else (zeros, missing)
         return pad_and_mask(columns, num_steps, before, after)

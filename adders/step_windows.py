@@ -132,8 +132,7 @@ class StepWindows(ColumnAdder):
         """Returns how many windows must begin within the rows to cover all of them."""
         num_after_first = tf.maximum(num_rows - self.length, 0)
         num_to_end = 1 + (num_after_first + self._stride - 1) // self._stride
-        num_within = (num_rows + self._stride - 1) // self._stride
-        return tf.minimum(num_to_end, num_within)
+        return tf.minimum(num_to_end, (num_rows + self._stride - 1) // self._stride)
 
     @without_autograph
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:

@@ -34,12 +34,11 @@ def require_rewards(step_spec: Nest, adder: str) -> None:
 
 def require_scalar_rewards(step_spec: Nest, adder: str) -> tf.DType:
     """Returns the dtype of the returns; raises `ValueError` unless reward and discount are one number per step."""
-    require_fields(step_spec, (fields.REWARD, fields.DISCOUNT, fields.IS_LAST, fields.IS_TERMINAL), adder)
+    require_rewards(step_spec, adder)
     for name in (fields.REWARD, fields.DISCOUNT):
         spec = step_spec[name]
         if tree.is_nested(spec) or spec.shape.rank != 0:
             raise ValueError(f"{adder} requires one number per step, but step[{name!r}] is {spec}")
-    require_rewards(step_spec, adder)
     return get_returns_dtype(step_spec[fields.REWARD].dtype)
 
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .steps import get_returns_dtype, require_fields
+from .batches import count_steps_left, mark_last_transitions
+from .steps import get_returns_dtype, get_rewards_and_discounts, require_fields
 
 #: A function from observations `[N, ...]` to values `[N]` or `[N, 1]`: a Keras model, or anything TensorFlow can trace.
 ValueFn = Callable[[Nest], tf.Tensor]
@@ -50,6 +51,21 @@ def compute_values(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
     num_values, num_rewards = tf.shape(values)[0], tf.shape(columns[fields.REWARD])[0]
     with tf.control_dependencies([tf.debugging.assert_equal(num_values, num_rewards, message)]):
         return tf.cast(tf.identity(values), get_returns_dtype(columns[fields.REWARD].dtype))
+
+
+def read_transitions(columns: Nest, num_steps: tf.Tensor, value_fn: ValueFn | None) -> dict[str, tf.Tensor]:
+    """Returns the arguments of `returns.td_errors` for all transitions of some episodes, each `[R - 1]`.
+
+    Args:
+      columns: the concatenated columns `[R, ...]` of the episodes.
+      num_steps: int64 `[E]`, the number of steps of each episode.
+      value_fn: see `compute_values`.
+    """
+    rewards, discounts = get_rewards_and_discounts(columns)
+    values = compute_values(columns, value_fn)
+    is_last = mark_last_transitions(count_steps_left(num_steps), rewards)
+    following = {"next_values": values[1:], "is_last": is_last}
+    return {"rewards": rewards, "discounts": discounts, "values": values[:-1], **following}
 
 
 def _call_value_fn(value_fn: ValueFn, observations: Nest) -> tf.Tensor:
