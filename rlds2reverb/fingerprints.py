@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import xxhash
 
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.specs import leaves
+from rlds2reverb.specs import Nest, leaves
 
 #: An incremental 128-bit hash (XXH3) of the `episode_digests` of all episodes, in order. It is equal for datasets with
 #: the same content in the same order, and the digests can be computed in several processes.
@@ -15,15 +18,22 @@ Fingerprint = xxhash.xxh3_128
 
 def episode_digests(batch: EpisodeBatch) -> list[bytes]:
     """Returns a 128-bit hash (XXH3) of the field names, dtypes, shapes and bytes of each episode."""
-    columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(batch.steps)]
+    return [digest.digest() for digest in hash_rows(batch.steps, batch.num_steps)]
+
+
+def hash_rows(columns: Nest, num_rows: np.ndarray) -> list[Any]:
+    """Returns the incremental hash (XXH3) of the field names, dtypes, shapes and bytes of each episode's rows.
+
+    Args:
+      columns: nest of arrays `[R, ...]`, concatenated over all episodes.
+      num_rows: int64 `[E]`, the number of rows of each episode. The columns of a single one may differ in length.
+    """
+    named = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(columns)]
     digests = []
-    first_row = 0
-    for num_steps in batch.num_steps.tolist():
-        rows = slice(first_row, first_row + num_steps)
-        first_row = rows.stop
+    for begin, end in itertools.pairwise([0, *np.cumsum(num_rows).tolist()]):
         digest = xxhash.xxh3_128()
-        for header, column in columns:
-            part = column[rows] if len(batch.episodes) > 1 else column
+        for header, column in named:
+            part = column[begin:end] if len(num_rows) > 1 else column
             digest.update(f"{header}{part.shape}".encode())
             if part.dtype.kind == "O":
                 for row in part.reshape(-1):
@@ -31,5 +41,5 @@ def episode_digests(batch: EpisodeBatch) -> list[bytes]:
                     digest.update(f"{len(text)}:".encode() + text)
             else:
                 digest.update(part.data)
-        digests.append(digest.digest())
+        digests.append(digest)
     return digests

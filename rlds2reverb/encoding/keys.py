@@ -9,15 +9,15 @@ probability that any two of `n` random keys in a range of 2^63 are equal is abou
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from rlds2reverb.errors import KeyCollisionError
+from rlds2reverb.fingerprints import hash_rows
 from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.specs import leaves
 
 #: Keys are in [2^56, 2^63), where a varint always has 9 bytes.
 MIN_KEY, KEY_LIMIT = 1 << 56, 1 << 63
@@ -33,24 +33,15 @@ def content_digest(items: Items) -> bytes:
 def content_digests(batch: ItemBatch) -> list[bytes]:
     """Returns the `content_digest` of each episode's items."""
     items = batch.items
-    columns = [(f"{path}{column.dtype.str}", np.ascontiguousarray(column)) for path, column in leaves(items.columns)]
     starts = items.starts - np.repeat(batch.first_rows, batch.num_items)
     lengths = np.ascontiguousarray(items.lengths)
-    digests = []
-    row = item = 0
-    for num_rows, num_items in zip(batch.num_rows.tolist(), batch.num_items.tolist(), strict=True):
-        digest = xxhash.xxh3_128()
-        own_rows, own_items = slice(row, row + num_rows), slice(item, item + num_items)
-        row, item = own_rows.stop, own_items.stop
-        for name, column in columns:
-            part = column[own_rows]
-            digest.update(f"{name}{part.shape}".encode())
-            digest.update(part.data)
-        digest.update(f"{items.squeeze}{num_items}".encode())
-        digest.update(starts[own_items].data)
-        digest.update(lengths[own_items].data)
-        digests.append(digest.digest())
-    return digests
+    digests = hash_rows(items.columns, batch.num_rows)
+    ranges = itertools.pairwise([0, *np.cumsum(batch.num_items).tolist()])
+    for digest, (begin, end) in zip(digests, ranges, strict=True):
+        digest.update(f"{items.squeeze}{end - begin}".encode())
+        digest.update(starts[begin:end].data)
+        digest.update(lengths[begin:end].data)
+    return [digest.digest() for digest in digests]
 
 
 def make_seed(*parts: object) -> int:
