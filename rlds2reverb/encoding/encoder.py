@@ -6,13 +6,13 @@ Reverb stores rows in chunks, and an item as slices of chunks. Small consecutive
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
 from rlds2reverb.specs import ArraySpec
 
 from . import keys, messages, protobuf
@@ -63,9 +63,7 @@ class EncodedBatch:
     @property
     def chunk_bytes(self) -> int:
         """The size of the chunks."""
-        return sum(
-            records.nbytes if isinstance(records, np.ndarray) else sum(map(len, records)) for records in self.chunks
-        )
+        return sum(group.nbytes if isinstance(group, np.ndarray) else sum(map(len, group)) for group in self.chunks)
 
     def insert_requests(self) -> list[bytes]:
         """Returns the batch as one `InsertStreamRequest` message, or several if its chunks are too large for one."""
@@ -103,21 +101,14 @@ class Encoder:
           specs: specs of one row of each column.
           tables: names of the tables.
           squeeze: whether items are single rows without a time axis.
-          chunk_length: number of items that share a chunk; None chooses it so that chunks are small and few rows are
-            stored twice.
+          chunk_length: number of items that share a chunk, at most `MAX_CHUNK_LENGTH`; None chooses it so that chunks
+            are small and few rows are stored twice.
           key_seed: seed of the keys.
           number_items: whether to store the order of items in `inserted_at`, for a checkpoint.
-
-        Raises:
-          ValueError: If chunk_length is out of range.
         """
-        if chunk_length is not None:
-            require_count("chunk_length", chunk_length, 1, MAX_CHUNK_LENGTH)
-        self._specs, self._squeeze = specs, squeeze
-        self.tables = tuple(tables)
-        self._chunk_length = chunk_length
+        self.tables, self._specs, self._squeeze = tuple(tables), specs, squeeze
+        self._chunk_length, self._number_items = chunk_length, number_items
         self._seed_parts = (repr(specs), key_seed)
-        self._number_items = number_items
         column_bytes = [spec.num_bytes for spec in specs]
         self._row_bytes = max(sum(column_bytes), 1)
         self._batch_bytes = min(max(_BATCH_ROWS * self._row_bytes, _MIN_BATCH_BYTES), _MAX_BATCH_BYTES)
@@ -206,7 +197,7 @@ class Encoder:
 
         Chunks of equal size are encoded together.
         """
-        rows = join_rows(blocks)
+        columns, starts, lengths = join_rows(blocks)
         sizes = np.concatenate([block.num_items for block in blocks])
         episode = np.repeat(np.arange(len(sizes)), sizes)
         local = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -214,7 +205,7 @@ class Encoder:
         first_items = [np.full(len(block.digests), block.first_item) for block in blocks]
         positions = np.concatenate(first_items)[episode] + local
         begins = np.flatnonzero(local % items_per_chunk[episode] == 0)
-        first_rows, ends = rows.starts[begins], np.maximum.reduceat(rows.starts + rows.lengths, begins)
+        first_rows, ends = starts[begins], np.maximum.reduceat(starts + lengths, begins)
         chunk_seeds = self._make_seeds(blocks, "chunk", items_per_chunk.tolist())[episode[begins]]
         chunk_keys = keys.make_keys(chunk_seeds, positions[begins])
         episode_ids = keys.make_keys(self._make_seeds(blocks, "episode"), np.zeros(len(sizes)))[episode[begins]]
@@ -225,13 +216,12 @@ class Encoder:
         for size in np.unique(ends - first_rows):
             group = np.flatnonzero(ends - first_rows == size)
             heads = (chunk_keys[group], episode_ids[group], chunk_rows[group])
-            records.append(self._encode_chunks(*heads, rows.columns, first_rows[group], int(size)))
+            records.append(self._encode_chunks(heads, columns, first_rows[group], int(size)))
             order.append(group)
         chunk = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(local))))
-        slices = [(chunk_keys[chunk], rows.starts - first_rows[chunk], rows.lengths)]
+        slices = [(chunk_keys[chunk], starts - first_rows[chunk], lengths)]
         priorities = np.concatenate([block.priorities for block in blocks])
-        seeds = [self._make_seeds(blocks, f"item {table}")[episode] for table in self.tables]
-        items, item_keys = self._encode_items(seeds, positions, priorities, slices, np.arange(len(local)))
+        items, item_keys = self._encode_items(blocks, episode, positions, priorities, slices, np.arange(len(local)))
         self.num_items += len(local)
         return EncodedBatch(records, chunk_keys[np.concatenate(order)], [*items], item_keys)
 
@@ -248,16 +238,15 @@ class Encoder:
         ends = block.starts + block.lengths
         first, last = block.starts // step, (ends - 1) // step
         needed = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)]))
-        chunk_keys = keys.make_keys(
-            np.repeat(self._make_seeds([block], "grid", [step]), needed[-1] + 1), np.arange(needed[-1] + 1)
-        )
+        chunk_seeds = np.repeat(self._make_seeds([block], "grid", [step]), needed[-1] + 1)
+        chunk_keys = keys.make_keys(chunk_seeds, np.arange(len(chunk_seeds)))
         episode_ids = keys.make_keys(self._make_seeds([block], "episode"), np.zeros(1))
         records: list[Records] = []
         for chunk in needed:
             row = np.array([chunk * step])
             num_rows = min(step, len(block.columns[0]) - int(row[0]))
-            records.append(self._encode_chunks(chunk_keys[chunk, None], episode_ids, row, block.columns, row, num_rows))
-        seeds = [np.repeat(self._make_seeds([block], f"item {table}"), len(ends)) for table in self.tables]
+            heads = (chunk_keys[chunk, None], episode_ids, row)
+            records.append(self._encode_chunks(heads, block.columns, row, num_rows))
         items: list[list[bytes]] = [[b""] * len(ends) for _ in self.tables]
         item_keys = [np.zeros(len(ends), np.uint64) for _ in self.tables]
         for count in np.unique(last - first):
@@ -267,8 +256,8 @@ class Encoder:
                 base = (first[group] + offset) * step
                 begin, end = np.maximum(block.starts[group] - base, 0), np.minimum(ends[group] - base, step)
                 slices.append((chunk_keys[first[group] + offset], begin, end - begin))
-            group_seeds = [table_seeds[group] for table_seeds in seeds]
-            encoded = self._encode_items(group_seeds, block.first_item + group, block.priorities[group], slices, group)
+            episode, positions = np.zeros(len(group), np.int64), block.first_item + group
+            encoded = self._encode_items([block], episode, positions, block.priorities[group], slices, group)
             for table, (group_records, group_keys) in enumerate(zip(*encoded, strict=True)):
                 item_keys[table][group] = group_keys
                 for item, record in zip(group, group_records, strict=True):
@@ -277,29 +266,25 @@ class Encoder:
         return EncodedBatch(records, chunk_keys[needed], [*items], item_keys)
 
     def _encode_chunks(
-        self,
-        chunk_keys: np.ndarray,
-        episode_ids: np.ndarray,
-        episode_rows: np.ndarray,
-        columns: Sequence[np.ndarray],
-        first_rows: np.ndarray,
-        num_rows: int,
+        self, heads: Sequence[np.ndarray], columns: Sequence[np.ndarray], first_rows: np.ndarray, num_rows: int
     ) -> Records:
-        """Encodes chunks of `num_rows` rows each, which start at `first_rows` of the columns."""
-        heads = (chunk_keys, episode_ids, episode_rows)
+        """Encodes chunks of `num_rows` rows each, which start at `first_rows` of the columns.
+
+        Their heads are the keys, the episodes' ids and the first rows in the episodes; see `messages.encode_chunks`.
+        """
         indices = first_rows[:, None] + np.arange(num_rows)
-        if not self._compress:
-            return messages.encode_chunks(*heads, [column[indices] for column in columns], self._specs)
-        ranges = [slice(row, row + num_rows) for row in first_rows.tolist()]
-        contents = [
-            [column[rows] for rows in ranges] if messages.is_compressible(num_rows, spec) else column[indices]
-            for column, spec in zip(columns, self._specs, strict=True)
-        ]
-        return messages.encode_compressed_chunks(*heads, contents, self._specs)
+        contents: list[Any] = []
+        for column, spec in zip(columns, self._specs, strict=True):
+            # What is compressed row range by row range needs no copy.
+            is_view = self._compress and messages.is_compressible(num_rows, spec)
+            contents.append([column[i : i + num_rows] for i in first_rows.tolist()] if is_view else column[indices])
+        records: Records = messages.encode_chunks(*heads, contents, self._specs, compress=self._compress)
+        return records
 
     def _encode_items(
         self,
-        seeds: Sequence[np.ndarray],
+        blocks: Sequence[ItemBlock],
+        episode: np.ndarray,
         positions: np.ndarray,
         priorities: np.ndarray,
         slices: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
@@ -308,26 +293,21 @@ class Encoder:
         """Encodes items and returns them with their keys, one array per table.
 
         Args:
-          seeds: seeds of the keys, uint64 `[M]` per table.
+          blocks: blocks of the items.
+          episode: int `[M]`, index of each item's episode in the blocks.
           positions: int `[M]`, positions of the items in their episodes.
           priorities: float64 `[M]`.
           slices: see `messages.encode_items`.
           order: int `[M]`, positions of the items in this batch.
         """
-        item_keys = [keys.make_keys(table_seeds, positions) for table_seeds in seeds]
-        records = [
-            messages.encode_items(
-                table,
-                table_keys,
-                priorities,
-                slices,
-                num_columns=len(self._specs),
-                squeeze=self._squeeze,
-                numbers=self.num_items + order if self._number_items else None,
-            )
-            for table, table_keys in zip(self.tables, item_keys, strict=True)
-        ]
-        return records, item_keys
+        encode = functools.partial(messages.encode_items, num_columns=len(self._specs), squeeze=self._squeeze)
+        numbers = self.num_items + order if self._number_items else None
+        records, all_keys = [], []
+        for table in self.tables:
+            item_keys = keys.make_keys(self._make_seeds(blocks, f"item {table}")[episode], positions)
+            records.append(encode(table, item_keys, priorities, slices, numbers=numbers))
+            all_keys.append(item_keys)
+        return records, all_keys
 
     def _make_seeds(self, blocks: Sequence[ItemBlock], kind: str, layouts: Sequence[int] | None = None) -> np.ndarray:
         """Returns one seed per episode, for keys of items or of chunks with the given layouts (rows or items)."""

@@ -64,16 +64,8 @@ class ItemBlock:
         episode: int = 0,
     ) -> ItemBlock:
         """Builds a block of items of one episode; the arguments are those of the class."""
-        return cls(
-            columns,
-            starts,
-            lengths,
-            priorities,
-            digests=[digest],
-            episodes=np.array([episode]),
-            num_items=np.array([len(starts)]),
-            first_rows=np.zeros(1, np.int64),
-        )
+        num_items, first_rows = np.array([len(starts)]), np.zeros(1, np.int64)
+        return cls(columns, starts, lengths, priorities, [digest], np.array([episode]), num_items, first_rows)
 
     def slice_items(self, begin: int, end: int) -> ItemBlock:
         """Returns a block of the items from `begin` to `end` (exclusive) of a block of one episode."""
@@ -81,14 +73,9 @@ class ItemBlock:
 
     def _select(self, index: int, begin: int, end: int, first_row: int = 0, end_row: int | None = None) -> ItemBlock:
         """Returns a block of the items from `begin` to `end` of an episode, whose rows these are."""
-        return ItemBlock.from_episode(
-            [column[first_row:end_row] for column in self.columns],
-            self.starts[begin:end] - first_row,
-            self.lengths[begin:end],
-            self.priorities[begin:end],
-            digest=self.digests[index],
-            episode=int(self.episodes[index]),
-        )
+        columns = [column[first_row:end_row] for column in self.columns]
+        items = self.starts[begin:end] - first_row, self.lengths[begin:end], self.priorities[begin:end]
+        return ItemBlock.from_episode(columns, *items, digest=self.digests[index], episode=int(self.episodes[index]))
 
     def split_by_episode(self) -> Iterator[ItemBlock]:
         """Yields one block per episode, with the rows of that episode only."""
@@ -133,27 +120,16 @@ def group_by_size(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[li
         yield group
 
 
-@dataclass(frozen=True)
-class JoinedRows:
-    """The concatenated rows of several blocks, and the row ranges of their items.
-
-    Attributes:
-      columns: arrays `[R, ...]`.
-      starts, lengths: int64 `[M]`, the first row and the number of rows of each item.
-    """
-
-    columns: list[np.ndarray]
-    starts: np.ndarray
-    lengths: np.ndarray
-
-
-def join_rows(blocks: Sequence[ItemBlock]) -> JoinedRows:
+def join_rows(blocks: Sequence[ItemBlock]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Concatenates the rows of all blocks and drops rows that are not part of any item.
 
     For example, take two blocks with columns of 6 and 3 rows, items of rows 1..2 and 4..5 in the first and 0..1 in the
     second. Rows 1..5 of the first and 0..1 of the second are concatenated to seven rows, with items at 0..1, 3..4 and
     5..6. Row 2 is not part of any item: `changes` is [1, 0, -1, 1, 0, 0, 0, -1] (+1 at the start of an item, -1 after
     its end), and its running sum is 0 only at row 2. Six rows remain, with items at 0..1, 2..3 and 4..5.
+
+    Returns:
+      The columns `[R, ...]`, and the first row and the number of rows of each item, int64 `[M]`.
     """
     bounds = [(int(block.starts[0]), int((block.starts + block.lengths).max())) for block in blocks]
     bases = np.cumsum([0] + [end - begin for begin, end in bounds])
@@ -170,5 +146,5 @@ def join_rows(blocks: Sequence[ItemBlock]) -> JoinedRows:
     np.add.at(changes, starts + lengths, -1)
     is_used = np.cumsum(changes)[:-1] > 0
     if is_used.all():
-        return JoinedRows(columns, starts, lengths)
-    return JoinedRows([column[is_used] for column in columns], (np.cumsum(is_used) - 1)[starts], lengths)
+        return columns, starts, lengths
+    return [column[is_used] for column in columns], (np.cumsum(is_used) - 1)[starts], lengths

@@ -92,8 +92,7 @@ def literal_header(size: int) -> bytes:
 @functools.lru_cache(maxsize=4096)
 def _tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     """Encodes the dtype and shape of a tensor of `num_rows` rows."""
-    sizes: tuple[int | None, ...] = (num_rows, *spec.shape)
-    shape = b"".join(delimited(2, number_field(1, size or 0)) for size in sizes)
+    shape = b"".join(delimited(2, number_field(1, size or 0)) for size in (num_rows, *spec.shape))
     return number_field(1, DATA_TYPES[spec.dtype.name]) + delimited(2, shape)
 
 
@@ -107,46 +106,55 @@ def _stored_tensor_head(spec: ArraySpec, num_rows: int) -> bytes:
     return delimited_head(1, len(before) + size) + before
 
 
-def _chunk_head(keys: np.ndarray, episode_ids: np.ndarray, first_rows: np.ndarray, num_rows: int) -> list[Part]:
-    """Encodes the fields of chunks that precede their tensors."""
-    sequence_range = [
-        *numbers_field(1, episode_ids, _KEY_WIDTH),
-        *numbers_field(2, first_rows, _INT_WIDTH),
-        *numbers_field(3, first_rows + (num_rows - 1), _INT_WIDTH),
-    ]
-    return [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, sequence_range)]
-
-
-def _chunk_tail(num_rows: int, specs: Sequence[ArraySpec]) -> bytes:
-    """Encodes the fields of chunks that follow their tensors: the number and uncompressed size of the tensors."""
-    return number_field(6, len(specs)) + number_field(7, num_rows * sum(spec.num_bytes for spec in specs))
-
-
 def encode_chunks(
     keys: np.ndarray,
     episode_ids: np.ndarray,
     first_rows: np.ndarray,
-    contents: Sequence[np.ndarray],
+    contents: Sequence[np.ndarray | Sequence[np.ndarray]],
     specs: Sequence[ArraySpec],
-) -> np.ndarray:
-    """Encodes uncompressed `ChunkData` messages with the same number of rows, each with all columns.
+    *,
+    compress: bool = False,
+) -> Any:
+    """Encodes `ChunkData` messages with the same number of rows, each with all columns.
 
     Args:
       keys: uint64 `[n]` in [2^56, 2^63).
       episode_ids: uint64 `[n]` in the same range.
       first_rows: int `[n]`, the first rows of the chunks in their episodes, below 2^31.
-      contents: arrays `[n, rows, ...]`, one per column.
+      contents: an array `[n, rows, ...]` per column, or `n` arrays `[rows, ...]` for a column that is compressed.
       specs: specs of one row of each column.
+      compress: whether to compress the columns that are `is_compressible` with snappy if that saves a tenth.
 
     Returns:
-      uint8 `[n, size]`.
+      uint8 `[n, size]`; with `compress`, a list of messages of any size.
     """
-    num_chunks, num_rows = contents[0].shape[:2]
-    tensors: list[Part] = []
+    num_rows = len(contents[0][0])
+    tensors: list[Any] = []
+    num_bytes = np.zeros(len(keys), np.int64)
     for column, spec in zip(contents, specs, strict=True):
-        tensors += [_stored_tensor_head(spec, num_rows), _as_bytes(column)]
-    head = _chunk_head(keys, episode_ids, first_rows, num_rows)
-    return fill([*head, *message_field(5, tensors), _chunk_tail(num_rows, specs)], num_chunks)
+        if not (compress and is_compressible(num_rows, spec)):
+            stored: list[Part] = [_stored_tensor_head(spec, num_rows), _as_bytes(np.asarray(column))]
+            tensors += stored
+            num_bytes += total_width(stored)
+            continue
+        compressed = [_compress(rows) for rows in column]
+        sizes, shape = np.array([len(content) for content in compressed]), _tensor_head(spec, num_rows)
+        content_head = _delimited_heads(4, sizes)
+        lengths = len(shape) + total_width(content_head) + sizes
+        tensor_head = _delimited_heads(1, lengths)
+        tensors += [*tensor_head, shape, *content_head, compressed]
+        num_bytes += total_width(tensor_head) + lengths
+    sequence_range = [
+        *numbers_field(1, episode_ids, _KEY_WIDTH),
+        *numbers_field(2, first_rows, _INT_WIDTH),
+        *numbers_field(3, first_rows + (num_rows - 1), _INT_WIDTH),
+    ]
+    head = [*numbers_field(1, keys, _KEY_WIDTH), *message_field(2, sequence_range)]
+    # The number and the uncompressed size of the tensors.
+    tail = number_field(6, len(specs)) + number_field(7, num_rows * sum(spec.num_bytes for spec in specs))
+    if not compress:
+        return fill([*head, *message_field(5, tensors), tail], len(keys))
+    return _join_parts([*head, *_delimited_heads(5, num_bytes), *tensors, tail], len(keys))
 
 
 def _as_bytes(content: np.ndarray) -> np.ndarray:
@@ -158,45 +166,8 @@ def _as_bytes(content: np.ndarray) -> np.ndarray:
 
 
 def is_compressible(num_rows: int, spec: ArraySpec) -> bool:
-    """Returns whether `encode_compressed_chunks` tries to compress `num_rows` rows of a column."""
+    """Returns whether `encode_chunks` tries to compress `num_rows` rows of a column."""
     return num_rows * spec.num_bytes >= _MIN_COMPRESSIBLE_BYTES
-
-
-def encode_compressed_chunks(
-    keys: np.ndarray,
-    episode_ids: np.ndarray,
-    first_rows: np.ndarray,
-    contents: Sequence[np.ndarray | Sequence[np.ndarray]],
-    specs: Sequence[ArraySpec],
-) -> list[bytes]:
-    """Encodes chunks like `encode_chunks`, but compresses large columns with snappy if that saves a tenth.
-
-    Args:
-      keys: see `encode_chunks`.
-      episode_ids: see `encode_chunks`.
-      first_rows: see `encode_chunks`.
-      contents: an array `[n, rows, ...]` per column, or `n` arrays `[rows, ...]` for a column that `is_compressible`.
-      specs: specs of one row of each column.
-    """
-    num_chunks, num_rows = len(keys), len(contents[0][0])
-    tensors: list[Part | list[bytes]] = []
-    num_bytes = np.zeros(num_chunks, np.int64)
-    for column, spec in zip(contents, specs, strict=True):
-        if not is_compressible(num_rows, spec):
-            stored: list[Part] = [_stored_tensor_head(spec, num_rows), _as_bytes(np.asarray(column))]
-            tensors += stored
-            num_bytes += total_width(stored)
-            continue
-        compressed = [_compress(rows) for rows in column]
-        sizes, head = np.array([len(content) for content in compressed]), _tensor_head(spec, num_rows)
-        content_head = _delimited_heads(4, sizes)
-        lengths = len(head) + total_width(content_head) + sizes
-        tensor_head = _delimited_heads(1, lengths)
-        tensors += [*tensor_head, head, *content_head, compressed]
-        num_bytes += total_width(tensor_head) + lengths
-    chunk_head = _chunk_head(keys, episode_ids, first_rows, num_rows)
-    parts = [*chunk_head, *_delimited_heads(5, num_bytes), *tensors, _chunk_tail(num_rows, specs)]
-    return _join_parts(parts, num_chunks)
 
 
 def _delimited_heads(number: int, sizes: np.ndarray) -> list[Part]:
@@ -228,8 +199,7 @@ def encode_row(table: str, columns: Sequence[np.ndarray]) -> bytes:
     keys = np.array([secrets.randbits(56) | 1 << 56], np.uint64)
     first, length = np.zeros(1, np.int64), np.ones(1, np.int64)
     chunk = encode_chunks(keys, keys, first, [column[None, None] for column in columns], specs)
-    slices = [(keys, first, length)]
-    item = encode_items(table, keys, np.ones(1), slices, num_columns=len(columns), squeeze=True)
+    item = encode_items(table, keys, np.ones(1), [(keys, first, length)], num_columns=len(columns), squeeze=True)
     return delimited(1, chunk.tobytes()) + delimited(2, item.tobytes())
 
 
@@ -285,8 +255,6 @@ def encode_items(
     for index in range(num_columns):
         column: list[Part] = []
         for chunk, first, count in encoded:
-            chunk_slice: list[Part] = [tag(1, 0), chunk, tag(2, 0), first, tag(3, 0), count, number_field(4, index)]
-            column += message_field(1, chunk_slice)
-        squeezed: list[Part] = [number_field(2, 1)] if squeeze else []
-        columns += message_field(1, column + squeezed)
+            column += message_field(1, [tag(1, 0), chunk, tag(2, 0), first, tag(3, 0), count, number_field(4, index)])
+        columns += message_field(1, [*column, number_field(2, 1)] if squeeze else column)
     return fill([*parts, *message_field(8, columns)], len(keys))

@@ -45,8 +45,7 @@ class Packing:
     @property
     def row_shapes(self) -> list[tuple[int, ...]]:
         """The shape of one row of each column."""
-        leaves = tree.flatten(self.item_spec)
-        return [tuple(leaf.shape) if self.squeeze else tuple(leaf.shape[1:]) for leaf in leaves]
+        return [tuple(leaf.shape)[0 if self.squeeze else 1 :] for leaf in tree.flatten(self.item_spec)]
 
     @cached_property
     def _columns(self) -> list[tuple[int, int, Any, np.dtype, tuple[int, ...]]]:
@@ -71,8 +70,7 @@ def pack_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
 def packed_spec(row_specs: Sequence[ArraySpec]) -> ArraySpec:
     """Returns the spec of a packed row."""
     dtype = _packed_dtype([spec.dtype for spec in row_specs])
-    num_bytes = sum(spec.num_bytes for spec in row_specs)
-    return ArraySpec((num_bytes // dtype.itemsize,), dtype)
+    return ArraySpec((sum(spec.num_bytes for spec in row_specs) // dtype.itemsize,), dtype)
 
 
 def _packed_dtype(dtypes: Sequence[Any]) -> np.dtype:
@@ -154,7 +152,6 @@ def _unpack_column(packed: tf.Tensor, dtype: Any, shape: tuple[int, ...]) -> tf.
         column = tf.bitcast(packed, dtype)
     else:
         ratio = dtype.size // packed.dtype.size
-        grouped = tf.reshape(packed, tf.concat([leading, [-1, ratio]], axis=0))
-        column = tf.bitcast(grouped, dtype)
+        column = tf.bitcast(tf.reshape(packed, tf.concat([leading, [-1, ratio]], axis=0)), dtype)
     column = tf.reshape(column, tf.concat([leading, tf.constant(shape, tf.int32)], axis=0))
     return tf.ensure_shape(column, (*packed.shape[:-1], *shape))

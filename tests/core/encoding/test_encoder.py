@@ -288,12 +288,6 @@ def test_chunk_stores_the_row_range_in_its_episode():
     assert len({span.episode_id for span in spans}) == 2
 
 
-@pytest.mark.parametrize("chunk_length", [0, -1, 1_000_001])
-def test_chunk_length_out_of_range_raises(chunk_length):
-    with pytest.raises(ValueError, match=f"chunk_length must be an integer from 1 to 1,000,000, got {chunk_length}"):
-        Encoder([], ["a"], chunk_length=chunk_length)
-
-
 def test_flat_columns_keep_the_order_of_the_nest():
     conversion, blocks = convert([episode(3, terminal=True, nested=True)], TrajectoryWindows(2))
     (batch,) = encode_all(conversion, blocks)

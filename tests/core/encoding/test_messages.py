@@ -171,7 +171,7 @@ def test_compressed_chunk_matches_bytes_computed_by_hand():
     packed = bytes(cramjam.snappy.compress_raw(content.tobytes()))
     assert len(packed) == 100  # "64" below
     key = keys.MIN_KEY
-    (record,) = messages.encode_compressed_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec])
+    (record,) = messages.encode_chunks(uint64(key), uint64(key), np.array([3]), [content], [spec], compress=True)
     expected = [
         "08" + LOWEST_KEY,  # chunk_key
         "12 16 08" + LOWEST_KEY + "10 8380808000 18 8380808000",  # sequence_range: episode_id, rows 3 to 3
@@ -183,14 +183,15 @@ def test_compressed_chunk_matches_bytes_computed_by_hand():
     assert record == bytes.fromhex("".join(expected)) + packed + bytes.fromhex("30 01 38 d00f")
 
 
-@pytest.mark.parametrize("encode", [messages.encode_chunks, messages.encode_compressed_chunks])
+@pytest.mark.parametrize("compress", [False, True])
 @given(columns(), st.data())
 @examples(60)
-def test_chunks_are_decoded_unchanged(encode, case, data):
+def test_chunks_are_decoded_unchanged(compress, case, data):
     contents, specs = case
     n = len(contents[0])
     values = [data.draw(st.lists(kind, min_size=n, max_size=n)) for kind in (KEYS, KEYS, st.integers(0, 2**31 - 100))]
-    records = encode(uint64(*values[0]), uint64(*values[1]), np.array(values[2]), contents, specs)
+    heads = uint64(*values[0]), uint64(*values[1]), np.array(values[2])
+    records = messages.encode_chunks(*heads, contents, specs, compress=compress)
     assert len(records) == n
     for at, header in enumerate(zip(*values, strict=True)):
         assert_chunk(records[at], *header, [content[at] for content in contents])
@@ -210,7 +211,8 @@ def test_column_is_compressed_only_if_that_saves_a_tenth():
     noise, zeros = np.random.default_rng(0).integers(0, 256, (2, 4096), np.uint8), np.zeros((2, 4096), np.uint8)
     specs = [ArraySpec((4096,), noise.dtype)] * 2
     key = uint64(1 << 60)
-    (record,) = messages.encode_compressed_chunks(key, key, np.zeros(1, int), [noise[None], zeros[None]], specs)
+    contents = [noise[None], zeros[None]]
+    (record,) = messages.encode_chunks(key, key, np.zeros(1, int), contents, specs, compress=True)
     chunk = schema_pb2.ChunkData.FromString(record)
     sizes = [len(tensor.tensor_content) for tensor in chunk.data.tensors]
     assert sizes[0] == noise.nbytes + len(messages.literal_header(noise.nbytes)) and sizes[1] < zeros.nbytes / 10

@@ -64,8 +64,8 @@ def test_reader_of_single_use_items_gets_each_of_them_once(unchecked_servers):
 def corrupt_chunks(original):
     """Returns an `encode_chunks` that damages its records."""
 
-    def encode_chunks(*arguments):
-        records = original(*arguments)
+    def encode_chunks(*arguments, **options):
+        records = original(*arguments, **options)
         records[:, -40:-20] ^= 255
         return records
 
