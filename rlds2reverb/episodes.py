@@ -16,6 +16,7 @@ from rlds2reverb.errors import Problem, SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
+_SAME_SPEC_ADVICE = "convert all episodes to the same spec, or convert them into separate tables"
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,8 @@ def join_transitions(
             scattered[ends - 1] = final_rows
         return scattered
 
-    if final_observations is None:
-        step_observations = map_structure(scatter, observations)
-    else:
-        step_observations = tree.map_structure(scatter, observations, final_observations)
+    nests = [observations] if final_observations is None else [observations, final_observations]
+    step_observations = tree.map_structure(scatter, *nests)
     discount = np.ones(total, np.float32)
     flags = {name: np.zeros(total, bool) for name in fields.FLAG_FIELDS}
     has_steps = num_steps > 0
@@ -241,10 +240,11 @@ def find_problems(episode: Episode, step_spec: Nest | None = None) -> list[Probl
     """
     problems = list(_find_length_problems(episode))
     if not problems:
-        problems = [*_find_flag_problems(episode), *_find_number_problems(episode)]
+        flag_problems = _find_flag_problems(episode, np.array([episode.num_steps]))
+        problems = [*flag_problems, *_find_number_problems(episode)]
     if step_spec is not None and episode.num_steps:
         try:
-            require_same_spec(episode, step_spec)
+            require_same_spec(episode.steps, step_spec, episode.index)
         except SpecMismatchError as error:
             problems.append(Problem(episode.index, None, fields.STEPS, str(error)))
     return problems
@@ -261,22 +261,22 @@ def has_problems(steps: dict[str, Nest], num_steps: np.ndarray, step_spec: Nest 
     joined = Episode(steps, 0)
     if not num_steps.all() or any(_find_length_problems(joined)):
         return True
-    ends = np.cumsum(num_steps)
-    expected_first, expected_last = np.zeros((2, ends[-1]), bool)
-    expected_first[ends - num_steps] = expected_last[ends - 1] = True
-    is_first, is_last, is_terminal = (steps[name] for name in fields.FLAG_FIELDS)
-    if (is_first != expected_first).any() or (is_last != expected_last).any() or (is_terminal & ~is_last).any():
+    if any(_find_flag_problems(joined, num_steps)) or any(_find_number_problems(joined)):
         return True
-    return any(_find_number_problems(joined)) or (step_spec is not None and make_step_spec(steps) != step_spec)
+    return step_spec is not None and make_step_spec(steps) != step_spec
 
 
-def require_same_spec(episode: Episode, step_spec: Nest) -> None:
-    """Raises `SpecMismatchError` unless the episode's steps have the spec of the first episode."""
-    got = make_step_spec(episode.steps)
-    if got != step_spec:
-        holder = f"the first episode (this is episode {episode.index})"
-        advice = "convert all episodes to the same spec, or convert them into separate tables"
-        require_match(got, step_spec, holder=holder, advice=advice)
+def require_same_spec(
+    columns: Nest, first_spec: Nest, index: int, *, advice: str = _SAME_SPEC_ADVICE, root: str = "step"
+) -> None:
+    """Raises `SpecMismatchError` unless the columns of the episode at `index` have the spec of the first episode's."""
+    got = make_step_spec(columns)
+    if got != first_spec:
+        require_match(got, first_spec, holder=_describe_first(index), advice=advice, root=root)
+
+
+def _describe_first(index: int) -> str:
+    return f"the first episode (this is episode {index})"
 
 
 def make_metadata_spec(episode: Episode) -> dict[str, Nest]:
@@ -290,8 +290,8 @@ def list_metadata(episode: Episode, metadata_spec: Nest) -> dict[str, np.ndarray
     Raises:
       SpecMismatchError: Unless they have the spec of the first episode.
     """
-    holder = f"the first episode (this is episode {episode.index})"
-    require_match(make_metadata_spec(episode), metadata_spec, holder=holder, advice="drop the field", root="metadata")
+    got, holder = make_metadata_spec(episode), _describe_first(episode.index)
+    require_match(got, metadata_spec, holder=holder, advice="drop the field", root="metadata")
     return {"/".join(path): value for path, value in leaves(episode.metadata)}
 
 
@@ -305,16 +305,19 @@ def _find_length_problems(episode: Episode) -> Iterator[Problem]:
         yield Problem(episode.index, None, fields.STEPS, "The episode has no steps; remove or skip it.")
 
 
-def _find_flag_problems(episode: Episode) -> Iterator[Problem]:
+def _find_flag_problems(episode: Episode, num_steps: np.ndarray) -> Iterator[Problem]:
+    """Yields the problems of an episode, or of several concatenated ones of `num_steps` steps, int64 `[E]`."""
     is_first, is_last, is_terminal = (episode.steps[name] for name in fields.FLAG_FIELDS)
-    steps, end = np.arange(episode.num_steps), episode.num_steps - 1
-    too_early = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({end}) of the episode."
+    ends = np.cumsum(num_steps)
+    at_start, at_end = np.zeros((2, ends[-1]), bool)
+    at_start[ends - num_steps] = at_end[ends - 1] = True
+    too_early = f"{fields.LAST_BEFORE_MID} is_last is set before the last step ({ends[0] - 1}) of the episode."
     rules = (
-        (fields.IS_FIRST, ~is_first & (steps == 0), f"{fields.LAST_BEFORE_MID} is_first is not set on the first step."),
+        (fields.IS_FIRST, ~is_first & at_start, f"{fields.LAST_BEFORE_MID} is_first is not set on the first step."),
         (fields.IS_TERMINAL, is_terminal & ~is_last, f"{fields.TERMINAL_NOT_LAST} is_last is not set here."),
-        (fields.IS_LAST, is_last & (steps < end), too_early),
-        (fields.IS_FIRST, is_first & (steps > 0), f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."),
-        (fields.IS_LAST, ~is_last & (steps == end), f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."),
+        (fields.IS_LAST, is_last & ~at_end, too_early),
+        (fields.IS_FIRST, is_first & ~at_start, f"{fields.MID_BEFORE_FIRST} is_first is set inside the episode."),
+        (fields.IS_LAST, ~is_last & at_end, f"{fields.MID_BEFORE_FIRST} is_last is not set on the last step."),
     )
     for name, is_broken, message in rules:
         for step in np.flatnonzero(is_broken):
@@ -334,5 +337,4 @@ def _find_number_problems(episode: Episode) -> Iterator[Problem]:
     outside = (discount < 0) | (discount > 1)
     if outside.any():
         step = int(np.argmax(outside.reshape(len(discount), -1).any(axis=1)))
-        message = f"The discount must be in [0, 1], got {discount[step]}."
-        yield Problem(episode.index, step, fields.DISCOUNT, message)
+        yield Problem(episode.index, step, fields.DISCOUNT, f"The discount must be in [0, 1], got {discount[step]}.")

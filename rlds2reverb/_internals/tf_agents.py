@@ -30,7 +30,6 @@ class ObserverSettings:
       kind: 'episode', 'stream' (windows that cross the ends of episodes) or 'trajectory'.
       tables: names of the tables that receive each item.
       priority: priority of every item.
-      num_cached_steps: number of cached steps of an unfinished episode.
       length: number of rows per item; for 'episode' the maximum.
       stride: number of rows between the starts of consecutive items; 1 for 'episode'.
       padding: see `trajectory_items.TrajectoryWindows`.
@@ -40,19 +39,29 @@ class ObserverSettings:
     kind: str
     tables: tuple[str, ...]
     priority: float
-    num_cached_steps: int
     length: int
     stride: int = 1
     padding: Padding = "none"
     bypass_long_episodes: bool = False
 
     @classmethod
-    def from_observer(cls, observer: Any) -> ObserverSettings | None:
-        """Returns the settings of an observer, or None if it is not one of TF-Agents' three."""
-        kind = _KINDS.get(type(observer))
+    def from_observer(cls, observer: Any) -> ObserverSettings:
+        """Returns the settings of an observer.
+
+        Raises:
+          ValueError: If it is not one of TF-Agents' three, or holds steps of an unfinished episode.
+        """
+        kind, name = _KINDS.get(type(observer)), type(observer).__name__
         if kind is None:
-            return None
-        common = (kind, tuple(observer._table_names), float(observer._priority), getattr(observer, "_cached_steps", 0))
+            raise ValueError(
+                f"the observer must be one of TF-Agents' Reverb observers, got a {name}; push with fast=False"
+            )
+        if num_cached := getattr(observer, "_cached_steps", 0):
+            raise ValueError(
+                f"the {name} holds {num_cached} steps of an unfinished episode; call its reset(), or push "
+                "with fast=False"
+            )
+        common = kind, tuple(observer._table_names), float(observer._priority)
         if kind == "episode":
             return cls(*common, observer._max_sequence_length, bypass_long_episodes=observer._bypass_partial_episodes)
         if kind == "stream":

@@ -161,7 +161,7 @@ class Source:
             episode = episodes.get(int(index))
             if episode is None:
                 return [np.False_, *no_rows]
-            require_same_spec(episode, spec)
+            require_same_spec(episode.steps, spec, episode.index)
             return [np.True_, *(column for _, column in leaves(episode.steps))]
 
         @without_autograph

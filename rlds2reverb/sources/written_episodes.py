@@ -153,7 +153,7 @@ class WrittenEpisodes:
 
     def _find_problems(self, episode: Episode) -> list[Problem]:
         if self._on_invalid == "keep":
-            require_same_spec(episode, self.step_spec)
+            require_same_spec(episode.steps, self.step_spec, episode.index)
             names = () if self._limits.has_discounts else (*fields.FLAG_FIELDS, fields.STEPS)
             problems = [problem for problem in find_problems(episode) if problem.field in names]
         else:

@@ -7,6 +7,7 @@ that is sent twice is stored once.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import deque
@@ -31,7 +32,7 @@ from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 
 _MAX_UNCONFIRMED_BYTES = 32 << 20
-_FIRST_PAUSE_SECS, _MAX_PAUSE_SECS = 0.1, 2.0
+_FIRST_PAUSES_SECS, _MAX_PAUSE_SECS = (0.1, 0.2, 0.4, 0.8, 1.6), 2.0
 _MAX_CONNECT_SECS = 5.0
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 
@@ -63,7 +64,7 @@ class _Batch:
 
 
 class BulkWriter:
-    """Writes batches of items to a server and tracks their confirmations. Use it as a context manager."""
+    """Writes batches of items to a server and tracks their confirmations. Close it after use."""
 
     def __init__(self, server: Server, encoder: Encoder, *, timeout_secs: float = 30.0):
         """Opens the stream.
@@ -76,9 +77,7 @@ class BulkWriter:
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        self._address = find_address(server)
-        self._encoder = encoder
-        self._timeout_secs = timeout_secs
+        self._address, self._encoder, self._timeout_secs = find_address(server), encoder, timeout_secs
         self._num_batches = 0
         self._unconfirmed_writes: deque[tuple[int, Any]] = deque()
         self._confirmed_state: Any = None
@@ -94,12 +93,6 @@ class BulkWriter:
         self._error: Exception | None = None
         #: Identifies the run of the server that all confirmations come from.
         self.state_id = self._open_stream(timeout_secs)
-
-    def __enter__(self) -> BulkWriter:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
     @property
     def confirmed_state(self) -> Any:
@@ -263,7 +256,4 @@ class BulkWriter:
 
 
 def _retry_pauses() -> Iterator[float]:
-    pause = _FIRST_PAUSE_SECS
-    while True:
-        yield pause
-        pause = min(2 * pause, _MAX_PAUSE_SECS)
+    return itertools.chain(_FIRST_PAUSES_SECS, itertools.repeat(_MAX_PAUSE_SECS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -75,7 +76,7 @@ def find_incompatibility(address: str, tables: Sequence[str], trial: TrialItem, 
     """
     reason: str | None = ""
     for _ in range(2):  # A failure while the server is away or restarting says nothing about compatibility.
-        reason = _find_incompatibility_once(address, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
+        reason = _try_once(address, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
         if reason is None:
             return None
         server_state_id(address, timeout_secs=timeout_secs)
@@ -84,18 +85,14 @@ def find_incompatibility(address: str, tables: Sequence[str], trial: TrialItem, 
 
 def _describe_untested_version() -> str:
     """Returns a clause that names the installed version of dm-reverb if it is not among the tested ones."""
-    try:
+    with contextlib.suppress(PackageNotFoundError):
         installed = version("dm-reverb")
-    except PackageNotFoundError:
-        return ""
-    if is_tested("dm-reverb", installed):
-        return ""
-    return f"; dm-reverb {installed} is installed, but tested is {' or '.join(TESTED_VERSIONS['dm-reverb'])}"
+        if not is_tested("dm-reverb", installed):
+            return f"; dm-reverb {installed} is installed, but tested is {' or '.join(TESTED_VERSIONS['dm-reverb'])}"
+    return ""
 
 
-def _find_incompatibility_once(
-    address: str, tables: Sequence[str], trial: TrialItem, timeout_secs: float
-) -> str | None:
+def _try_once(address: str, tables: Sequence[str], trial: TrialItem, timeout_secs: float) -> str | None:
     try:
         with Connection(address) as connection:
             state_id = connection.state_id(timeout_secs=timeout_secs)
@@ -129,7 +126,7 @@ def _is_usable(info: TableInfo) -> bool:
 
 def _write_and_read(address: str, table: str, trial: TrialItem, timeout_secs: float) -> str | None:
     try:
-        with BulkWriter(address, trial.make_encoder(table), timeout_secs=timeout_secs) as writer:
+        with contextlib.closing(BulkWriter(address, trial.make_encoder(table), timeout_secs=timeout_secs)) as writer:
             writer.write([trial.block])
             writer.flush()
         with Connection(address) as connection:

@@ -16,8 +16,8 @@ from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock
 from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, packed_spec
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, find_problems
-from rlds2reverb.errors import InvalidEpisodeError, Problem, SpecMismatchError
+from rlds2reverb.episodes import Episode, find_problems, require_same_spec
+from rlds2reverb.errors import InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.items import EpisodeAdder, ItemBatch
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority, compute_priorities
@@ -63,24 +63,10 @@ class ItemConversion:
     example: ItemBlock
     left_out_fields: dict[str, str]
 
-    def is_skipped(self, episode: Episode) -> bool:
-        """Returns whether an episode is skipped, as is done in any case if no table can hold it.
-
-        Raises:
-          InvalidEpisodeError: If it has problems and they are errors.
-        """
-        return self._find_problems(episode)[1]
-
-    def _find_problems(self, episode: Episode) -> tuple[list[Problem], bool]:
-        """Returns the problems of an episode, and whether it is skipped."""
-        problems = find_problems(episode, self.step_spec)
-        if problems and self.on_invalid == "error":
-            raise InvalidEpisodeError(problems)
-        is_impossible = any(problem.field == fields.STEPS for problem in problems)
-        return problems, bool(problems) and (self.on_invalid == "skip_episode" or is_impossible)
-
     def drop_skipped(self, batch: EpisodeBatch, report: IngestReport) -> EpisodeBatch | None:
         """Returns the episodes of a batch that are not skipped, or None if all are; adds problems to a report.
+
+        Episodes that no table can hold are skipped in any case.
 
         Raises:
           InvalidEpisodeError: If there are problems and they are errors.
@@ -89,9 +75,12 @@ class ItemConversion:
             return batch
         kept = []
         for episode in batch.episodes:
-            problems, is_skipped = self._find_problems(episode)
+            problems = find_problems(episode, self.step_spec)
+            if problems and self.on_invalid == "error":
+                raise InvalidEpisodeError(problems)
             report.problems += problems[: MAX_REPORTED_PROBLEMS - len(report.problems)]
-            if is_skipped:
+            is_impossible = any(problem.field == fields.STEPS for problem in problems)
+            if is_impossible or (problems and self.on_invalid == "skip_episode"):
                 report.skipped_episodes += 1
             else:
                 report.kept_problems += len(problems)
@@ -105,10 +94,7 @@ class ItemConversion:
           SpecMismatchError: If their columns differ from those of the first episode.
           ValueError: If a priority is not finite or not in [0, 1e12].
         """
-        return [
-            _make_block(episodes, items, self.priority, packed=self.packed)
-            for episodes, items in self._convert_to_items(batch)
-        ]
+        return [_make_block(*pair, self.priority, packed=self.packed) for pair in self._convert_to_items(batch)]
 
     def count_items(self, batch: EpisodeBatch) -> np.ndarray:
         """Returns the number of items of each of some valid episodes, int64 `[E]`.
@@ -129,47 +115,33 @@ class ItemConversion:
             converted = [([episode], ItemBatch.from_items(convert(part))) for episode, part in pairs]
         else:
             converted = [(batch.episodes, items)]
+        advice = "the adder must return the same columns for all episodes"
         for episodes, batch_items in converted:
-            self._require_same_columns(episodes[0], batch_items)
+            columns = batch_items.items.columns
+            require_same_spec(columns, self.row_spec, episodes[0].index, advice=advice, root="item")
         return converted
 
     def make_encoder(
         self, tables: Sequence[str], chunk_length: int | None, key_seed: int, *, number_items: bool = False
     ) -> Encoder:
         """Returns a new encoder of the items; see `Encoder`."""
+        specs, squeeze = self.specs, self.squeeze
         return Encoder(
-            self.specs,
-            tables,
-            squeeze=self.squeeze,
-            chunk_length=chunk_length,
-            key_seed=key_seed,
-            number_items=number_items,
+            specs, tables, squeeze=squeeze, chunk_length=chunk_length, key_seed=key_seed, number_items=number_items
         )
 
     @cached_property
     def _has_strings(self) -> bool:
         return len(leaves(drop_strings(self.step_spec))) < len(leaves(self.step_spec))
 
-    def _require_same_columns(self, episode: Episode, items: ItemBatch) -> None:
-        spec = make_step_spec(items.items.columns)
-        if spec != self.row_spec:
-            holder = f"the first episode (this is episode {episode.index})"
-            advice = "the adder must return the same columns for all episodes"
-            require_match(spec, self.row_spec, holder=holder, advice=advice, root="item")
-
 
 def _make_block(episodes: Sequence[Episode], items: ItemBatch, priority: Priority, *, packed: bool) -> ItemBlock:
     columns = tree.flatten(items.items.columns)
-    return ItemBlock(
-        [pack_columns(columns)] if packed else columns,
-        items.items.starts,
-        items.items.lengths,
-        _compute_priorities(episodes, items, priority),
-        keys.content_digests(items),
-        np.array([episode.index for episode in episodes]),
-        items.num_items,
-        items.first_rows,
-    )
+    columns = [pack_columns(columns)] if packed else columns
+    ranges = items.items.starts, items.items.lengths
+    priorities, digests = _compute_priorities(episodes, items, priority), keys.content_digests(items)
+    indices = np.array([episode.index for episode in episodes])
+    return ItemBlock(columns, *ranges, priorities, digests, indices, items.num_items, items.first_rows)
 
 
 def _compute_priorities(episodes: Sequence[Episode], items: ItemBatch, priority: Priority) -> np.ndarray:
@@ -259,11 +231,10 @@ def _row_spec(leaf: Any, *, squeeze: bool) -> ArraySpec:
 def _find_first_valid(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
     """Returns the first valid episode, or `first` if there is none."""
     problems = find_problems(first, step_spec)
-    if not problems:
-        return first
-    if on_invalid == "error":
+    if problems and on_invalid == "error":
         raise InvalidEpisodeError(problems)
-    return next((episode for episode in source if not find_problems(episode, step_spec)), first)
+    valid = (episode for episode in source if not find_problems(episode, step_spec))
+    return next(valid, first) if problems else first
 
 
 def _require_no_strings(item_spec: Nest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,8 +14,9 @@ from rlds2reverb._internals.tf_agents import ObserverSettings
 from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
+from rlds2reverb.episodes import require_same_spec
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, make_step_spec, require_match
+from rlds2reverb.specs import Nest, make_step_spec
 from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .bulk_writer import BulkWriter
@@ -37,7 +39,7 @@ def push_episodes(episodes: Iterable[Nest], observer: Any) -> None:
         than the observer's `max_sequence_length`.
       ServerUnavailableError: If the server does not accept items in time.
     """
-    settings = _read_settings(observer)
+    settings = ObserverSettings.from_observer(observer)
     errors: list[Exception] = []
     all_items = _stop_at_error(map(make_item_converter(settings), episodes), errors)
     first = next(all_items, None)
@@ -50,25 +52,13 @@ def push_episodes(episodes: Iterable[Nest], observer: Any) -> None:
             reason = find_incompatibility(observer.py_client, settings.tables, trial, timeout_secs=_TIMEOUT_SECS)
             if reason is not None:
                 raise ValueError(f"the server does not support the bulk writer ({reason}); push with fast=False")
-        with BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=_TIMEOUT_SECS) as writer:
+        writer = BulkWriter(observer.py_client, Encoder(specs, settings.tables), timeout_secs=_TIMEOUT_SECS)
+        with contextlib.closing(writer):
             for group in group_by_size(itertools.chain([first_block], blocks)):
                 writer.write(group)
             writer.flush()
     if errors:
         raise errors[0]
-
-
-def _read_settings(observer: Any) -> ObserverSettings:
-    settings = ObserverSettings.from_observer(observer)
-    name = type(observer).__name__
-    if settings is None:
-        raise ValueError(f"the observer must be one of TF-Agents' Reverb observers, got a {name}; push with fast=False")
-    if settings.num_cached_steps:
-        raise ValueError(
-            f"the {name} holds {settings.num_cached_steps} steps of an unfinished episode; call its reset(), or push "
-            "with fast=False"
-        )
-    return settings
 
 
 def _stop_at_error(all_items: Iterable[Items], errors: list[Exception]) -> Iterator[Items]:
@@ -82,13 +72,9 @@ def _stop_at_error(all_items: Iterable[Items], errors: list[Exception]) -> Itera
 def _make_blocks(all_items: Iterable[Items], priority: float) -> Iterator[ItemBlock]:
     spec = None
     for index, items in enumerate(all_items):
-        got = make_step_spec(items.columns)
-        spec = spec or got
-        if got != spec:
-            advice = "make all episodes alike, or push with fast=False"
-            require_match(got, spec, holder=f"the first episode (this is episode {index})", advice=advice)
-        priorities = np.full(len(items), priority)
-        columns = tree.flatten(items.columns)
+        spec = spec or make_step_spec(items.columns)
+        require_same_spec(items.columns, spec, index, advice="make all episodes alike, or push with fast=False")
+        columns, priorities = tree.flatten(items.columns), np.full(len(items), priority)
         digest = keys.content_digest(items)
         yield ItemBlock.from_episode(columns, items.starts, items.lengths, priorities, digest=digest, episode=index)
 

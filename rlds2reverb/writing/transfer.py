@@ -128,9 +128,8 @@ class Transfer:
         with self.report.stage("check"):
             for batch in batch_episodes(self._read_to_check()):
                 self._drop_skipped(batch)
-                for episode in batch.episodes:
-                    num_steps += episode.num_steps
-                    num_bytes += episode.num_bytes
+                num_steps += int(batch.num_steps.sum())
+                num_bytes += sum(episode.num_bytes for episode in batch.episodes)
                 if num_bytes <= _MAX_CACHED_BYTES:
                     cached += batch.episodes
                 else:
@@ -173,9 +172,9 @@ class Transfer:
         """Reads the whole dataset and returns the number of its items, without writing any."""
         num_items = 0
         with self.report.stage("check"):
-            for episode in self._read_to_check():
-                if not self._is_skipped(episode):
-                    num_items += len(self.conversion.adder(episode))
+            for batch in batch_episodes(self._read_to_check()):
+                if (kept := self._drop_skipped(batch)) is not None:
+                    num_items += int(self.conversion.count_items(kept).sum())
         return num_items
 
     def require_same_data(self, saved: TransferState) -> None:
@@ -186,10 +185,10 @@ class Transfer:
         """
         fingerprint = Fingerprint()
         seen = 0
-        for episode in itertools.islice(self.source.read(), saved.seen):
-            seen += 1
-            if not self._is_skipped(episode):
-                fingerprint.update(b"".join(episode_digests(EpisodeBatch([episode]))))
+        for batch in batch_episodes(itertools.islice(self.source.read(), saved.seen)):
+            seen += len(batch.episodes)
+            if (kept := self._drop_skipped(batch)) is not None:
+                fingerprint.update(b"".join(episode_digests(kept)))
         saved.require_same_data(seen, fingerprint)
 
     def run(self, destination: Destination) -> None:
@@ -251,9 +250,6 @@ class Transfer:
             if episode is None:
                 return
             yield episode
-
-    def _is_skipped(self, episode: Episode) -> bool:
-        return not self._is_checked and self.conversion.is_skipped(episode)
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
         return batch if self._is_checked else self.conversion.drop_skipped(batch, self.report)

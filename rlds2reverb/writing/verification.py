@@ -20,6 +20,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.specs import leaves, path_name
 
 from .conversion import ItemConversion
+from .report import IngestReport
 
 _NUM_CACHED_CHUNKS = 256
 _ADVICE = "convert the dataset again, into a new directory"
@@ -72,10 +73,12 @@ def _are_identical(found: np.ndarray, expected: np.ndarray) -> bool:
 
 def _convert_items(source: Source, conversion: ItemConversion) -> Iterator[tuple[str, list[np.ndarray], float]]:
     """Yields the place, the columns and the priority of each item of the dataset."""
+    report = IngestReport("", ())
     for episode in source:
-        if conversion.is_skipped(episode):
+        kept = conversion.drop_skipped(EpisodeBatch([episode]), report)
+        if kept is None:
             continue
-        (block,) = conversion.convert(EpisodeBatch([episode]))
+        (block,) = conversion.convert(kept)
         for index, (start, length) in enumerate(zip(block.starts.tolist(), block.lengths.tolist(), strict=True)):
             rows = start if conversion.squeeze else slice(start, start + length)
             columns = [np.asarray(column[rows]) for column in block.columns]
