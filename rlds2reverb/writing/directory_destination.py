@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -350,18 +350,17 @@ class DirectoryDestination:
 
     def _describe_checkpoint(self, state: TransferState) -> dict[str, Any]:
         num_items, num_chunks = self._encoder.num_items, self._files["chunk_keys"].size // 8
+        chunk_bytes, columns = self._files[_CHUNKS].size, len(tree.flatten(self._signature))
+        total = num_items * len(self._configs)
         return {
             "run": self._description,
             "state": state.as_dict(),
             "tables": [config.name for config in self._configs],
             "items": num_items,
             "chunks": num_chunks,
-            "chunk_bytes": self._files[_CHUNKS].size,
+            "chunk_bytes": chunk_bytes,
             "memory_bytes": estimate_server_bytes(
-                items=num_items * len(self._configs),
-                chunks=num_chunks,
-                chunk_bytes=self._files[_CHUNKS].size,
-                columns=len(tree.flatten(self._signature)),
+                items=total, chunks=num_chunks, chunk_bytes=chunk_bytes, columns=columns
             ),
             "versions": {"rlds2reverb": version("rlds2reverb"), "dm-reverb": REVERB_FORMAT},
         }
@@ -378,12 +377,9 @@ def iterate_contents(batch: EncodedBatch) -> Iterator[tuple[str, np.ndarray]]:
         yield "item_keys", item_keys
 
 
-def _iterate_groups(records: Records) -> Iterator[np.ndarray]:
-    if isinstance(records, np.ndarray):
-        yield records
-    else:
-        for record in records:
-            yield np.frombuffer(record, np.uint8)[None]
+def _iterate_groups(records: Records) -> Iterable[np.ndarray]:
+    single = (np.frombuffer(record, np.uint8)[None] for record in records)
+    return [records] if isinstance(records, np.ndarray) else single
 
 
 def _is_empty(directory: Path) -> bool:

@@ -75,10 +75,8 @@ class Journal:
           CorruptFileError: If the file has changed since it was saved.
           ResumeError: If the first episode had different items then.
         """
-        if not self._is_enabled:
-            return None
         try:
-            content = load_json(self.path)
+            content = load_json(self.path) if self._is_enabled else None
         except CorruptFileError as error:
             raise CorruptFileError(f"{error}; delete it, or start again", resume=False) from error
         if content is None:

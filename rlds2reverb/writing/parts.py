@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,27 +183,21 @@ def plan_parts(scans: Sequence[Scan], *, num_shards: int, part_bytes: int) -> li
 
 
 def _plan_shard(shard: int, episodes: list[_Measured], part_bytes: int) -> ShardPlan:
-    parts: list[Part] = []
-    groups: list[list[_Measured]] = []
-    first_item = 0
-
-    def end_part() -> None:
-        nonlocal first_item
-        members = [episode for group in groups for episode in group]
-        num_items = sum(max(episode.num_items, 0) for episode in members)
-        fingerprint = Fingerprint(b"".join(episode.digest for episode in members))
-        sizes = tuple(map(len, groups))
-        begin, end = members[0].number, members[-1].number + 1
-        parts.append(Part(shard, len(parts), begin, end, sizes, first_item, num_items, fingerprint.hexdigest()))
-        first_item += num_items
-        groups.clear()
-
+    groups_of_parts: list[list[list[_Measured]]] = []
     for group in group_by_size(episodes):
-        groups.append(group)
-        if sum(episode.num_bytes for members in groups for episode in members) >= part_bytes:
-            end_part()
-    if groups:
-        end_part()
+        if not groups_of_parts or sum(episode.num_bytes for episode in chain(*groups_of_parts[-1])) >= part_bytes:
+            groups_of_parts.append([])
+        groups_of_parts[-1].append(group)
+    parts: list[Part] = []
+    first_item = 0
+    for groups in groups_of_parts:
+        members = list(chain(*groups))
+        num_items = sum(max(episode.num_items, 0) for episode in members)
+        digest = Fingerprint(b"".join(episode.digest for episode in members)).hexdigest()
+        begin, end = members[0].number, members[-1].number + 1
+        sizes = tuple(map(len, groups))
+        parts.append(Part(shard, len(parts), begin, end, sizes, first_item, num_items, digest))
+        first_item += num_items
     kept = [episode for episode in episodes if episode.num_items >= 0]
     fingerprint = Fingerprint(b"".join(episode.digest for episode in kept))
     too_short = sum(episode.num_items == 0 for episode in kept)

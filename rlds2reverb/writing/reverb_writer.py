@@ -48,19 +48,12 @@ class _WriterProcess(ForkedProcess):
 class ReverbWriter:
     """Writes items row by row, with a deadline. Close it after use."""
 
-    def __init__(
-        self,
-        server: Server,
-        table_names: Sequence[str],
-        *,
-        squeeze: bool = False,
-        timeout_secs: float = 30.0,
-    ):
+    def __init__(self, server: Server, tables: Sequence[str], *, squeeze: bool = False, timeout_secs: float = 30.0):
         """Checks that the server answers, and does not send anything yet.
 
         Args:
           server: server to write to; see `client.find_address`.
-          table_names: names of the tables that get each item; they share its data.
+          tables: names of the tables that get each item; they share its data.
           squeeze: whether items are single rows without a time axis.
           timeout_secs: seconds to wait for the server to accept items.
 
@@ -71,7 +64,7 @@ class ReverbWriter:
         start_launcher()
         #: Identifies the run of the server that gets the items.
         self.state_id = server_state_id(self._address, timeout_secs=timeout_secs)
-        self._table_names, self._squeeze, self._timeout_secs = tuple(table_names), squeeze, timeout_secs
+        self._tables, self._squeeze, self._timeout_secs = tuple(tables), squeeze, timeout_secs
         #: The `state` of the last completed `write`; None if there is none.
         self.confirmed_state: Any = None
         self._process: _WriterProcess | None = None
@@ -89,7 +82,7 @@ class ReverbWriter:
             restarted, or if Reverb's writer fails.
         """
         if self._process is None:
-            self._process = _WriterProcess(self._address, self._table_names, squeeze=self._squeeze)
+            self._process = _WriterProcess(self._address, self._tables, squeeze=self._squeeze)
         try:
             for block in blocks:
                 for episode_block in block.split_by_episode():
@@ -99,7 +92,7 @@ class ReverbWriter:
             reason = f"{self._address} did not get all items: {error}"
             if isinstance(error, TimeoutError):
                 # This waits, so it comes first: a server that is just being restarted may be available afterwards.
-                reason = explain_blocked_inserts(self._address, self._table_names, self._timeout_secs)
+                reason = explain_blocked_inserts(self._address, self._tables, self._timeout_secs)
             if self._read_state_id() not in (None, self.state_id):
                 raise self._make_restart_error() from error
             raise ServerUnavailableError(reason) from error

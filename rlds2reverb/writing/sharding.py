@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,10 +31,7 @@ def assign_shards(episodes: np.ndarray, num_shards: int) -> np.ndarray:
 
 def select_shard(source: Source, shard: int, num_shards: int) -> Source:
     """Returns a source with the episodes of one shard, which keep their indices."""
-
-    def read() -> Iterator[Episode]:
-        return filter_shard(source, shard, num_shards)
-
+    read = functools.partial(filter_shard, source, shard, num_shards)
     return replace(source, read=read, num_episodes=None, num_rows=None, count=None)
 
 
