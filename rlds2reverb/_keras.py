@@ -35,8 +35,8 @@ def require_keras_2() -> None:
     """
     import tensorflow as tf
 
-    layers = importlib.import_module("tensorflow.keras.layers")  # TF-Agents imports it in this way, too.
-    if not issubclass(layers.Layer, tf.Module):
+    # TF-Agents imports it in this way, too.
+    if not issubclass(importlib.import_module("tensorflow.keras.layers").Layer, tf.Module):
         raise ImportError(
             "tf.keras is Keras 3, but TF-Agents requires Keras 2; import rlds2reverb before you use tf.keras, or set "
             f"{_VARIABLE}=1 in the environment before Python starts"

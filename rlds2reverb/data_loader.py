@@ -232,13 +232,9 @@ class _StoredBatches:
 
     def read_all(self, convert: Callable[[Nest], Any]) -> Iterator[Any]:
         """Yields all batches, each converted in the thread that reads it."""
-        first = self._options.first_step
+        first, prefetch = self._options.first_step, self._options.prefetch
         steps = itertools.count(first) if self.num_batches is None else range(first, first + self.num_batches)
-        return map_ahead(lambda step: convert(self.read(step)), steps, self._options.prefetch)
-
-    def read(self, step: int) -> dict[str, Nest]:
-        """Returns the batch of a step."""
-        return self._read_items(self._choose_items(step))
+        return map_ahead(lambda step: convert(self._read_items(self._choose_items(step))), steps, prefetch)
 
     def _read_items(self, items: np.ndarray) -> dict[str, Nest]:
         return self._options.items.read(self._take, *self.index.find_rows(items))

@@ -76,8 +76,7 @@ class Evaluation:
             for name, value in vars(self).items()
         }
         computed = {"mean": self.mean, "std": self.std, "score": self.score, "success_rate": self.success_rate}
-        by_task = {"success_rates": self.success_rates} if self.success_rates else {}
-        return {**computed, **by_task, **plain}
+        return {**computed, **({"success_rates": self.success_rates} if self.success_rates else {}), **plain}
 
     def __str__(self) -> str:
         text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"

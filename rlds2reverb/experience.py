@@ -65,12 +65,9 @@ def as_transition(items: Mapping[str, Nest]) -> Transition:
     from tf_agents.trajectories import PolicyStep, StepType, TimeStep, Transition
 
     items = tree.map_structure(tf.convert_to_tensor, {name: items[name] for name in items if name in _USED_FIELDS})
-    ended = [
-        tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1)
-        for leaf in tree.flatten(items[fields.DISCOUNT])
-    ]
-    types = tf.where(tf.reduce_all(tf.stack(ended), 0), StepType.LAST, StepType.MID)
     reward, discount = items[fields.REWARD], items[fields.DISCOUNT]
+    ended = [tf.reduce_all(tf.reshape(leaf, [tf.shape(leaf)[0], -1]) == 0, 1) for leaf in tree.flatten(discount)]
+    types = tf.where(tf.reduce_all(tf.stack(ended), 0), StepType.LAST, StepType.MID)
     zeros = tree.map_structure(tf.zeros_like, (reward, discount))
     return Transition(
         TimeStep(tf.fill(tf.shape(types), StepType.MID), *zeros, items[fields.OBSERVATION]),

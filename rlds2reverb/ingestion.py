@@ -167,17 +167,9 @@ def ingest(
         `IngestOptions.allow_eviction`).
     """
     require_timeout(timeout_secs)
-    run = IngestRun(
-        make_table_configs(tables),
-        adder or TrajectoryWindows(),
-        priority,
-        layout=layout,
-        on_invalid=on_invalid,
-        resume=resume,
-        timeout_secs=timeout_secs,
-        options=options,
-        progress=isolate(progress),
-    )
+    configs, adder = make_table_configs(tables), adder or TrajectoryWindows()
+    run = IngestRun(configs, adder, priority, layout=layout, on_invalid=on_invalid, options=options)
+    run = replace(run, resume=resume, timeout_secs=timeout_secs, progress=isolate(progress))
     destination = _split_destination(destination)
     if not isinstance(destination, (list, tuple)):
         report = run.write(source, run.open(destination))
@@ -332,8 +324,7 @@ class IngestRun:
             transfer.estimate_memory(self._make_encoder(conversion))
             if not self.options.force and _is_local(address):
                 # Existing items usually come from an earlier run with the same data, which then need no more memory.
-                has_items = any(infos[name].current_size for name in self.names)
-                needed = 0 if has_items else transfer.report.memory_bytes
+                needed = 0 if any(infos[name].current_size for name in self.names) else transfer.report.memory_bytes
                 require_memory(needed, f"{', '.join(map(repr, self.names))} at {address}")
             self._run_until_written(transfer, address, journal)
         infos = table_infos(address, timeout_secs=self.timeout_secs)
@@ -364,9 +355,8 @@ class IngestRun:
         for name in self.names:  # A restarted server may have different tables.
             require_table(infos, name, conversion.signature)
         self._require_stored_items_match(conversion, _Server(address, infos))
-        if (
-            report.writer == "bulk"
-        ):  # Checked after each restart, since a checkpoint may restore an undeleted trial item.
+        # Checked after each restart, since a checkpoint may restore an undeleted trial item.
+        if report.writer == "bulk":
             _fall_back_to_reverb_writer_if_unsupported(transfer, address, timeout_secs)
         writer: BulkWriter | ReverbWriter
         if report.writer == "bulk":
@@ -426,26 +416,20 @@ def _require_settings(info: TableInfo, config: TableConfig) -> None:
     """Raises `ValueError` unless a server's table has the settings of a configuration, or these are the defaults."""
     if config == TableConfig(config.name):
         return
-    got, expected = _read_settings(info), config.as_reverb_values()
-    for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
-        if got[name] != expected[name]:
-            raise ValueError(
-                f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
-                "create the table with it, or pass the table's name alone"
-            )
-
-
-def _read_settings(info: TableInfo) -> dict[str, Any]:
-    """Returns the settings of a table, in the form of `TableConfig.as_reverb_values`."""
-    limiter = info.rate_limiter_info
-    names = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff")
-    return {
+    expected, limiter = config.as_reverb_values(), info.rate_limiter_info
+    settings = {
         "sampler": _read_selector(info.sampler_options),
         "remover": _read_selector(info.remover_options),
         "max_size": info.max_size,
         "max_times_sampled": info.max_times_sampled,
-        "rate_limiter": {name: getattr(limiter, name) for name in names},
+        "rate_limiter": {name: getattr(limiter, name) for name in expected["rate_limiter"]},
     }
+    for name, value in settings.items():
+        if value != expected[name]:
+            raise ValueError(
+                f"{name} of table {config.name!r} must be that of the server's table, got {getattr(config, name)}; "
+                "create the table with it, or pass the table's name alone"
+            )
 
 
 def _read_selector(options: Any) -> dict[str, Any]:
@@ -476,10 +460,8 @@ def _require_capacity(transfer: Transfer, max_sizes: Sequence[int], *, allow_evi
     `allow_eviction` is None for directories, which cannot evict.
     """
     smallest = min(max_sizes, default=MAX_ITEMS)
-    if transfer.definitely_fits(smallest):
-        transfer.max_items = smallest
-        return
-    num_items = 0 if smallest == MAX_ITEMS else transfer.count_items()
+    fits = smallest == MAX_ITEMS or transfer.definitely_fits(smallest)
+    num_items = 0 if fits else transfer.count_items()
     if num_items <= smallest:
         transfer.max_items = smallest
     elif not allow_eviction:
@@ -495,8 +477,7 @@ def _fall_back_to_reverb_writer_if_unsupported(transfer: Transfer, address: str,
     conversion, report = transfer.conversion, transfer.report
     if not len(conversion.example.starts):
         return
-    example = conversion.example.slice_items(0, 1)
-    trial = TrialItem(example, conversion.signature, conversion.specs, conversion.squeeze)
+    trial = TrialItem(conversion.example.slice_items(0, 1), conversion.signature, conversion.specs, conversion.squeeze)
     reason = find_incompatibility(address, report.tables, trial, timeout_secs=timeout_secs)
     if reason is None:
         return

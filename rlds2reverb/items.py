@@ -95,10 +95,9 @@ class ItemBatch:
 
     def episode_items(self, index: int) -> Items:
         """Returns the items of the episode at `index`, as the adder returns them for that episode alone."""
-        row, item = int(self.num_rows[:index].sum()), int(self.num_items[:index].sum())
-        return self.items.select(
-            slice(row, row + int(self.num_rows[index])), slice(item, item + int(self.num_items[index]))
-        )
+        counts = self.num_rows, self.num_items
+        rows, items = (slice(int(count[:index].sum()), int(count[: index + 1].sum())) for count in counts)
+        return self.items.select(rows, items)
 
 
 class EpisodeAdder(Protocol):

@@ -42,18 +42,14 @@ class LeftOut:
         for episode in batch.episodes:
             self.dropped_last_transition += episode.dropped_last_transition
             self.unbootstrapped += episode.unknown_final_observation and not episode.is_terminal
-            if episode.discontinuities:
-                self.merge_left_out(
-                    LeftOut(
-                        discontinuities=len(episode.discontinuities),
-                        first_discontinuity=locate_discontinuity(episode),
-                        first_discontinuous_episode=episode.index,
-                    )
-                )
-        found = np.flatnonzero(_find_boundary_values(batch))
-        if len(found):
-            first = min(batch.episodes[number].index for number in found.tolist())
-            self.merge_left_out(LeftOut(boundary_values=len(found), first_boundary_values=first))
+            if rows := episode.discontinuities:
+                found = LeftOut(discontinuities=len(rows), first_discontinuous_episode=episode.index)
+                found.first_discontinuity = locate_discontinuity(episode)
+                self.merge_left_out(found)
+        numbers = np.flatnonzero(_find_boundary_values(batch)).tolist()
+        if numbers:
+            first = min(batch.episodes[number].index for number in numbers)
+            self.merge_left_out(LeftOut(boundary_values=len(numbers), first_boundary_values=first))
 
     def merge_left_out(self, other: LeftOut) -> None:
         """Adds the counts of other episodes of the same dataset, in any order."""
@@ -82,14 +78,12 @@ class LeftOut:
                 "their next observations are unknown and cannot be bootstrapped from"
             )
         if self.discontinuities:
-            sentences.append(
-                Message(
-                    f"next_observations differs from the observation of the next row in {self.discontinuities:,} rows "
-                    f"inside episodes, first in {self.first_discontinuity}, and the next row's observation is used; if "
-                    "D4RL's end flags are missing there, split the episodes",
-                    split_at_discontinuity=True,
-                )
+            sentence = (
+                f"next_observations differs from the observation of the next row in {self.discontinuities:,} rows "
+                f"inside episodes, first in {self.first_discontinuity}, and the next row's observation is used; if "
+                "D4RL's end flags are missing there, split the episodes"
             )
+            sentences.append(Message(sentence, split_at_discontinuity=True))
         if self.boundary_values:
             sentences.append(
                 f"the last steps of {self.boundary_values:,} episodes, first of episode {self.first_boundary_values}, "

@@ -88,9 +88,7 @@ class OnnxPolicy:
         self.observation_spec, self.state_spec = (
             _nest({tuple(field["path"]): _read_array(field) for field in described}) for described in (fields, state)
         )
-        self._initial_state = _nest(
-            {tuple(field["path"]): np.array(field[_INITIAL], field["dtype"]) for field in state}
-        )
+        self._initial_state = _nest({tuple(part["path"]): np.array(part[_INITIAL], part["dtype"]) for part in state})
         self.target_return: float | None = None
         self._leaves, self._state_paths = leaves(self.observation_spec), [path for path, _ in leaves(self.state_spec)]
         self._fields = leaves({"observation": self.observation_spec})

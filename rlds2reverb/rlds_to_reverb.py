@@ -97,8 +97,7 @@ def convert_rlds_to_trajectories(
         is followed by a first step, or a last step is not followed by a first step. The message names the episode and
         the step; no trajectory of that episode is yielded.
     """
-    blocks = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
-    return blocks.unbatch()
+    return episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats).unbatch()
 
 
 def push_rlds_to_reverb(

@@ -77,12 +77,10 @@ class SavedPolicy:
         """Takes what `load_policy` has read: the SavedModel, and the specs that `PolicySaver` stored next to it."""
         from tf_agents.trajectories import TimeStep
 
-        trajectory, self.state_spec = specs["collect_data_spec"], specs["policy_state_spec"]
+        data, self.state_spec = specs["collect_data_spec"], specs["policy_state_spec"]
         self.target_return: float | None = None
-        self._model, self.action_spec = model, trajectory.action
-        self.time_step_spec = TimeStep(
-            trajectory.step_type, trajectory.reward, trajectory.discount, trajectory.observation
-        )
+        self._model, self.action_spec = model, data.action
+        self.time_step_spec = TimeStep(data.step_type, data.reward, data.discount, data.observation)
         inputs = model.action.concrete_functions[0].structured_input_signature[0]
         self.batch_size: int | None = inputs[0].step_type.shape[0]
 
@@ -110,16 +108,12 @@ class SavedPolicy:
         require_stateless(self.state_spec)
         batch, size = self._read(observations, self.time_step_spec.observation, "observation")
         num = 1 if size is None else size
-        step_types, rewards, discounts = (
+        step = (  # Step type, reward and discount.
             np.full((num, *spec.shape), value, spec.dtype.as_numpy_dtype)
             for spec, value in zip(self.time_step_spec[:3], (0, 0, 1), strict=True)
         )
-        actions = self.action(self.time_step_spec._replace(
-            step_type=step_types, reward=rewards, discount=discounts, observation=batch
-        )).action  # fmt: skip
-        return tf.nest.map_structure(
-            lambda action, spec: take_rows(_clip(action, spec), size), actions, self.action_spec
-        )
+        actions = self.action(type(self.time_step_spec)(*step, batch)).action
+        return tf.nest.map_structure(lambda leaf, spec: take_rows(_clip(leaf, spec), size), actions, self.action_spec)
 
     def values(self, observations: Nest, actions: Nest) -> dict[str, np.ndarray]:
         """Returns what the agent's critics estimate for one pair of observation and action, or for a batch of them.

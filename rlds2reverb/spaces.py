@@ -54,8 +54,7 @@ def describes(space: Any, spec: ArraySpec) -> bool:
     """Returns whether a space has bounds, and elements of the shape and kind (floats or integers) of a spec."""
     if not any(hasattr(space, name) for name in ("low", "n", "nvec")) or tuple(space.shape) != tuple(spec.shape):
         return False
-    is_float = np.dtype(space.dtype).kind == "f"
-    return spec.dtype.kind == "f" if is_float else spec.dtype.kind in "iu"
+    return spec.dtype.kind in ("f" if np.dtype(space.dtype).kind == "f" else "iu")
 
 
 def _shorten(bound: np.ndarray) -> np.ndarray:

@@ -60,19 +60,20 @@ def path_name(path: Iterable[Any], root: str = "step") -> str:
     return root + "".join(f"[{key!r}]" for key in path)
 
 
-def leaves(nest: Nest) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns the leaves of a nest with their paths; several times as fast as `tree.flatten_with_path`."""
-    return _leaves(nest, ())
+def leaves(nest: Nest, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """Returns the leaves of a nest with their paths; several times as fast as `tree.flatten_with_path`.
 
-
-def _leaves(nest: Nest, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    Args:
+      nest: the nest.
+      path: path of the nest itself, with which all paths begin.
+    """
     if isinstance(nest, (np.ndarray, ArraySpec)):
         return [(path, nest)]
     if type(nest) is dict:
-        return [leaf for key in sorted(nest) for leaf in _leaves(nest[key], (*path, key))]
+        return [leaf for key in sorted(nest) for leaf in leaves(nest[key], (*path, key))]
     if isinstance(nest, tuple):
         names = getattr(nest, "_fields", range(len(nest)))
-        return [leaf for name, part in zip(names, nest, strict=True) for leaf in _leaves(part, (*path, name))]
+        return [leaf for name, part in zip(names, nest, strict=True) for leaf in leaves(part, (*path, name))]
     return [((*path, *inner), leaf) for inner, leaf in tree.flatten_with_path(nest)]
 
 

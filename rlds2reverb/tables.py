@@ -82,14 +82,12 @@ class RateLimiter:
         if self.kind not in ("sample_to_insert_ratio", "max_samples_per_insert"):
             if ratio is not None or buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes neither samples_per_insert nor error_buffer")
-            return
-        if ratio is None or not 0 < ratio < math.inf:
+        elif ratio is None or not 0 < ratio < math.inf:
             raise ValueError(f"samples_per_insert must be a finite number above 0, got {ratio}")
-        if self.kind == "max_samples_per_insert":
+        elif self.kind == "max_samples_per_insert":
             if buffer is not None:
                 raise ValueError(f"a {self.kind} rate limiter takes no error_buffer, got {buffer}")
-            return
-        if buffer is None or not max(1.0, ratio) <= buffer < math.inf:
+        elif buffer is None or not max(1.0, ratio) <= buffer < math.inf:
             raise ValueError(
                 f"error_buffer must be at least {max(1.0, ratio):g} (one insert or one sample) and finite, got {buffer}"
             )
@@ -129,7 +127,7 @@ class RateLimiter:
         Samples and inserts block if they would move `samples_per_insert * inserts - samples` out of the interval from
         `min_diff` to `max_diff`.
         """
-        ratio, lowest, highest = self.samples_per_insert or 1.0, -sys.float_info.max, sys.float_info.max
+        ratio, lowest, highest = float(self.samples_per_insert or 1.0), -sys.float_info.max, sys.float_info.max
         min_size = self.size
         if self.kind == "sample_to_insert_ratio":
             lowest, highest = (ratio * self.size + sign * (self.error_buffer or 0.0) for sign in (-1, 1))
@@ -137,12 +135,7 @@ class RateLimiter:
             lowest = -_ROUNDING
         elif self.kind in ("queue", "stack"):
             min_size, lowest, highest = 1, 0.0, float(self.size)
-        return {
-            "samples_per_insert": float(ratio),
-            "min_size_to_sample": min_size,
-            "min_diff": lowest,
-            "max_diff": highest,
-        }
+        return {"samples_per_insert": ratio, "min_size_to_sample": min_size, "min_diff": lowest, "max_diff": highest}
 
 
 def _parse_number(number: str, text: str) -> float:
@@ -216,12 +209,8 @@ class TableConfig:
           ValueError: If a value is missing, unknown or out of range.
         """
         try:
-            parts = {
-                "sampler": Selector(**values["sampler"]),
-                "remover": Selector(**values["remover"]),
-                "rate_limiter": RateLimiter(**values["rate_limiter"]),
-            }
-            return cls(**{**values, **parts})
+            selectors = {name: Selector(**values[name]) for name in ("sampler", "remover")}
+            return cls(**{**values, **selectors, "rate_limiter": RateLimiter(**values["rate_limiter"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"{values} is not a table configuration ({error})") from error
 
@@ -243,8 +232,7 @@ class TableConfig:
 
     def as_reverb_values(self) -> dict[str, Any]:
         """Returns the config as plain values for `reverb_tables.build_table`."""
-        limiter = self.rate_limiter.as_reverb_values()
-        return {**self.as_dict(), "max_size": self.capacity, "rate_limiter": limiter}
+        return {**self.as_dict(), "max_size": self.capacity, "rate_limiter": self.rate_limiter.as_reverb_values()}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the config as plain dicts, for JSON."""

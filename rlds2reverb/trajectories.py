@@ -105,15 +105,9 @@ def make_trajectory(
       where: `np.where` or `tf.where`.
     """
     is_single = (current_types == FIRST) & (next_types == FIRST)
-    return trajectory.Trajectory(
-        step_type=where(is_single, LAST, current_types),
-        observation=steps[fields.OBSERVATION],
-        action=steps[fields.ACTION],
-        policy_info=(),
-        next_step_type=where(is_single, LAST, next_types),
-        reward=steps[fields.REWARD],
-        discount=discounts,
-    )
+    step_type, next_step_type = (where(is_single, LAST, kinds) for kinds in (current_types, next_types))
+    observation, action, reward = (steps[name] for name in (fields.OBSERVATION, fields.ACTION, fields.REWARD))
+    return trajectory.Trajectory(step_type, observation, action, (), next_step_type, reward, discounts)
 
 
 def trajectory_spec(step_spec: Nest, policy_info: types.NestedTensorSpec = ()) -> trajectory.Trajectory:
@@ -125,15 +119,6 @@ def trajectory_spec(step_spec: Nest, policy_info: types.NestedTensorSpec = ()) -
     if not isinstance(step_spec[fields.REWARD], tf.TensorSpec):
         step_spec = to_tensor_spec({name: step_spec[name] for name in fields.STEP_FIELDS})
     step_type = tf.TensorSpec((), tf.int32, name="step_type")
-    discount = tensor_spec.BoundedTensorSpec(
-        step_spec[fields.DISCOUNT].shape, tf.float32, minimum=0.0, maximum=1.0, name="discount"
-    )
-    return trajectory.Trajectory(
-        step_type=step_type,
-        observation=step_spec[fields.OBSERVATION],
-        action=step_spec[fields.ACTION],
-        policy_info=policy_info,
-        next_step_type=step_type,
-        reward=step_spec[fields.REWARD],
-        discount=discount,
-    )
+    discount = tensor_spec.BoundedTensorSpec(step_spec[fields.DISCOUNT].shape, tf.float32, 0.0, 1.0, name="discount")
+    observation, action, reward = (step_spec[name] for name in (fields.OBSERVATION, fields.ACTION, fields.REWARD))
+    return trajectory.Trajectory(step_type, observation, action, policy_info, step_type, reward, discount)

@@ -59,8 +59,7 @@ class TrajectoryWindows:
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch:
         """Returns the windows of several valid episodes; see `items.EpisodeBatchAdder`."""
-        rows = _make_rows(batch, self.discount_source)
-        return self._convert_rows(rows, batch.num_steps)
+        return self._convert_rows(_make_rows(batch, self.discount_source), batch.num_steps)
 
     def convert_rows(self, rows: Nest) -> Items:
         """Returns the windows over the trajectories `[N, ...]` of one episode."""
@@ -112,7 +111,7 @@ class TrajectoryEpisodes:
         rows = _make_rows(batch, self.discount_source)
         ends = np.cumsum(batch.num_steps)
         items = Items(rows, ends - batch.num_steps, batch.num_steps)
-        return ItemBatch(items, batch.num_steps, np.ones(len(ends), np.int64))
+        return ItemBatch(items, batch.num_steps, np.ones_like(ends))
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s `[None, ...]` of one item."""

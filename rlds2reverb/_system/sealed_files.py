@@ -141,8 +141,7 @@ class SealedFolders:
 
     def numbers(self) -> list[int]:
         """Returns the numbers of the complete folders, in increasing order."""
-        paths = self.root.glob(self._prefix + "[0-9]" * _NUM_DIGITS)
-        return sorted(int(path.name[-_NUM_DIGITS:]) for path in paths)
+        return sorted(int(path.name[-_NUM_DIGITS:]) for path in self.root.glob(self._prefix + "[0-9]" * _NUM_DIGITS))
 
     def write(self, number: int, fill: Callable[[Path], Mapping[str, Any]]) -> Path:
         """Writes a folder, replacing an existing one of the same number, and returns its path.
