@@ -15,6 +15,7 @@ from rlds2reverb.training.progress import Progress
 
 from . import output
 from .config_options import config_options, group_names
+from .declarations import DIRECTORY, EXISTING_FILE, option
 from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
@@ -48,23 +49,23 @@ def cluster() -> None:
 
 
 @cluster.command(cls=GroupedCommand, headings=_HEADINGS)
-@click.argument("config_file", metavar="CONFIG", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
+@click.argument("config_file", metavar="CONFIG", type=EXISTING_FILE)
+@option(
     "--data",
     "source",
     metavar="SRC",
     help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of "
     "the run whose config.json is passed, in this directory]",
 )
-@click.option(
+@option(
     "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     required=True,
     metavar="DIR",
     help="Directory for checkpoints, logs and the policy, on a file system that all machines share. If it contains a "
     "run, the run is continued.",
 )
-@click.option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
+@option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
 @config_options(*_CLUSTER_OPTIONS, config=ClusterConfig)
 @config_options(*_OPTIONS)
 @reference_options

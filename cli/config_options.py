@@ -33,8 +33,6 @@ _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 _PAIRS = {"action_bounds"}
 #: Options that take a share, such as 0.1 or 10%.
 _SHARES = {"validation"}
-#: Placeholders of numbers in `--help`.
-_METAVARS = {"integer": "N", "number": "FLOAT"}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "algo": "`rlds2reverb agents` describes them.",
@@ -101,10 +99,9 @@ def _make_option(name: str, option: TrainingOption, *, without_default: bool) ->
         declaration |= {"nargs": 2, "type": checks.Number()}
     elif option.choices:
         declaration["type"] = click.Choice(option.choices)
-    elif option.type in _METAVARS:
+    elif option.type in ("integer", "number"):
         low, high, above_low = option.limits.min, option.limits.max, option.limits.min_open
         declaration["type"] = checks.Number(low, high, is_integer=option.type == "integer", above_low=above_low)
-        declaration["metavar"] = option.metavar or _METAVARS[option.type]
     if name in _SHARES:
         declaration["type"] = checks.share
     return click.option(flag, name, **declaration)

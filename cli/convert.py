@@ -17,6 +17,7 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
+from .declarations import EXISTING_FILE, option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -73,72 +74,69 @@ _FORMATS_OF = {
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS, collapsed=("Input", "Preprocessing", "Tables", "Advanced"))
 @sources_argument()
-@click.option("--out", metavar="PATH", required=True, help="Directory or file to write.")
-@click.option(
+@option("--out", metavar="PATH", required=True, help="Directory or file to write.")
+@option(
     "--format",
     type=click.Choice(["reverb", *FORMATS]),
     default="reverb",
-    show_default=True,
     help="Reverb tables, a D4RL or robomimic HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot "
     "dataset.",
 )
-@click.option(
+@option(
     "--shards",
     "num_shards",
     type=checks.at_least_1,
     metavar="K",
     help="Distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their index.",
 )
-@click.option(
+@option(
     "--verify",
     is_flag=True,
     help="Read the complete directory back, and compare each item with the dataset, bit for bit. If the directory is "
     "complete already, only this is done.",
 )
 @table_options
-@click.option(
+@option(
     "--recompute-discounts",
     is_flag=True,
     help="--format d4rl, minari, lerobot and robomimic: replace discounts that these formats cannot store by 0 at "
     "terminal transitions and 1 elsewhere.",
 )
-@click.option(
+@option(
     "--shard-mb",
     type=checks.at_least_1,
     default=256,
-    show_default=True,
     metavar="MB",
     help="--format rlds: size from which a new file is started.",
 )
-@click.option(
+@option(
     "--features",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     callback=checks.features,
     metavar="FILE",
     help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "task": {"encoding": "text", '
     '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
     "Encodings: png, jpeg, text.",
 )
-@click.option(
+@option(
     "--lerobot-version",
     type=click.Choice(VERSIONS),
     default=VERSIONS[0],
-    show_default=True,
     help="--format lerobot: version of the format.",
 )
-@click.option(
+@option(
     "--fps",
     type=float,
     metavar="RATE",
     show_default="that of the dataset, or 30",
     help="--format lerobot: rows per second, from which timestamps are made.",
 )
-@click.option(
+@option(
     "--video",
     is_flag=True,
     help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
 )
-@click.option(
+@option(
     "--workers",
     "num_workers",
     type=click.IntRange(0),
@@ -147,18 +145,19 @@ _FORMATS_OF = {
     help="All formats except reverb: read the dataset in N processes first (0 for this one), into a store beside "
     "PATH, so that the same command continues an interrupted conversion with the next episode.",
 )
-@click.option(
+@option(
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --format reverb or rlds: direct (this machine), flink, spark, dataflow, or the "
     "name of a different runner. Requires pip install '.[beam]' or make dev.",
 )
-@click.option(
+@option(
     "--beam-pipeline-options",
     "--beam_pipeline_options",
     default="",
     metavar="NAME=VALUE,...",
     help="Options of Beam's runner, such as direct_num_workers=4,direct_running_mode=multi_processing.",
+    show_default=False,
 )
 @conversion_options
 @json_option

@@ -8,32 +8,19 @@ from pathlib import Path
 import click
 
 from . import checks, output
+from .declarations import DIRECTORY, EXISTING_FILE, option
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("demo"),
-    show_default=True,
-    metavar="DIR",
-    help="Directory for the results.",
-)
-@click.option(
+@click.argument("file", type=EXISTING_FILE)
+@option("--out", type=DIRECTORY, default=Path("demo"), metavar="DIR", help="Directory for the results.")
+@option(
     "--reference-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     metavar="FILE",
     help="JSON file with the reference returns of the environment, for scores; see train --help.",
 )
-@click.option(
-    "--steps",
-    type=checks.at_least_1,
-    default=5000,
-    show_default=True,
-    metavar="N",
-    help="Number of gradient updates.",
-)
+@option("--steps", type=checks.at_least_1, default=5000, help="Number of gradient updates.")
 def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
     """Convert a dataset, validate it, train an agent on it, and write a report on the run.
 

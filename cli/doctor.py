@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from . import number_types, output
+from .declarations import option
 from .output import json_option
 from .quiet import status
 
@@ -66,13 +67,11 @@ class Finding:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Check versions only, without loading the libraries (a few seconds).")
-@click.option(
+@option("--quick", is_flag=True, help="Check versions only, without loading the libraries (a few seconds).")
+@option(
     "--timeout",
     default=120.0,
-    show_default=True,
     type=number_types.seconds,
-    metavar="SECONDS",
     help="Maximum time to try each library, and to start a server.",
 )
 @json_option

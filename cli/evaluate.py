@@ -13,6 +13,7 @@ from rlds2reverb.scores import d4rl_score
 from rlds2reverb.training.config import D4RL
 
 from . import checks, output
+from .declarations import option
 from .films import film_option, film_policy
 from .options import reference_options, time_limit_option
 from .output import json_option
@@ -29,31 +30,22 @@ _FIRST_SEED = 1000
 
 @click.command("eval")
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
-@click.option(
+@option(
     "--policy",
     type=click.Choice(["last", "best"]),
     show_default="both",
     help="Policy to evaluate: the last policy, or the best one during training.",
 )
-@click.option(
-    "--episodes",
-    default=10,
-    show_default=True,
-    type=checks.at_least_1,
-    metavar="N",
-    help="Number of episodes per policy.",
-)
-@click.option(
+@option("--episodes", default=10, type=checks.at_least_1, help="Number of episodes per policy.")
+@option(
     "--seed",
     default=_FIRST_SEED,
-    show_default=True,
     type=checks.at_least_0,
-    metavar="N",
     help="Seed of the first episode; each further episode uses the next seed. Training uses seeds from 0.",
 )
-@click.option("--env", "environment", metavar="ID", show_default="as in training", help="Gymnasium environment.")
+@option("--env", "environment", metavar="ID", show_default="as in training", help="Gymnasium environment.")
 @time_limit_option
-@click.option(
+@option(
     "--reference-returns",
     type=checks.Number(),
     nargs=2,
@@ -62,11 +54,10 @@ _FIRST_SEED = 1000
     help="Returns of a random policy and an expert, which define the scores 0 and 100.",
 )
 @reference_options
-@click.option(
+@option(
     "--target-return",
     type=checks.Number(),
     multiple=True,
-    metavar="FLOAT",
     show_default="as in training",
     help="Return that a policy of decision_transformer aims at. Repeatable; each one is evaluated.",
 )

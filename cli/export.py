@@ -10,31 +10,25 @@ import click
 from rlds2reverb._system.text import format_bytes
 
 from . import output
+from .declarations import EXISTING_DIRECTORY, PATH, option
 from .options import require_unused
 from .output import json_option
 from .quiet import import_quietly, status
 
 
 @click.command()
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "--out",
-    required=True,
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="File to create, or directory for a SavedModel.",
-)
-@click.option(
+@click.argument("folder", metavar="RUN", type=EXISTING_DIRECTORY)
+@option("--out", required=True, metavar="PATH", type=PATH, help="File to create, or directory for a SavedModel.")
+@option(
     "--format",
     type=click.Choice(["savedmodel", "onnx", "tflite"]),
     show_default="from the name of --out: onnx for .onnx, tflite for .tflite, otherwise savedmodel",
     help="Format of the file; onnx requires pip install 'rlds2reverb[onnx]' or make dev.",
 )
-@click.option(
+@option(
     "--policy",
     type=click.Choice(["last", "best"]),
     default="last",
-    show_default=True,
     help="Policy of a training run: the last policy, or the one with the best evaluation.",
 )
 @json_option

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from . import checks
+from .declarations import FILE, option
 from .quiet import quiet_imports, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.film import Film
 
-film_option = click.option(
+film_option = option(
     "--film",
     metavar="FILE.mp4|.gif",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     callback=checks.film,
     help="Film an episode to this file; requires pip install '.[film]' or make dev, and for MuJoCo without a display "
     "libosmesa6.",

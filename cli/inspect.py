@@ -20,6 +20,7 @@ from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, directories, output
+from .declarations import option
 from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
@@ -42,35 +43,28 @@ _READING_OPTIONS = set(parameter_names(reading_options))
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @reading_options
 @report_option
-@click.option(
+@option(
     "--film",
     "has_films",
     is_flag=True,
     help="Add films of the runs' policies to the report; requires pip install '.[film]' or make dev, and for MuJoCo "
     "without a display libosmesa6.",
 )
-@click.option(
+@option(
     "--reference-returns",
     type=checks.Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",
 )
-@click.option(
+@option(
     "--d4rl-score",
     "is_d4rl",
     is_flag=True,
     help="Add the D4RL score; only for D4RL's own files, because its reference returns do not apply to other versions "
     "of the environment.",
 )
-@click.option(
-    "--timeout",
-    default=10.0,
-    show_default=True,
-    type=checks.seconds,
-    metavar="SECONDS",
-    help="Maximum wait for the answer of a server.",
-)
+@option("--timeout", default=10.0, type=checks.seconds, help="Maximum wait for the answer of a server.")
 @json_option
 def inspect(
     sources: tuple[str, ...],

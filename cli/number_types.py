@@ -11,10 +11,14 @@ import click
 class Number(click.ParamType):
     """The type of an option that takes a number in a range."""
 
-    name = "number"
-
     def __init__(
-        self, low: float = -math.inf, high: float = math.inf, *, is_integer: bool = False, above_low: bool = False
+        self,
+        low: float = -math.inf,
+        high: float = math.inf,
+        *,
+        is_integer: bool = False,
+        above_low: bool = False,
+        name: str = "",
     ):
         """
         Args:
@@ -22,7 +26,9 @@ class Number(click.ParamType):
           high: the maximum.
           is_integer: whether the number must be an integer, which may also be written as 1e4.
           above_low: whether the minimum itself is not allowed.
+          name: placeholder of the number in `--help`; N or FLOAT by default.
         """
+        self.name = name or ("N" if is_integer else "FLOAT")
         self._low, self._high, self._is_integer, self._above_low = low, high, is_integer, above_low
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -54,9 +60,9 @@ class Number(click.ParamType):
         return f"{noun} {relation} {self._low:,}" + ("" if self._high == math.inf else f" and <= {self._high:,}")
 
 
-def integer(low: float = -math.inf, high: float = math.inf) -> Number:
+def integer(low: float = -math.inf, high: float = math.inf, *, name: str = "") -> Number:
     """Returns the type of an option that takes an integer."""
-    return Number(low, high, is_integer=True)
+    return Number(low, high, is_integer=True, name=name)
 
 
 class Share(Number):
@@ -76,7 +82,7 @@ class Share(Number):
 
 at_least_0 = integer(0)
 at_least_1 = integer(1)
-port = integer(1, 65535)
-seconds = Number(0, above_low=True)
+port = integer(1, 65535, name="PORT")
+seconds = Number(0, above_low=True, name="SECONDS")
 fraction = Number(0, 1)
 share = Share()

@@ -11,6 +11,7 @@ import click
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 
 from . import checks, output
+from .declarations import EXISTING_DIRECTORY, FILE, option
 from .options import combine, open_source, reading_options
 from .output import json_option
 from .quiet import import_quietly, status
@@ -22,29 +23,26 @@ _EPISODES = {"auto": None, "held-out": True, "all": False}
 
 #: The options of `ope` and `rank`.
 evaluation_options = combine(
-    click.option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help."),
-    click.option("--gamma", type=checks.fraction, metavar="FLOAT", show_default="that of the run, or 0.99",
-                 help="Discount factor."),
-    click.option("--behaviour", default="cloned", show_default=True, metavar="FIELD",
-                 help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or "
-                 "cloned to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
-    click.option("--episodes", type=click.Choice(list(_EPISODES)), default="auto", show_default=True,
-                 help="Episodes to use: those that the run held out (train --validation), all, or the former if the "
-                 "run was trained on the same data."),
-    click.option("--confidence", default=0.9, show_default=True, type=checks.fraction, metavar="FLOAT",
-                 help="Probability that the intervals are meant to cover."),
-    click.option("--updates", default=10_000, show_default=True, type=checks.at_least_1, metavar="N",
-                 help="Number of updates of fitted Q evaluation and of behavioural cloning."),
-    click.option("--ensemble", default=5, show_default=True, type=checks.at_least_1, metavar="N",
-                 help="Number of Q-functions of fitted Q evaluation."),
-    click.option("--seed", default=0, show_default=True, type=checks.at_least_0, metavar="N",
-                 help="Random seed of weights, batches and the bootstrap."),
+    option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help."),
+    option("--gamma", type=checks.fraction, show_default="that of the run, or 0.99", help="Discount factor."),
+    option("--behaviour", default="cloned", metavar="FIELD",
+           help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or cloned "
+           "to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
+    option("--episodes", type=click.Choice(list(_EPISODES)), default="auto",
+           help="Episodes to use: those that the run held out (train --validation), all, or the former if the run was "
+           "trained on the same data."),
+    option("--confidence", default=0.9, type=checks.fraction,
+           help="Probability that the intervals are meant to cover."),
+    option("--updates", default=10_000, type=checks.at_least_1,
+           help="Number of updates of fitted Q evaluation and of behavioural cloning."),
+    option("--ensemble", default=5, type=checks.at_least_1, help="Number of Q-functions of fitted Q evaluation."),
+    option("--seed", default=0, type=checks.at_least_0, help="Random seed of weights, batches and the bootstrap."),
 )  # fmt: skip
 
 
 @click.command()
-@click.argument("policy", metavar="RUN_OR_POLICY", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
+@click.argument("policy", metavar="RUN_OR_POLICY", type=EXISTING_DIRECTORY)
+@option(
     "--method",
     "methods",
     multiple=True,
@@ -54,7 +52,7 @@ evaluation_options = combine(
     help=f"{', '.join(f'{name}: {estimator.title}' for name, estimator in ESTIMATORS.items())}. Repeatable.",
 )
 @evaluation_options
-@click.option("--out", metavar="FILE.json", type=click.Path(path_type=Path, dir_okay=False), help="File to write.")
+@option("--out", metavar="FILE.json", type=FILE, help="File to write.")
 @reading_options
 @json_option
 def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool, **options: Any) -> None:

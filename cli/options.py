@@ -6,7 +6,6 @@ import contextlib
 import functools
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -29,6 +28,7 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from . import checks
 from .config_options import config_options
+from .declarations import EXISTING_FILE, FILE, PATH, option
 from .output import warn
 from .quiet import status
 
@@ -40,28 +40,25 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Returns a decorator that adds options to a command, in the given order."""
-    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+    return lambda command: functools.reduce(lambda decorated, decorate: decorate(decorated), reversed(options), command)
 
 
-def _takers(option: str) -> str:
+def _takers(name: str) -> str:
     """Returns the formats that take an option of `load`, for its help."""
-    titles = (file_format.title for file_format in FORMATS if option in file_format.options)
+    titles = (file_format.title for file_format in FORMATS if name in file_format.options)
     return ", ".join(title for title in titles if title)
 
 
 reading_options = combine(
-    click.option(
-        "--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."
-    ),
-    click.option(
+    option("--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."),
+    option(
         "--last-step",
         type=click.Choice(["auto", "boundary", "transition"]),
         default="auto",
-        show_default=True,
         help=f"{_takers('last_step')}: meaning of an episode's last row: only a final observation (boundary), a "
         "transition like the others, as in many datasets of robots, or what the data show.",
     ),
-    click.option(
+    option(
         "--missing",
         multiple=True,
         metavar="FIELD=VALUE",
@@ -69,20 +66,19 @@ reading_options = combine(
         help=f"{_takers('missing')}: value of reward, discount or is_terminal (at the end of each episode) for a "
         "dataset without that field. Repeatable.",
     ),
-    click.option(
+    option(
         "--image-decoding/--no-image-decoding",
         default=True,
-        show_default=True,
         help=f"{_takers('image_decoding')}: read images as arrays, or as the bytes of their files.",
     ),
-    click.option(
+    option(
         "--done",
         type=click.Choice(["terminal", "truncated"]),
         metavar="END",
         help=f"{_takers('done')}: how next.done ends an episode that neither succeeds nor is truncated: terminal or "
         "truncated.",
     ),
-    click.option(
+    option(
         "--camera",
         "cameras",
         multiple=True,
@@ -92,18 +88,11 @@ reading_options = combine(
         help=f"{_takers('cameras')}: read only the images of this camera, such as observation.images.front or front; "
         "none reads no images. Repeatable.",
     ),
-    click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help=f"{_takers('data_dir')}: directory of prepared datasets.",
+    option("--data-dir", type=PATH, metavar="DIR", help=f"{_takers('data_dir')}: directory of prepared datasets."),
+    option(
+        "--download", is_flag=True, help=f"{_takers('download')}: download the dataset if it is not on this machine."
     ),
-    click.option(
-        "--download",
-        is_flag=True,
-        help=f"{_takers('download')}: download the dataset if it is not on this machine.",
-    ),
-    click.option(
+    option(
         "--extra-field",
         "extra_fields",
         multiple=True,
@@ -111,29 +100,25 @@ reading_options = combine(
         help=f"{_takers('extra_fields')}: also read infos/NAME, or the column NAME of other formats, as a step field. "
         "Repeatable.",
     ),
-    click.option(
+    option(
         "--max-episode-steps",
         type=checks.at_least_1,
-        metavar="N",
         help=f"{_takers('max_episode_steps')}, without timeouts: truncate episodes after N rows.",
     ),
-    click.option(
+    option(
         "--split-at-discontinuity",
         is_flag=True,
         help=f"{_takers('split_at_discontinuity')}, without timeouts: start a new episode where an observation differs "
         "from the previous row's next_observations.",
     ),
-    click.option(
+    option(
         "--independent-rows",
         is_flag=True,
         help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
         "relabelled rows.",
     ),
-    click.option(
-        "--frame-stack",
-        type=checks.at_least_1,
-        metavar="N",
-        help=f"{_takers('frame_stack')}: number of frames in an observation.",
+    option(
+        "--frame-stack", type=checks.at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."
     ),
 )
 
@@ -151,7 +136,7 @@ def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
     )
 
 
-cast_floats_option = click.option(
+cast_floats_option = option(
     "--cast-floats", is_flag=True, help="Cast float64 fields to float32 (D4RL's replay files are float64)."
 )
 
@@ -162,7 +147,7 @@ transform_options = combine(
     config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
 )
 
-table_names_option = click.option(
+table_names_option = option(
     "--table",
     "table_names",
     multiple=True,
@@ -173,74 +158,62 @@ table_names_option = click.option(
 
 table_options = combine(
     table_names_option,
-    click.option(
+    option(
         "--sampler",
         default="prioritized:0.6",
         callback=checks.selector,
         metavar="SELECTOR",
-        show_default=True,
         help="How items are sampled: uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
     ),
-    click.option(
+    option(
         "--remover",
         default="fifo",
-        show_default=True,
         callback=checks.selector,
         metavar="SELECTOR",
         help="Eviction policy of a full table; same values as --sampler.",
     ),
-    click.option(
-        "--max-size",
-        type=checks.at_least_1,
-        metavar="N",
-        show_default="no limit",
-        help="Maximum number of items in a table.",
-    ),
-    click.option(
+    option("--max-size", type=checks.at_least_1, show_default="no limit", help="Maximum number of items in a table."),
+    option(
         "--max-times-sampled",
         default=0,
-        show_default=True,
         type=checks.at_least_0,
-        metavar="N",
         help="Remove an item after it was sampled N times; 0 keeps it.",
     ),
-    click.option(
+    option(
         "--rate-limiter",
         default="min_size:1",
         callback=checks.rate_limiter,
         metavar="LIMITER",
-        show_default=True,
         help="min_size:N (sampling waits for N items), queue:N, stack:N, max_samples_per_insert:S:N (as min_size:N, "
         "with at most S samples per insert; inserts never wait), or sample_to_insert_ratio:S:N:E (S samples per "
         "insert after N items, with an error buffer of E).",
     ),
 )
 
-report_option = click.option(
+report_option = option(
     "--report",
     "report_path",
     metavar="FILE.html",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     callback=checks.page,
     help="Write a report to this file: one HTML page with figures, which needs no network.",
 )
 
-time_limit_option = click.option(
+time_limit_option = option(
     "--max-episode-steps",
     type=checks.at_least_1,
-    metavar="N",
     show_default="the environment's limit",
     help="Truncate episodes after N steps, in place of the environment's own time limit.",
 )
 
 reference_options = combine(
-    click.option(
+    option(
         "--reference-file",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        type=EXISTING_FILE,
         metavar="FILE",
         help='JSON file with the returns that define the scores 0 and 100: {"Hopper-v5": [RANDOM, EXPERT]}.',
     ),
-    click.option(
+    option(
         "--d4rl-score",
         "is_d4rl",
         is_flag=True,
@@ -249,68 +222,47 @@ reference_options = combine(
 )
 
 item_options = combine(
-    click.option(
+    option(
         "--sequence-length",
         default=2,
-        show_default=True,
         type=checks.at_least_1,
-        metavar="N",
         help="Steps per item; an item of 2 steps is one transition.",
     ),
-    click.option("--whole-episodes", is_flag=True, help="Make one item of varying length per episode."),
-    click.option(
+    option("--whole-episodes", is_flag=True, help="Make one item of varying length per episode."),
+    option(
         "--n-step",
         type=checks.at_least_1,
-        metavar="N",
         help="Make N-step transitions, with rewards summed over N steps and discounted by --gamma.",
     ),
-    click.option(
-        "--gamma",
-        default=0.99,
-        type=checks.fraction,
-        metavar="FLOAT",
-        show_default=True,
-        help="Discount factor for --n-step.",
-    ),
-    click.option(
+    option("--gamma", default=0.99, type=checks.fraction, help="Discount factor for --n-step."),
+    option(
         "--layout",
         type=click.Choice(["columns", "packed"]),
         default="columns",
-        show_default=True,
         help="Storage of an item: one column per field, or all fields packed into one column, which halves memory and "
         "speeds up sampling, but requires rlds2reverb.sampling to read the items.",
     ),
 )
 
 _item_details_options = combine(
-    click.option(
-        "--stride",
-        default=1,
-        show_default=True,
-        type=checks.at_least_1,
-        metavar="N",
-        help="Steps between the starts of consecutive items.",
-    ),
-    click.option(
+    option("--stride", default=1, type=checks.at_least_1, help="Steps between the starts of consecutive items."),
+    option(
         "--padding",
         type=click.Choice(["none", "short", "tile"]),
         default="none",
-        show_default=True,
         help="Zero padding: 'short' pads episodes that are shorter than an item; 'tile' pads every episode so that an "
         "item starts at each step.",
     ),
-    click.option(
+    option(
         "--discount-source",
         type=click.Choice(["product", "next_terminal", "step"]),
         default="product",
-        show_default=True,
         help="Discount of a trajectory step: the dataset's discount (step), 1 - is_terminal of the next step "
         "(next_terminal), or their product.",
     ),
-    click.option(
+    option(
         "--priority",
         default="1",
-        show_default=True,
         metavar="NUMBER|return",
         callback=checks.priority,
         help="Initial priority of items: a number, or the return of the item's episode scaled to [0.01, 1].",
@@ -318,16 +270,15 @@ _item_details_options = combine(
 )
 
 _checking_options = combine(
-    click.option(
+    option(
         "--on-invalid",
         type=click.Choice(["error", "skip_episode", "keep"]),
         default="error",
-        show_default=True,
         help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
     ),
-    click.option(
+    option(
         "--save-statistics",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         callback=checks.new_file,
         metavar="FILE",
         help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
@@ -335,21 +286,15 @@ _checking_options = combine(
 )
 
 _writing_options = combine(
-    click.option("--resume/--no-resume", default=True, show_default=True, help="Continue a run that was interrupted."),
-    click.option(
+    option("--resume/--no-resume", default=True, help="Continue a run that was interrupted."),
+    option(
         "--chunk-length",
         type=checks.integer(1, 1_000_000),
-        metavar="N",
         show_default="chosen by size",
         help="Items per Reverb chunk.",
     ),
-    click.option(
-        "--key-seed",
-        default=0,
-        type=checks.integer(),
-        show_default=True,
-        metavar="N",
-        help="Seed of the item keys; change it if two keys collide.",
+    option(
+        "--key-seed", default=0, type=checks.integer(), help="Seed of the item keys; change it if two keys collide."
     ),
 )
 
@@ -359,12 +304,12 @@ conversion_options = combine(
 )
 
 server_writing_options = combine(
-    click.option(
+    option(
         "--allow-eviction",
         is_flag=True,
         help="Allow more items than the table can hold; the remover then evicts items.",
     ),
-    click.option(
+    option(
         "--force", is_flag=True, help="Write to a server on this machine even if it has too little memory for the data."
     ),
 )

@@ -10,6 +10,7 @@ import click
 from rlds2reverb._system.text import format_columns
 
 from . import checks, output
+from .declarations import EXISTING_DIRECTORY, FILE, option
 from .output import json_option
 from .quiet import quiet_imports, status
 
@@ -18,28 +19,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "folders",
-    metavar="RUN...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
-@click.option(
-    "--out",
-    metavar="FILE.png",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="PNG file to write.",
-)
-@click.option(
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
+@option("--out", metavar="FILE.png", required=True, type=FILE, help="PNG file to write.")
+@option(
     "--metric",
     type=click.Choice(["auto", "return", "score"]),
     default="auto",
-    show_default=True,
     help="Quantity to draw; auto draws the score if every run has one, else the return.",
 )
-@click.option("--title", metavar="TEXT", show_default="the environment", help="Title of the figure.")
+@option("--title", metavar="TEXT", show_default="the environment", help="Title of the figure.")
 @json_option
 def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, as_json: bool) -> None:
     """Draw the learning curves of training runs, finished or not.

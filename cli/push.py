@@ -9,6 +9,7 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 
 from . import checks
+from .declarations import option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -35,21 +36,13 @@ _HEADINGS = {
 @click.argument("address", metavar="HOST:PORT", callback=checks.address)
 @table_names_option
 @conversion_options
-@click.option(
+@option(
     "--writer",
     type=click.Choice(["bulk", "reverb"]),
     default="bulk",
-    show_default=True,
     help="'reverb' uses Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
 )
-@click.option(
-    "--timeout",
-    default=30.0,
-    show_default=True,
-    type=checks.seconds,
-    metavar="SECONDS",
-    help="Maximum wait for each answer of the server.",
-)
+@option("--timeout", default=30.0, type=checks.seconds, help="Maximum wait for each answer of the server.")
 @server_writing_options
 @json_option
 def push(address: str, **options: Any) -> None:

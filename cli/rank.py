@@ -10,6 +10,7 @@ import click
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 
 from . import checks, output
+from .declarations import EXISTING_DIRECTORY, FILE, option
 from .ope import evaluation_options, run_estimates
 from .options import reading_options
 from .output import json_option
@@ -17,18 +18,10 @@ from .quiet import quiet_imports
 
 
 @click.command()
-@click.argument(
-    "policies",
-    metavar="RUN...",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
-@click.option(
-    "--method", type=click.Choice(list(ESTIMATORS)), default="fqe", show_default=True, help="Estimator; see ope."
-)
+@click.argument("policies", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
+@option("--method", type=click.Choice(list(ESTIMATORS)), default="fqe", help="Estimator; see ope.")
 @evaluation_options
-@click.option("--out", metavar="FILE.png", type=click.Path(path_type=Path, dir_okay=False), help="Figure to write.")
+@option("--out", metavar="FILE.png", type=FILE, help="Figure to write.")
 @reading_options
 @json_option
 def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: bool, **options: Any) -> None:

@@ -14,6 +14,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMAT_LIMITS
 
 from . import checks, output
+from .declarations import PATH, option
 from .films import film_option, film_policy
 from .options import require_unused, time_limit_option
 from .output import json_option
@@ -30,85 +31,56 @@ _DEFAULT_EPISODES = 10
 
 @click.command()
 @click.argument("environment", metavar="ENV")
-@click.option(
+@option(
     "--policy",
     default=_RANDOM,
-    show_default=True,
     metavar="RUN|random",
     help="Policy to run: the --run-dir of rlds2reverb train, a directory that TF-Agents' PolicySaver wrote, an ONNX "
     "file of rlds2reverb export, or random for uniformly random actions.",
 )
-@click.option(
+@option(
     "--which",
     type=click.Choice(["last", "best"]),
     default="last",
-    show_default=True,
     help="Policy of a training run: the last policy, or the one with the best evaluation.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="PATH",
-    help="Dataset to create; required unless there is a --film.",
-)
-@click.option(
+@option("--out", type=PATH, metavar="PATH", help="Dataset to create; required unless there is a --film.")
+@option(
     "--format",
     type=click.Choice([name for name, limits in FORMAT_LIMITS.items() if limits.has_last_step]),
     show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
     help="Format of the dataset: an HDF5 file as D4RL's or robomimic's, a directory as TFDS prepares it (rlds), or a "
     "Minari dataset.",
 )
-@click.option(
+@option(
     "--episodes",
     type=checks.at_least_1,
-    metavar="N",
     show_default=f"{_DEFAULT_EPISODES} without --steps",
     help="Number of episodes to record.",
 )
-@click.option(
-    "--steps",
-    type=checks.at_least_1,
-    metavar="N",
-    help="Number of steps to record instead; the last episodes are truncated.",
-)
-@click.option(
+@option("--steps", type=checks.at_least_1, help="Number of steps to record instead; the last episodes are truncated.")
+@option(
     "--num-envs",
     default=1,
-    show_default=True,
     type=checks.at_least_1,
-    metavar="N",
     help="Number of environments that are stepped in parallel processes.",
 )
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=checks.at_least_0,
-    metavar="N",
-    help="Random seed for the environments, random actions and the policy.",
+@option(
+    "--seed", default=0, type=checks.at_least_0, help="Random seed for the environments, random actions and the policy."
 )
-@click.option(
-    "--epsilon",
-    default=0.0,
-    show_default=True,
-    type=checks.fraction,
-    metavar="FLOAT",
-    help="Share of random actions that replace those of the policy.",
+@option(
+    "--epsilon", default=0.0, type=checks.fraction, help="Share of random actions that replace those of the policy."
 )
-@click.option(
+@option(
     "--target-return",
     type=checks.Number(),
-    metavar="FLOAT",
     show_default="as in training",
     help="Return that a policy of decision_transformer aims at.",
 )
 @time_limit_option
 @film_option
-@click.option(
-    "--env-info",
-    multiple=True,
-    metavar="NAME",
-    help="Also record this field of the environment's info. Repeatable.",
+@option(
+    "--env-info", multiple=True, metavar="NAME", help="Also record this field of the environment's info. Repeatable."
 )
 @json_option
 def record(

@@ -23,6 +23,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
+from .declarations import DIRECTORY, option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -71,37 +72,36 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
 )
 @sources_argument(required=False)
 @table_options
-@click.option("--empty", is_flag=True, help="Serve empty tables for items like those of SRC.")
-@click.option("--port", type=checks.port, metavar="PORT", show_default="a free port", help="Port of the new server.")
-@click.option(
+@option("--empty", is_flag=True, help="Serve empty tables for items like those of SRC.")
+@option("--port", type=checks.port, show_default="a free port", help="Port of the new server.")
+@option(
     "--checkpoint-root",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     metavar="DIR",
     help="Directory for the server's checkpoints. If it contains checkpoints, the server starts from the newest.",
 )
-@click.option(
+@option(
     "--checkpoint-every",
     "checkpoint_secs",
-    metavar="DURATION",
     type=checks.duration,
     show_default="only when the server stops",
     help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
 )
-@click.option(
+@option(
     "--isolate",
     is_flag=True,
     help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
     "system does not support that; requires Linux 5.7 or root.",
 )
-@click.option(
+@option(
     "--serve-batches",
     is_flag=True,
     help="Also serve finished batches, which clients sample much faster, on a second port 1,000 above --port. "
     "Isolated servers always do. Requires that all writers are trusted: a malformed chunk of theirs can end the "
     "server.",
 )
-@click.option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest.")
-@click.option(
+@option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest.")
+@option(
     "--shards",
     "num_shards",
     type=checks.at_least_1,
@@ -109,7 +109,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
     help="Run K servers, on consecutive ports if there is a --port, whose tables are shards of the same table. A "
     "directory that convert --shards wrote determines K.",
 )
-@click.option("--append", is_flag=True, help="Add to the items that the checkpoint contains.")
+@option("--append", is_flag=True, help="Add to the items that the checkpoint contains.")
 @conversion_options
 @server_writing_options
 @json_option

@@ -16,27 +16,23 @@ from rlds2reverb.training.plans import plan_sweep
 
 from . import checks, output
 from .custom_modules import add_current_directory
+from .declarations import DIRECTORY, EXISTING_FILE, option
 from .output import json_option
 from .quiet import import_quietly
 
 if TYPE_CHECKING:
     from rlds2reverb.training.plans import PlannedRun
 
-jobs_option = click.option(
-    "--jobs",
-    type=checks.at_least_1,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of processes that train different runs at the same time.",
+jobs_option = option(
+    "--jobs", type=checks.at_least_1, default=1, help="Number of processes that train different runs at the same time."
 )
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
+@click.argument("file", metavar="FILE", type=EXISTING_FILE)
+@option(
     "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     required=True,
     metavar="DIR",
     help="Directory of all runs. If it contains runs of this sweep, they are continued.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +16,7 @@ from rlds2reverb.training.progress import Progress
 
 from . import checks, output
 from .config_options import config_options, group_names, passed_options
+from .declarations import DIRECTORY, EXISTING_FILE, option
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
@@ -60,7 +60,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
-@click.option(
+@option(
     "--data",
     "source",
     required=True,
@@ -68,22 +68,21 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     help="Dataset (see rlds2reverb --help), directory that convert --out wrote, or HOST:PORT of a Reverb server; none "
     "to learn only from what the agent collects, with --online.",
 )
-@click.option(
+@option(
     "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=DIRECTORY,
     required=True,
     metavar="DIR",
     help="Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.",
 )
-@click.option(
+@option(
     "--seeds",
     type=checks.at_least_1,
-    metavar="N",
     help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
     "mean and standard deviation over seeds.",
 )
 @jobs_option
-@click.option(
+@option(
     "--preset",
     "presets",
     multiple=True,
@@ -91,7 +90,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     metavar="NAME",
     help="Use published settings for a D4RL or OGBench task, such as iql-antmaze. Repeatable.",
 )
-@click.option(
+@option(
     "--list-presets",
     is_flag=True,
     is_eager=True,
@@ -99,11 +98,11 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     callback=_list_presets,
     help="Print the names of all presets and exit.",
 )
-@click.option(
+@option(
     "--config",
     "gin_files",
     multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=EXISTING_FILE,
     metavar="FILE",
     help="Read hyperparameters and options of the run from a gin file; it overrides presets, and the command line "
     "overrides both. Repeatable.",

@@ -19,6 +19,7 @@ from rlds2reverb.sources.data_checks import SEVERITIES, DatasetChecks
 from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
+from .declarations import option
 from .main import INVALID_DATA, OK
 from .options import (
     GroupedCommand,
@@ -75,19 +76,16 @@ class _Result(LeftOut):
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @source_options
 @transform_options
-@click.option(
+@option(
     "--max-problems",
     default=20,
     type=checks.at_least_0,
-    show_default=True,
-    metavar="N",
     help="Maximum number of problems to list; all of them are counted.",
 )
-@click.option(
+@option(
     "--fail-on",
     type=click.Choice([*reversed(SEVERITIES), _NEVER]),
     default="error",
-    show_default=True,
     help="Least severity of findings for the exit code 2, which problems always have.",
 )
 @report_option
