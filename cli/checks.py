@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,11 @@ def _require_priority(priority: str) -> None:
         raise ValueError(f"the priority must be a number in [0, 1e12] or 'return', got {priority!r}")
 
 
-def require_png(path: Path) -> None:
-    """Raises `BadParameter` unless the value of --out is a PNG file in an existing directory."""
-    if path.suffix.lower() != ".png":
-        raise click.BadParameter(f"the file must end with .png, got '{path}'", param_hint="'--out'")
+def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"the file must end with {suffixes[0]}, got '{path}'")
     if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"the directory '{path.parent}' does not exist", param_hint="'--out'")
+        raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
 
 
 def _require_film(path: Path) -> None:
@@ -77,17 +77,6 @@ class Duration(click.ParamType):
         if secs <= 0:
             self.fail(f"the duration must be greater than 0, such as 600, 90s, 10m or 2h, got {value!r}", param, ctx)
         return secs
-
-
-def _require_folder(path: Path) -> None:
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
-
-
-def _require_page(path: Path) -> None:
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"the file must end with .html, got '{path}'")
-    _require_folder(path)
 
 
 def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
@@ -115,7 +104,8 @@ film = _make_callback(_require_film)
 reward = _make_callback(parse_reward)
 features = _make_callback(read_features)
 
-new_file = _make_callback(_require_folder)
-page = _make_callback(_require_page)
+new_file = _make_callback(_require_new_file)
+page = _make_callback(functools.partial(_require_new_file, suffixes=(".html", ".htm")))
+png = _make_callback(functools.partial(_require_new_file, suffixes=(".png",)))
 
 duration = Duration()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,26 +22,18 @@ from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
 from .sweep import format_command
-from .train import NO_DATA, read_options
+from .train import NO_DATA, print_results, read_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
 
-_GROUPS = group_names()
 #: Options of `TrainingConfig` that are declared here, or that require a single process.
 _OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track")
-_OPTIONS = [name for names in _GROUPS.values() for name in names if name not in _OTHERS]
+_GROUPS = {heading: [name for name in names if name not in _OTHERS] for heading, names in group_names().items()}
+_OPTIONS = list(itertools.chain.from_iterable(_GROUPS.values()))
 _CLUSTER_OPTIONS = [name for name in declare_fields(ClusterConfig) if name != "lead_steps"]
-_HEADINGS = {
-    "Run": ["source", "run_dir", "algo", *(name for name in _GROUPS["Run"] if name not in _OTHERS)],
-    "Cluster": _CLUSTER_OPTIONS,
-    **{
-        heading: [name for name in names if name not in _OTHERS]
-        for heading, names in _GROUPS.items()
-        if heading != "Run"
-    },
-}
-_HEADINGS["Evaluation"] = [*_HEADINGS["Evaluation"], *parameter_names(reference_options)]
+_GROUPS["Evaluation"] += parameter_names(reference_options)
+_HEADINGS = {"Run": ["source", "run_dir", "algo", *_GROUPS.pop("Run")], "Cluster": _CLUSTER_OPTIONS, **_GROUPS}
 
 
 @click.group(cls=Group)
@@ -70,8 +63,7 @@ def cluster() -> None:
 @config_options(*_OPTIONS)
 @reference_options
 @json_option
-@click.pass_context
-def train(context: click.Context, as_json: bool, **options: Any) -> int:
+def train(as_json: bool, **options: Any) -> int:
     """Train an agent with collectors, replay servers, a learner and an evaluator as separate processes.
 
     \b
@@ -88,7 +80,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     """
     from .main import OK, TEMPORARY_FAILURE
 
-    passed, source = read_options(context, options), options["source"]
+    passed, source = read_options(options), options["source"]
     values = passed.pop("hyperparameters")
     if options["config_file"].suffix == ".json":
         document = _read_document(options["config_file"])
@@ -155,10 +147,5 @@ def _report(config: TrainingConfig, run: Run, status: dict[str, Any], *, as_json
     facts = [("updates", f"{status['step']:,}")]
     if config.online_steps:
         facts.append(("collected steps", f"{status['collected_steps']:,}"))
-    if run.best_return is not None:
-        facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
-        facts.append(("curve", str(run.path / "curve.png")))
-    facts.append(("policy", str(run.path / "policy")))
-    if status["stop_reason"] != "complete":
-        facts.append(("stopped by", f"{status['stop_reason']}; run the same command to continue"))
-    output.print_facts(f"{config.algo} trained in {run.path}", facts)
+    stop_reason = None if status["stop_reason"] == "complete" else status["stop_reason"]
+    print_results(config.algo, run, facts, stop_reason, {})

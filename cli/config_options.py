@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from rlds2reverb.learners.options import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
@@ -68,16 +67,6 @@ def group_names() -> dict[str, list[str]]:
     for name, option in declared_options().items():
         groups.setdefault(option.group, []).append(name)
     return groups
-
-
-def passed_options(context: click.Context) -> dict[str, Any]:
-    """Returns the options of `TrainingConfig` that are on the command line of a command."""
-    names = declared_options().keys() & context.params.keys()
-    return {
-        name: context.params[name]
-        for name in names
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
 
 
 def _make_option(name: str, option: TrainingOption, *, without_default: bool) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""Declarations of options: paths as their values, and defaults that `--help` shows."""
+"""Declarations of options: paths as their values, defaults that `--help` shows, and whether an option was passed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -18,3 +19,8 @@ EXISTING_DIRECTORY = click.Path(path_type=Path, file_okay=False, exists=True)
 def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
     """Returns `click.option`, whose `--help` shows the default if there is one; `show_default` replaces it."""
     return click.option(*names, **{"show_default": "default" in attributes, **attributes})
+
+
+def is_on_command_line(name: str) -> bool:
+    """Returns whether a parameter of the running command was passed."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

@@ -35,8 +35,6 @@ _HEADINGS = {
     "Input": [*parameter_names(reading_options), "timeout"],
     "Score": ["reference_returns", "is_d4rl"],
 }
-_SCORE_OPTIONS = {"reference_returns", "is_d4rl"}
-_READING_OPTIONS = set(parameter_names(reading_options))
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -98,17 +96,17 @@ def inspect(
     src = sources[0]
     if report_path is None or not _is_run(src):
         require_unused({"has_films"}, "requires training runs and --report")
-    if any(map(_is_run, sources)) or len(sources) > 1:
-        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
-        _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
-        return
-    if server_address(src) is not None:
-        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
-        _inspect_server(src, timeout, report_path, as_json=as_json)
-        return
-    if is_table_directory(src):
-        require_unused(_SCORE_OPTIONS | _READING_OPTIONS, "requires a dataset")
-        _inspect_directory(src, report_path, as_json=as_json)
+    are_runs, is_server = any(map(_is_run, sources)) or len(sources) > 1, server_address(src) is not None
+    if are_runs or is_server or is_table_directory(src):
+        require_unused({"reference_returns", "is_d4rl", *parameter_names(reading_options)}, "requires a dataset")
+        if are_runs:
+            _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
+        elif report_path is not None:
+            _report_tables(src, report_path, as_json=as_json, timeout_secs=timeout)
+        elif is_server:
+            _inspect_server(src, timeout, as_json=as_json)
+        else:
+            _inspect_directory(src, as_json=as_json)
         return
     source = open_source({**options, "source": src})
     scores: dict[str, Any] = {"reference_returns": reference_returns or None, "is_d4rl": is_d4rl}
@@ -172,7 +170,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
     return {"run_dir": str(run.path), "algo": run.identity.get("algo"), "updates": updates, **returns}
 
 
-def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: float = 10.0) -> None:
+def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: float) -> None:
     from rlds2reverb.training.reports import report_tables
 
     with status(f"writing {path}"):
@@ -181,16 +179,12 @@ def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: floa
 
 
 def _print_report(report: Report, path: Path, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json({"report": str(path), "bytes": len(report.html.encode())})
-    else:
-        print(output.escape_controls(f"wrote {path} ({format_bytes(len(report.html.encode()))})"))
+    num_bytes = len(report.html.encode())
+    document = {"report": str(path), "bytes": num_bytes}
+    output.print_result(document, f"wrote {path} ({format_bytes(num_bytes)})", as_json=as_json)
 
 
-def _inspect_directory(directory: str, report_path: Path | None, *, as_json: bool) -> None:
-    if report_path is not None:
-        _report_tables(directory, report_path, as_json=as_json)
-        return
+def _inspect_directory(directory: str, *, as_json: bool) -> None:
     description = directories.describe(directory, verify=False)
     if as_json:
         output.print_json(description)
@@ -198,10 +192,7 @@ def _inspect_directory(directory: str, report_path: Path | None, *, as_json: boo
         output.print_facts(directory, directories.make_facts(description))
 
 
-def _inspect_server(address: str, timeout: float, report_path: Path | None, *, as_json: bool) -> None:
-    if report_path is not None:
-        _report_tables(address, report_path, as_json=as_json, timeout_secs=timeout)
-        return
+def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
     from rlds2reverb.client import table_infos
 
     addresses = address.split(",")

@@ -73,10 +73,8 @@ def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool,
         from rlds2reverb.training.policy_estimates import save_estimates
 
         save_estimates(estimates, out)
-    if as_json:
-        output.print_json({"estimates": [estimate.as_dict() for estimate in estimates]})
-        return
-    print(output.escape_controls("\n\n".join(map(str, estimates))))
+    document = {"estimates": [estimate.as_dict() for estimate in estimates]}
+    output.print_result(document, "\n\n".join(map(str, estimates)), as_json=as_json)
 
 
 def run_estimates(policies: Sequence[Path], methods: Sequence[str], options: dict[str, Any]) -> list[PolicyEstimate]:

@@ -21,14 +21,13 @@ from rlds2reverb.sources.transforms import (
     DropFields,
     NormalizeObservations,
     Transform,
-    apply_transforms,
     parse_reward,
 )
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from . import checks
 from .config_options import config_options
-from .declarations import EXISTING_FILE, FILE, PATH, option
+from .declarations import EXISTING_FILE, FILE, PATH, is_on_command_line, option
 from .output import warn
 from .quiet import status
 
@@ -121,8 +120,6 @@ reading_options = combine(
         "--frame-stack", type=checks.at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."
     ),
 )
-
-source_options = combine(click.argument("source", metavar="SRC"), reading_options)
 
 
 def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
@@ -362,7 +359,7 @@ def make_adder(options: dict[str, Any]) -> EpisodeAdder:
 
 
 def open_source(options: dict[str, Any]) -> Source:
-    """Opens the source that the `source_options` describe, and prints its warnings.
+    """Opens the source that the `reading_options` describe, and prints its warnings.
 
     Args:
       options: the values of all options.
@@ -384,29 +381,21 @@ def get_reading_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in parameter_names(reading_options)}
 
 
-def apply_transform_options(source: Source, options: dict[str, Any]) -> tuple[Source, dict[str, Any]]:
-    """Applies the `transform_options` in the order of `--help`; returns the source and the statistics used."""
-    return apply_transforms(source, make_transforms(options))
+#: Makers of the transforms, given the values of their options.
+_TRANSFORMS: dict[str, Callable[[Any], Transform]] = {
+    "drop_fields": DropFields,
+    "cut_at_terminal": lambda _: CutAtTerminal(),
+    "cast_floats": lambda _: CastFloats(),
+    "reward": parse_reward,
+    "normalize_observations": lambda _: NormalizeObservations(),
+    "action_bounds": lambda bounds: ActionBounds(*bounds),
+    "clip_actions": lambda _: ClipActions(),
+}
 
 
 def make_transforms(options: dict[str, Any]) -> list[Transform]:
     """Returns the transforms that the `transform_options` describe, in the order of `--help`."""
-    transforms: list[Transform] = []
-    if options["drop_fields"]:
-        transforms.append(DropFields(options["drop_fields"]))
-    if options["cut_at_terminal"]:
-        transforms.append(CutAtTerminal())
-    if options["cast_floats"]:
-        transforms.append(CastFloats())
-    if options["reward"]:
-        transforms.append(parse_reward(options["reward"]))
-    if options["normalize_observations"]:
-        transforms.append(NormalizeObservations())
-    if options["action_bounds"]:
-        transforms.append(ActionBounds(*options["action_bounds"]))
-    if options["clip_actions"]:
-        transforms.append(ClipActions())
-    return transforms
+    return [make(options[name]) for name, make in _TRANSFORMS.items() if options[name]]
 
 
 def table_names(options: dict[str, Any]) -> tuple[str, ...]:
@@ -430,16 +419,9 @@ def parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_on_command_line(name: str) -> bool:
-    """Returns whether a parameter of the running command was passed."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
-
-
 def require_unused(names: set[str], reason: str) -> None:
     """Raises `click.UsageError` with the reason if one of these options is on the command line of the command."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
+    for parameter in click.get_current_context().command.params:
         if parameter.name in names and is_on_command_line(parameter.name or ""):
             raise click.UsageError(f"{parameter.opts[0]} {reason}")
 

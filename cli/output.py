@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +52,14 @@ def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_result(document: Any, content: str, *, as_json: bool) -> None:
+    """Prints a result as a JSON document, or else as text with control characters escaped."""
+    if as_json:
+        print_json(document)
+    else:
+        print(escape_controls(content))
 
 
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
@@ -150,9 +157,7 @@ class StepProgress:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._console.is_terminal:
             self._bars.stop()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
-@option("--out", metavar="FILE.png", required=True, type=FILE, help="PNG file to write.")
+@option("--out", metavar="FILE.png", required=True, type=FILE, callback=checks.png, help="PNG file to write.")
 @option(
     "--metric",
     type=click.Choice(["auto", "return", "score"]),
@@ -44,7 +44,6 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
     and the mean of the best evaluation of each run.
     """
-    checks.require_png(out)
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves
         from rlds2reverb.learners.figures import save_png
@@ -52,12 +51,10 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
 
         curves = learning_curves([run for folder in dict.fromkeys(folders) for run in list_runs(folder)], metric=metric)
         save_png(draw_curves(curves, title=title), out)
-    if as_json:
-        output.print_json({"out": str(out), "curves": [_as_dict(curve) for curve in curves]})
-        return
     headings = ("curve", "runs", "steps", f"last five {curves[0].metric}s", "best")
-    print(output.escape_controls(format_columns(headings, [curve.format_row() for curve in curves])))
-    print(output.escape_controls(f"\nwrote {out}"))
+    table = format_columns(headings, [curve.format_row() for curve in curves])
+    document = {"out": str(out), "curves": [_as_dict(curve) for curve in curves]}
+    output.print_result(document, f"{table}\n\nwrote {out}", as_json=as_json)
 
 
 def _as_dict(curve: Curve) -> dict[str, object]:

@@ -21,7 +21,7 @@ from .quiet import quiet_imports
 @click.argument("policies", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
 @option("--method", type=click.Choice(list(ESTIMATORS)), default="fqe", help="Estimator; see ope.")
 @evaluation_options
-@option("--out", metavar="FILE.png", type=FILE, help="Figure to write.")
+@option("--out", metavar="FILE.png", type=FILE, callback=checks.png, help="Figure to write.")
 @reading_options
 @json_option
 def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: bool, **options: Any) -> None:
@@ -35,8 +35,6 @@ def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: boo
     hold out episodes with train --validation. The table shows the policies from the highest to the lowest estimate;
     the order of policies whose intervals overlap is not certain.
     """
-    if out is not None:
-        checks.require_png(out)
     found = run_estimates(list(dict.fromkeys(policies)), [method], options)
     from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates, order_estimates
 

@@ -23,13 +23,12 @@ from rlds2reverb.sources import Source
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
-from .declarations import DIRECTORY, option
+from .declarations import DIRECTORY, is_on_command_line, option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
     GroupedCommand,
     conversion_options,
-    is_on_command_line,
     make_adder,
     parameter_names,
     parse_table_options,
@@ -146,13 +145,12 @@ def serve(**options: Any) -> None:
     elif options["empty"]:
         require_unused(_WRITTEN_ONLY, "cannot be combined with --empty")
     start_launcher()
-    if data:
+    if data or not options["source"]:
         import_quietly("tensorflow")
-        _report_data(data, options["checkpoint_root"])
-        _serve(options, data=data)
-    elif not options["source"]:
-        import_quietly("tensorflow")
-        _serve(options)
+        if data:
+            _report_data(data, options["checkpoint_root"])
+        with _start(options, data=data) as server:
+            serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
     else:
         with raise_on_sigterm():
             source, statistics = open_prepared(options, *ITEM_PACKAGES)
@@ -191,11 +189,6 @@ def _report_data(data: Path, checkpoint_root: Path | None) -> None:
         checkpoint = CheckpointRoot(checkpoint_root, create=False).latest()
         if checkpoint is not None:
             output.say(f"serving the checkpoint {checkpoint.name} of {checkpoint_root} instead of {data}")
-
-
-def _serve(options: dict[str, Any], *, data: Path | None = None) -> None:
-    with _start(options, data=data) as server:
-        serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
 def _start(

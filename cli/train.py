@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,14 @@ import click
 
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory, server_address
-from rlds2reverb.training.config import D4RL, TrainingConfig
+from rlds2reverb.training.config import D4RL, TrainingConfig, declared_options
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
 from rlds2reverb.training.progress import Progress
 
 from . import checks, output
-from .config_options import config_options, group_names, passed_options
-from .declarations import DIRECTORY, EXISTING_FILE, option
+from .config_options import config_options, group_names
+from .declarations import DIRECTORY, EXISTING_FILE, is_on_command_line, option
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
@@ -111,8 +112,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
 @reference_options
 @reading_options
 @json_option
-@click.pass_context
-def train(context: click.Context, as_json: bool, **options: Any) -> int:
+def train(as_json: bool, **options: Any) -> int:
     """Train an agent from a dataset and evaluate it.
 
     \b
@@ -131,7 +131,7 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
     """
     from .main import OK, TEMPORARY_FAILURE
 
-    passed = read_options(context, options)
+    passed = read_options(options)
     _require_seeds(passed, options)
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.
@@ -170,9 +170,10 @@ def train(context: click.Context, as_json: bool, **options: Any) -> int:
         return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal else OK
 
 
-def read_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+def read_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of `TrainingConfig` on the command line; values of hyperparameters are still strings."""
-    passed = passed_options(context)
+    names = declared_options().keys() & options.keys()
+    passed = {name: options[name] for name in names if is_on_command_line(name)}
     passed["hyperparameters"] = _split_hyperparameters(options["hyperparameters"])
     if options["reference_file"] and options["is_d4rl"]:
         raise click.UsageError("pass only one of --reference-file and --d4rl-score")
@@ -211,6 +212,13 @@ def _report(training: Training, run: Run, *, as_json: bool) -> None:
     facts = [("updates", f"{learner.step:,}")]
     if data.behaviour_return is not None:
         facts.append(("dataset return", f"{data.behaviour_return:,.1f}"))
+    print_results(training.config.algo, run, facts, learner.stop_reason, latest)
+
+
+def print_results(
+    algo: str, run: Run, facts: list[tuple[str, str]], stop_reason: str | None, latest: Mapping[str, float]
+) -> None:
+    """Prints facts about a run, its evaluations with the `latest` metrics, its files, and why it stopped early."""
     if run.best_return is not None:
         facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
         if "evaluation/score" in latest:
@@ -219,6 +227,6 @@ def _report(training: Training, run: Run, *, as_json: bool) -> None:
             facts.append(("last success", f"{latest['evaluation/success_rate']:.0%}"))
         facts.append(("curve", str(run.path / "curve.png")))
     facts.append(("policy", str(run.path / "policy")))
-    if learner.stop_reason:
-        facts.append(("stopped by", f"{learner.stop_reason}; run the same command to continue"))
-    output.print_facts(f"{training.config.algo} trained in {run.path}", facts)
+    if stop_reason:
+        facts.append(("stopped by", f"{stop_reason}; run the same command to continue"))
+    output.print_facts(f"{algo} trained in {run.path}", facts)

@@ -16,6 +16,7 @@ from rlds2reverb.left_out import LeftOut
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources import Finding, Source
 from rlds2reverb.sources.data_checks import SEVERITIES, DatasetChecks
+from rlds2reverb.sources.transforms import apply_transforms
 from rlds2reverb.specs import Nest
 
 from . import checks, directories, output
@@ -23,13 +24,12 @@ from .declarations import option
 from .main import INVALID_DATA, OK
 from .options import (
     GroupedCommand,
-    apply_transform_options,
+    make_transforms,
     open_source,
     parameter_names,
     reading_options,
     report_option,
     require_unused,
-    source_options,
     transform_options,
 )
 from .output import json_option
@@ -74,7 +74,8 @@ class _Result(LeftOut):
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
-@source_options
+@click.argument("source", metavar="SRC")
+@reading_options
 @transform_options
 @option(
     "--max-problems",
@@ -141,7 +142,7 @@ def _check(options: dict[str, Any], max_problems: int) -> _Result:
     try:
         opened = open_source(options)
         result.warnings = opened.warnings
-        source, statistics = apply_transform_options(opened, options)
+        source, statistics = apply_transforms(opened, make_transforms(options))
         result.source, result.transform_notes = source, tuple(statistics.get("notes", ()))
         dataset_checks = DatasetChecks(source)
         with output.StepProgress(source) as progress:

@@ -12,9 +12,10 @@ import click
 
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.sources import Source
+from rlds2reverb.sources.transforms import apply_transforms
 
 from . import output
-from .options import apply_transform_options, make_adder, open_source, table_configs, table_names
+from .options import make_adder, make_transforms, open_source, table_configs, table_names
 from .quiet import import_quietly, status
 
 #: Packages that items are made with.
@@ -34,7 +35,7 @@ def open_prepared(options: dict[str, Any], *packages: str) -> tuple[Source, dict
     source = open_source(options)
     import_quietly(*packages)
     with status("computing the statistics of the dataset"):
-        return apply_transform_options(source, options)
+        return apply_transforms(source, make_transforms(options))
 
 
 def write_items(source: Source, destination: Path | str, options: dict[str, Any], statistics: dict[str, Any]) -> None:
