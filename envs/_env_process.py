@@ -25,8 +25,6 @@ _CODE = (
     "import sys; sys.path[:] = sys.argv[6:]; from rlds2reverb.envs._env_worker import main; "
     "main(*map(int, sys.argv[1:6]))"
 )
-#: The arrays of a `Channel` of which each worker has a row.
-_ARRAYS = ("requests", "replies", "commands", "failures", "stepping", "worker_sleeps", "caller_sleeps")
 _CHECK_SECS, _TRACE_SECS = 0.05, 1.0
 #: Ends of pipes that tell workers, by being closed, that this process has ended. Forked processes must not keep them.
 _lifelines: set[int] = set()
@@ -63,15 +61,6 @@ class WorkerProcess:
       is_lost: whether the process has to be started again; unset by the caller when its environments are ready.
     """
 
-    #: Its rows of the shared arrays.
-    _requests: Any
-    _replies: Any
-    _commands: Any
-    _failures: Any
-    _stepping: Any
-    _sleeps: Any
-    _caller_sleeps: Any
-
     def __init__(
         self,
         index: int,
@@ -97,7 +86,8 @@ class WorkerProcess:
         self.is_busy = False
         self.is_lost = True
         self._reported: list[tuple[int, str]] = []
-        self.release()
+        #: Its rows of the shared arrays.
+        self._rows: Any = None
 
     def count_failure(self) -> int:
         """Counts that the worker was lost; returns `num_failures`."""
@@ -136,16 +126,13 @@ class WorkerProcess:
             while True:
                 if not self._peer.poll(max(deadline - time.monotonic(), 0)):
                     raise LostProcessError(f"no answer within {timeout_secs:g} s\n{self._dump_stacks()}")
-                with defer_signals():  # If Ctrl-C interrupted it, the rest of the message would follow.
-                    message = self._peer.recv_bytes()
-                if message[:1] == ERROR:
-                    raise LostProcessError(pickle.loads(message[1:]))
-                if message[:1] == RESULT:
-                    number, result, error = pickle.loads(message[1:])
+                if (content := self._read()) is not None:
+                    number, result, error = pickle.loads(content)
                     if number == self._call_number:
-                        return _require_result(result, error)
-                elif message[:1] == FAILURE:
-                    self._reported.append(pickle.loads(message[1:]))
+                        if error is None:
+                            return result
+                        is_unsupported, reason = error
+                        raise NotImplementedError(reason) if is_unsupported else LostProcessError(reason)
         except (EOFError, OSError):
             reason = self._describe_end()
         except LostProcessError as error:
@@ -157,15 +144,12 @@ class WorkerProcess:
         self._call_number = 1
         self._send(pickle.dumps(layout))
         self.receive(timeout_secs)
-        rows: Any = [getattr(channel, name)[self.index] for name in _ARRAYS]
-        self._requests, self._replies, self._commands, self._failures, self._stepping, *sleeps = rows
-        self._sleeps, self._caller_sleeps = sleeps
-        self._number, self._sleeps[0] = int(self._replies[0]), 0
+        self._rows = channel.get_rows(self.index)
+        self._number, self._rows.worker_sleeps[0] = int(self._rows.replies[0]), 0
 
     def release(self) -> None:
         """Drops the shared arrays of a worker that is not started again."""
-        self._requests = self._replies = self._commands = self._failures = self._stepping = None
-        self._sleeps = self._caller_sleeps = None
+        self._rows = None
 
     def call(self, name: str, row: int | None, *arguments: Any, timeout_secs: float) -> Any:
         """Calls a method of one of the environments, or of the `Share` of the worker if `row` is None.
@@ -182,9 +166,9 @@ class WorkerProcess:
         """Starts a step or a reset of all environments; see `wait`."""
         self._number += 1
         self.is_busy = True
-        self._commands[0] = command
-        self._requests[0] = self._number
-        if self._sleeps[0]:
+        self._rows.commands[0] = command
+        self._rows.requests[0] = self._number
+        if self._rows.worker_sleeps[0]:
             self._send(WAKE)
 
     def wait(self, spin_secs: float, timeout_secs: float) -> list[tuple[int, str]]:
@@ -198,48 +182,50 @@ class WorkerProcess:
         """
         if self.is_lost:
             raise LostProcessError(f"the process of {self.places} has been stopped")
-        replies, number = self._replies, self._number
+        replies, number = self._rows.replies, self._number
         start = time.perf_counter()
         while replies[0] != number and time.perf_counter() - start < spin_secs:
             pass
-        failures = self._reported
         if replies[0] != number:
-            self._sleep(number, start + timeout_secs, failures)
+            self._sleep(number, start + timeout_secs)
         self._num_completed += 1
         if self._num_completed >= _RECOVERED:
             self.num_failures = 0
-        while len(failures) < self._failures[0]:
-            self._read(failures)
-        self._reported, self.is_busy = [], False
+        while len(self._reported) < self._rows.failures[0]:
+            self._read()
+        failures, self._reported, self.is_busy = self._reported, [], False
         return failures
 
-    def _sleep(self, number: int, deadline: float, failures: list[tuple[int, str]]) -> None:
-        replies = self._replies
-        self._caller_sleeps[0] = 1
+    def _sleep(self, number: int, deadline: float) -> None:
+        rows = self._rows
+        rows.caller_sleeps[0] = 1
         try:
-            while replies[0] != number:
+            while rows.replies[0] != number:
                 if time.perf_counter() > deadline:
-                    index = int(self._stepping[0])
+                    index = int(rows.stepping[0])
                     raise LostProcessError(f"environment {index} did not answer in time\n{self._dump_stacks()}")
-                if self._sleeps[0]:  # It fell asleep while the request was made.
+                if rows.worker_sleeps[0]:  # It fell asleep while the request was made.
                     self._send(WAKE)
                 if self._peer.poll(_CHECK_SECS):
-                    self._read(failures)
+                    self._read()
         except (EOFError, OSError):
             raise LostProcessError(self._describe_end()) from None
         finally:
-            self._caller_sleeps[0] = 0
+            rows.caller_sleeps[0] = 0
 
-    def _read(self, failures: list[tuple[int, str]]) -> None:
-        with defer_signals():  # As in `receive`; and no failure is lost.
+    def _read(self) -> bytes | None:
+        """Reads a message: returns the result of a call, remembers a failure, and raises the error of the process."""
+        with defer_signals():  # If Ctrl-C interrupted it, the rest of the message would follow; and no failure is lost.
             try:
-                message = self._peer.recv_bytes()
+                message: bytes = self._peer.recv_bytes()
             except (EOFError, OSError):
                 raise LostProcessError(self._describe_end()) from None
-            if message[:1] == FAILURE:
-                failures.append(pickle.loads(message[1:]))
-            elif message[:1] == ERROR:
-                raise LostProcessError(pickle.loads(message[1:]))
+            kind, content = message[:1], message[1:]
+            if kind == FAILURE:
+                self._reported.append(pickle.loads(content))
+            elif kind == ERROR:
+                raise LostProcessError(pickle.loads(content))
+            return content if kind == RESULT else None
 
     def disconnect(self) -> None:
         """Asks the process to close its environments and to end."""
@@ -299,14 +285,6 @@ class WorkerProcess:
     def _read_trace(self) -> str:
         size = os.fstat(self._trace).st_size
         return os.pread(self._trace, size, 0).decode(errors="replace")
-
-
-def _require_result(result: Any, error: tuple[bool, str] | None) -> Any:
-    """Returns the result of a call, or raises its error: whether it is a `NotImplementedError`, and the reason."""
-    if error is None:
-        return result
-    is_unsupported, reason = error
-    raise NotImplementedError(reason) if is_unsupported else LostProcessError(reason)
 
 
 def _serialise(constructor: Callable[[], Environment], index: int) -> bytes:

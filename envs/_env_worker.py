@@ -161,8 +161,8 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
         spec, batch_size, num_workers, spin_secs = pickle.loads(peer.recv_bytes())
         channel = Channel(memory, spec, batch_size, num_workers)
         share.connect(channel)
-        # A request that was lost with a process is not repeated.
-        channel.replies[worker, 0] = channel.requests[worker, 0]
+        rows = channel.get_rows(worker)
+        rows.replies[0] = rows.requests[0]  # A request that was lost with a process is not repeated.
         peer.send_bytes(RESULT + pickle.dumps((1, None, None)))
     except EOFError:
         return
@@ -171,7 +171,7 @@ def main(connection: int, memory: int, lifeline: int, trace: int, worker: int) -
             peer.send_bytes(ERROR + pickle.dumps(traceback.format_exc()))
         return
     with contextlib.suppress(EOFError, OSError):
-        _serve(share, channel, worker, peer, spin_secs)
+        _serve(share, rows, peer, spin_secs)
     share.close()
 
 
@@ -187,28 +187,26 @@ def _follow(lifeline: int) -> None:
         os._exit(1)
 
 
-def _serve(share: Share, channel: Channel, worker: int, peer: Connection, spin_secs: float) -> None:
-    requests, replies = channel.requests[worker], channel.replies[worker]
-    commands, failures = channel.commands[worker], channel.failures[worker]
-    stepping, caller_sleeps = channel.stepping[worker], channel.caller_sleeps[worker]
-    done = int(replies[0])
+def _serve(share: Share, rows: Any, peer: Connection, spin_secs: float) -> None:
+    requests, failures = rows.requests, rows.failures
+    done = int(rows.replies[0])
 
     def report(index: int, reason: str) -> None:
         failures[0] += 1
         peer.send_bytes(FAILURE + pickle.dumps((index, reason)))
 
     while True:
-        _wait(share, requests, done, channel.worker_sleeps[worker], peer, spin_secs)
+        _wait(share, requests, done, rows.worker_sleeps, peer, spin_secs)
         done = int(requests[0])
         failures[0] = 0
         try:
-            share.run(int(commands[0]), report, stepping)
+            share.run(int(rows.commands[0]), report, rows.stepping)
         except Exception:
             peer.send_bytes(ERROR + pickle.dumps(traceback.format_exc()))
             return
-        stepping[0] = -1
-        replies[0] = done
-        if caller_sleeps[0]:
+        rows.stepping[0] = -1
+        rows.replies[0] = done
+        if rows.caller_sleeps[0]:
             peer.send_bytes(WAKE)
 
 

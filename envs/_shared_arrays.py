@@ -6,18 +6,23 @@ import itertools
 import math
 import mmap
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tree
 
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
 from .specs import read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Processes write to different cache lines.
 _ALIGNMENT = 64
+#: The numbers that the caller exchanges with each worker: the number of the last request, its command, the number of
+#: the last request that was completed, how many messages about failures were sent with that reply, the index of the
+#: environment that is stepped, and whether each of the two processes waits for a message of the other.
+_CONTROL = ("requests", "commands", "replies", "failures", "stepping", "worker_sleeps", "caller_sleeps")
 
 
 class Channel:
@@ -28,12 +33,6 @@ class Channel:
       time_step: `TimeStep` of arrays [B, ...] without `prev_action` and `env_id`; each process writes its own rows.
       time_step_bytes: uint8 [N], all of its memory.
       num_episodes: int64 [B], number of episodes that each environment, or those that it replaces, has started.
-      requests: int64 [W, 8], whose first column is the number of the last request to each worker.
-      commands: int64 [W, 8], the kind of that request.
-      replies: int64 [W, 8], the number of the last request that each worker has completed.
-      failures: int64 [W, 8], number of messages about failures that a worker has sent with its last reply.
-      stepping: int64 [W, 8], index of the environment that a worker is stepping.
-      worker_sleeps, caller_sleeps: int64 [W, 8], whether a process waits for a message of the other.
     """
 
     def __init__(self, memory: int, time_step_spec: TimeStep, batch_size: int, num_workers: int):
@@ -47,11 +46,10 @@ class Channel:
         """
         self._spec = _add_batch_axis(time_step_spec._replace(prev_action=(), env_id=()), batch_size)
         control = ArraySpec((num_workers, 8), np.dtype(np.int64))
-        names = ("requests", "commands", "replies", "failures", "stepping", "worker_sleeps", "caller_sleeps")
         others = {
             "action": _add_batch_axis(time_step_spec.prev_action, batch_size),
             "num_episodes": ArraySpec((batch_size,), np.dtype(np.int64)),
-            **dict.fromkeys(names, control),
+            **dict.fromkeys(_CONTROL, control),
         }
         num_time_step_bytes = _find_offsets(self._spec)[-1]
         num_bytes = num_time_step_bytes + _find_offsets(others)[-1]
@@ -63,8 +61,11 @@ class Channel:
         values = _map_arrays(others, shared[num_time_step_bytes:])
         self.action: Nest = values["action"]
         self.num_episodes: np.ndarray = values["num_episodes"]
-        self.requests, self.commands, self.replies, self.failures, self.stepping, self.worker_sleeps, \
-            self.caller_sleeps = (values[name] for name in names)  # fmt: skip
+        self._control: dict[str, np.ndarray] = {name: values[name] for name in _CONTROL}
+
+    def get_rows(self, worker: int) -> SimpleNamespace:
+        """Returns the arrays int64 [8] of a worker, by the names in `_CONTROL`; each begins with a number."""
+        return SimpleNamespace(**{name: array[worker] for name, array in self._control.items()})
 
     def map_time_step(self, memory: np.ndarray) -> TimeStep:
         """Returns the `time_step` that is stored in memory such as a copy of `time_step_bytes`."""
@@ -98,21 +99,16 @@ class Rows:
         """Takes over environments `first`, `first + 1` and so on of the batch."""
         self.envs, self.first = envs, first
         own = slice(first, first + len(envs))
-        self._actions = tree.map_structure(lambda array: array[own], channel.action)
-        time_step = channel.time_step
-        self.step_type, self.discount = time_step.step_type[own], time_step.discount[own]
-        self._reward, self._has_failed = time_step.reward[own], time_step.has_failed[own]
+        rows = channel.action, channel.time_step, channel.num_episodes
+        self._actions, time_step, self.num_episodes = map_structure(lambda array: array[own], rows)
+        self.step_type, self._reward, self.discount, self._observation, *_ = time_step
+        self._env_info, self._has_failed = time_step.env_info, time_step.has_failed
         self._reward_shape = self._reward.shape[1:]
-        self.num_episodes = channel.num_episodes[own]
-        self._observation = tree.map_structure(lambda array: array[own], time_step.observation)
-        self._env_info = tree.map_structure(lambda array: array[own], time_step.env_info)
         self._is_single = isinstance(self._observation, np.ndarray)
 
     def read_actions(self) -> Nest:
         """Returns a copy of the actions of the environments, a nest of arrays [len(envs), ...]."""
-        if isinstance(self._actions, np.ndarray):
-            return self._actions.copy()
-        return tree.map_structure(np.copy, self._actions)
+        return map_structure(np.ndarray.copy, self._actions)
 
     def write(self, row: int, time_step: TimeStep, *, is_reset: bool = False) -> None:
         """Writes the time step of one environment, and counts its episodes."""
@@ -126,9 +122,9 @@ class Rows:
         if self._is_single:
             self._observation[row] = observation
         else:
-            _write_nest(self._observation, row, observation)
+            write_nest(self._observation, row, observation)
         if env_info:
-            _write_nest(self._env_info, row, env_info)
+            write_nest(self._env_info, row, env_info)
 
     def truncate(self, row: int) -> None:
         """Ends the episode of an environment that is lost: its last observation is repeated."""
@@ -136,12 +132,13 @@ class Rows:
         self._reward[row] = 0
 
 
-def _write_nest(arrays: Nest, row: int, values: Nest) -> None:
+def write_nest(arrays: Nest, rows: Any, values: Nest) -> None:
+    """Writes a nest of values into rows, an index or several, of a nest of arrays."""
     if isinstance(arrays, dict):
         for key, array in arrays.items():
-            _write_nest(array, row, values[key])
+            write_nest(array, rows, values[key])
     elif isinstance(arrays, tuple):
         for array, value in zip(arrays, values, strict=True):
-            _write_nest(array, row, value)
+            write_nest(array, rows, value)
     else:
-        arrays[row] = values
+        arrays[rows] = values

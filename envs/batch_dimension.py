@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .batched_environment import BatchedEnvironment
-from .environment import Environment, require_single
+from .environment import EnvAttributes, Environment, require_single
 
 
-class BatchDimension(BatchedEnvironment):
+class BatchDimension(EnvAttributes, BatchedEnvironment):
     """A single environment as a batch of one, for code that requires batches.
 
     ALF's `BatchedTensorWrapper`. For several environments (ALF's `BatchEnvironmentWrapper`) use `BatchedEnvironment` or
@@ -29,8 +27,3 @@ class BatchDimension(BatchedEnvironment):
         """
         self.env = require_single(env, "BatchDimension")
         super().__init__([env])
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "env":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.env, name)

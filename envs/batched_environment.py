@@ -86,16 +86,9 @@ def make_env_ids(batch_size: int) -> np.ndarray:
 
 def require_same_specs(time_step_specs: Sequence[TimeStep]) -> None:
     """Raises `SpecMismatchError` unless the time steps of all environments have the same specs."""
-    first = time_step_specs[0]
     for index, spec in enumerate(time_step_specs[1:], 1):
-        for name in ("observation", "prev_action", "reward", "env_info"):
-            require_equal_specs(
-                getattr(spec, name),
-                getattr(first, name),
-                name="action" if name == "prev_action" else name,
-                holders=("environment 0", f"environment {index}"),
-                advice=_SAME,
-            )
+        holders = "environment 0", f"environment {index}"
+        require_equal_specs(spec, time_step_specs[0], holders=holders, advice=_SAME)
 
 
 def stack(nests: Sequence[Nest]) -> Nest:

@@ -106,20 +106,12 @@ def _split(time_step: TimeStep, size: int) -> list[TimeStep]:
 
 
 def _check_specs(env: Environment, spec: TimeStep) -> None:
-    parts = {
-        "observation": env.observation_spec(),
-        "prev_action": env.action_spec(),
-        "reward": env.reward_spec(),
-        "env_info": env.env_info_spec(),
-    }
-    for name, part in parts.items():
-        require_equal_specs(
-            getattr(spec, name),
-            part,
-            name=name,
-            holders=("the environment's own spec", "time_step_spec()"),
-            advice="override observation_spec(), action_spec(), reward_spec() or env_info_spec() instead",
-        )
+    require_equal_specs(
+        spec,
+        Environment.time_step_spec(env),
+        holders=("the environment's own spec", "time_step_spec()"),
+        advice="override observation_spec(), action_spec(), reward_spec() or env_info_spec() instead",
+    )
 
 
 def _check_layers(env: Environment, number: int) -> None:

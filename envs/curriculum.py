@@ -161,17 +161,14 @@ class Curriculum(Wrapper):
         self._next_tasks = self._sample(len(self._next_tasks))
         super().seed(seed)
 
-    def _reset(self) -> TimeStep:
-        return self._convert(self.env.reset())
-
     def _auto_reset(self, action: Nest) -> TimeStep:
         return self._step(action)  # The wrapped environment resets itself, to learn of the task.
 
     def _step(self, action: Nest) -> TimeStep:
         tasks = self._next_tasks if self.batched else self._next_tasks[0]
-        return self._convert(self.env.advance({TASK_ID: tasks.copy(), ACTION: action}))
+        return self._transform_time_step(self.env.advance({TASK_ID: tasks.copy(), ACTION: action}))
 
-    def _convert(self, time_step: TimeStep) -> TimeStep:
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
         columns = (time_step.step_type, time_step.has_failed, time_step.env_info[TASK_ID])
         step_types, has_failed, tasks = map(np.atleast_1d, columns)
         is_first, is_last = step_types == FIRST, step_types == LAST

@@ -177,17 +177,23 @@ class LockedEnvironment(Environment):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lock = threading.RLock()
+        self._lock, self._is_closed = threading.RLock(), False
 
     def reset(self) -> TimeStep:
         """Starts new episodes."""
         with self._lock:
+            self._require_open()
             return super().reset()
 
     def advance(self, action: Nest) -> TimeStep:
         """Executes an action that needs no check."""
         with self._lock:
+            self._require_open()
             return super().advance(action)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the environment is closed; create a new one")
 
 
 class SpecifiedEnvironment(Environment):
@@ -224,6 +230,15 @@ def require_environment(env: Any, name: str) -> Environment:
     return env
 
 
+def require_render_mode(own: str | None, mode: str) -> None:
+    """Raises `ValueError` unless a mode is an environment's own, which was chosen when it was created."""
+    if mode != own:
+        raise ValueError(
+            f"the environment was created with render_mode={own!r}, got mode {mode!r}; create it with "
+            f"render_mode={mode!r}"
+        )
+
+
 def require_constructor(constructor: Any, name: str) -> Any:
     """Returns a function that creates an environment.
 
@@ -247,11 +262,21 @@ def require_single(env: Environment, name: str) -> Environment:
     return env
 
 
-class Wrapper(Environment):
+class EnvAttributes:
+    """Gives an object the public attributes of its `env` that it does not have itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "env":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.env, name)
+
+
+class Wrapper(EnvAttributes, Environment):
     """An environment that changes the time steps or actions of another; by itself it changes nothing.
 
-    Subclasses override `_reset` and `_step`, which call `self.env.reset()` and `self.env.advance(action)`, and the
-    specs of whatever they change. `check_wrapper` verifies that a wrapper is consistent.
+    Subclasses override `_reset` and `_step`, which call `self.env.reset()` and `self.env.advance(action)`, or
+    `_transform_time_step`, if all time steps change in the same way; and the specs of whatever they change.
+    `check_wrapper` verifies that a wrapper is consistent.
 
     Attributes:
       env: the wrapped environment.
@@ -264,11 +289,6 @@ class Wrapper(Environment):
     def __init__(self, env: Environment):
         super().__init__(auto_reset=require_environment(env, type(self).__name__).auto_reset)
         self.env = env
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "env":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.env, name)
 
     @property
     def batch_size(self) -> int | None:
@@ -292,10 +312,14 @@ class Wrapper(Environment):
         return self.env.env_info_spec()
 
     def _reset(self) -> TimeStep:
-        return self.env.reset()
+        return self._transform_time_step(self.env.reset())
 
     def _step(self, action: Nest) -> TimeStep:
-        return self.env.advance(action)
+        return self._transform_time_step(self.env.advance(action))
+
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
+        """Returns the time step of the wrapper, given that of the wrapped environment."""
+        return time_step
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` of the wrapped environment."""

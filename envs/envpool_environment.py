@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb._arguments import require_number
 from rlds2reverb._system.platform import available_cores
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
 from .batched_environment import make_env_ids, make_prev_action
-from .environment import LockedEnvironment
+from .environment import LockedEnvironment, SpecifiedEnvironment, require_render_mode
 from .spaces import make_spec
 from .specs import BoundedArraySpec, make_zeros, read_reward
-from .time_steps import FIRST, LAST, MID, TimeStep
+from .time_steps import FIRST, LAST, MID, TimeStep, make_time_step_spec
 
 _MAX_INT32 = 2**31 - 1
 _LAST, _FIRST = int(LAST), int(FIRST)
 
 
-class EnvPoolEnvironment(LockedEnvironment):
+class EnvPoolEnvironment(SpecifiedEnvironment, LockedEnvironment):
     """A batch of B environments of EnvPool, with the ends of episodes of all other environments.
 
     EnvPool itself resets an environment in the step after the end of its episode, and ignores the action. It does not
@@ -67,33 +68,33 @@ class EnvPoolEnvironment(LockedEnvironment):
         super().__init__()
         import envpool
 
-        if not 0 <= discount <= 1:
-            raise ValueError(f"discount must be in [0, 1], got {discount}")
-        cores = available_cores()
-        self._config = {"num_threads": num_threads or min(cores, batch_size), "num_envs": batch_size, **options}
-        if render_mode is not None:
-            self._config["render_mode"] = render_mode
-        self._render_mode = render_mode
+        require_number("discount", discount, 0, 1)
+        num_threads = num_threads or min(available_cores(), batch_size)
+        self._config: dict[str, Any] = {"num_threads": num_threads, "num_envs": batch_size, **options}
         try:
-            spec = envpool.make_spec(task, **{key: self._config[key] for key in self._config if key != "render_mode"})
+            spec = envpool.make_spec(task, **self._config)
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(f"EnvPool cannot create {task!r} with {options}: {error}") from error
         self._task, self._batch_size, self._limit = task, batch_size, find_limit(spec, max_episode_steps)
         self._config["max_episode_steps"] = self._limit + 1 if self._limit < _MAX_INT32 else _MAX_INT32
+        self._render_mode = render_mode
+        if render_mode is not None:
+            self._config["render_mode"] = render_mode
         self._actions = _find_actions(spec, task)
-        self._observation_spec, self._action_spec = specs or read_specs(spec)
+        observation_spec, action_spec = specs or read_specs(spec)
+        self._spec = make_time_step_spec(observation_spec, action_spec)
         columns = list(spec._state_keys)
-        self._observation = _find_columns(self._observation_spec, columns, "obs")
+        self._observation = _find_columns(observation_spec, columns, "obs")
         self._select = operator.itemgetter(*map(columns.index, ("done", "trunc", "reward", "step_type")))
         self._elapsed = columns.index("elapsed_step")
         self._ids, self._env_ids = np.arange(batch_size, dtype=np.int32), make_env_ids(batch_size)
         self._discounts = np.full(batch_size, discount, np.float32)
         self._ones = np.ones(batch_size, np.float32)
-        self._first_action = make_zeros(self._action_spec)
+        self._first_action = make_zeros(action_spec)
         self._is_checked = not allow_non_finite
         self._late = self._ids[:0]
         self._has_ended, self._num_steps_left = False, 0
-        self._seed, self._is_closed = int(np.random.SeedSequence().generate_state(1)[0] >> 1), False
+        self._seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         self._pool: Any = None
         self._is_busy = False
 
@@ -101,14 +102,6 @@ class EnvPoolEnvironment(LockedEnvironment):
     def batch_size(self) -> int:
         """The number B of environments."""
         return self._batch_size
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of one observation."""
-        return self._observation_spec
-
-    def action_spec(self) -> Any:
-        """Returns the spec of one action."""
-        return self._action_spec
 
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`; the next step, or `reset`, starts new episodes.
@@ -131,11 +124,7 @@ class EnvPoolEnvironment(LockedEnvironment):
           ValueError: If the environments were created with a different `render_mode`.
           RuntimeError: If `reset` was not called yet.
         """
-        if mode != self._render_mode:
-            raise ValueError(
-                f"the environment was created with render_mode={self._render_mode!r}, got mode {mode!r}; create it "
-                f"with render_mode={mode!r}"
-            )
+        require_render_mode(self._render_mode, mode)
         with self._lock:
             if self._pool is None:
                 raise RuntimeError("the environments do not exist before reset(); call it first")
@@ -150,8 +139,6 @@ class EnvPoolEnvironment(LockedEnvironment):
             self._pool = None
 
     def _reset(self) -> TimeStep:
-        if self._is_closed:
-            raise RuntimeError("the environment is closed; create a new one")
         if self._is_busy:  # An interrupted step may have left time steps in the queue.
             self.seed((self._seed + 1_000_003) % (_MAX_INT32 - self._batch_size))
         if self._pool is None:
@@ -164,8 +151,6 @@ class EnvPoolEnvironment(LockedEnvironment):
         return self._read(self._pool._recv(), None)
 
     def _step(self, action: Any) -> TimeStep:
-        if self._is_closed:
-            raise RuntimeError("the environment is closed; create a new one")
         rows = action.astype(self._actions)
         self._is_busy = True
         if self._late.size:

@@ -22,7 +22,6 @@ from rlds2reverb.specs import ArraySpec, Nest
 from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment
 from .environment import Environment, Wrapper
-from .goal_tasks import add_goals
 from .loading import make_environment
 from .policy_actions import PolicyActions, require_number_rewards, require_observations, require_policy
 from .rollout import Rollout
@@ -219,7 +218,7 @@ class Evaluator:
             )
         return Evaluation(
             returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off,
-            _read_successes(envs), _read_tasks(envs),
+            _collect(envs, "is_success", bool), _collect(envs, "task_id", np.int64),
         )  # fmt: skip
 
     def _describe_cut_off(self, number: int) -> str:
@@ -241,8 +240,8 @@ class Evaluator:
         return self._batched
 
     def _create_env(self, index: int) -> Environment:
-        env = make_environment(self._make_env, env_id=index, max_episode_steps=self._chosen_limit)
-        return add_goals(env) if self._with_goals else env
+        options = {"max_episode_steps": self._chosen_limit, "with_goals": self._with_goals}
+        return make_environment(self._make_env, env_id=index, **options)
 
     def _create_envs(self, thread: DeadlineThread) -> BatchedEnvironment:
         """Creates one environment per call of the thread, since many together may take longer than its timeout."""
@@ -306,16 +305,10 @@ def _close(envs: Any, thread: DeadlineThread) -> None:
         thread.call(envs.close)
 
 
-def _read_successes(envs: BatchedEnvironment) -> np.ndarray | None:
-    """Returns whether each episode reached its goal; None unless all environments tell."""
-    successes = [getattr(env, "is_success", None) for env in envs.envs]
-    return None if None in successes else np.array(successes, bool)
-
-
-def _read_tasks(envs: BatchedEnvironment) -> np.ndarray | None:
-    """Returns the number of each episode's task; None unless all environments have several."""
-    tasks = [getattr(env, "task_id", None) for env in envs.envs]
-    return None if None in tasks else np.array(tasks, np.int64)
+def _collect(envs: BatchedEnvironment, name: str, dtype: type) -> np.ndarray | None:
+    """Returns an attribute of each environment; None unless all environments have it."""
+    values = [getattr(env, name, None) for env in envs.envs]
+    return None if None in values else np.array(values, dtype)
 
 
 def _require_finite(rewards: np.ndarray, rollout: Rollout) -> None:

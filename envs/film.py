@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import base64
 import contextlib
 import ctypes.util
@@ -10,8 +9,8 @@ import html
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +120,7 @@ def record_film(
     """
     path = Path(path)
     require_film_path(path)
+    suffix = path.suffix.lower()
     require_count("num_episodes", num_episodes)
     require_count("seed", seed, 0)
     if max_episode_steps is not None:
@@ -131,19 +131,18 @@ def record_film(
     with _headless_rendering(), _make_environment(name, make, max_episode_steps) as made:
         environment = match_goals(made, policy)
         rate = images_per_sec or _find_rate(environment)
-        stride = math.ceil(rate / _MAX_RATES[path.suffix.lower()] - 1e-6)
-        filming = _Filming(name, environment, policy, seed, num_episodes, stride=stride, progress=progress)
-        with _open_writer(path, rate / stride) as writer:
-            for image in filming:
-                writer.add(image)
-    return Film(
-        path,
-        np.array(filming.returns),
-        np.array(filming.lengths, np.int64),
-        writer.num_images,
-        rate / stride,
-        writer.size,
-    )
+        stride = math.ceil(rate / _MAX_RATES[suffix] - 1e-6)
+        filming = _Filming(
+            name, environment, policy, seed, num_episodes, stride=stride, max_edge=_MAX_EDGES[suffix], progress=progress
+        )
+        temporary = path.with_name(f".{os.getpid()}-{path.name}")  # The film appears when it is complete.
+        try:
+            (_write_gif if suffix == ".gif" else _write_mp4)(temporary, filming, rate / stride)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    returns, lengths = np.array(filming.returns), np.array(filming.lengths, np.int64)
+    return Film(path, returns, lengths, filming.num_images, rate / stride, filming.size)
 
 
 def require_film_path(path: Path) -> None:
@@ -156,44 +155,44 @@ def require_film_path(path: Path) -> None:
         _import_ffmpeg()
 
 
+@dataclass
 class _Filming:
-    """The images of several episodes, as an iterable.
+    """The images of several episodes, as an iterable of Pillow's images of equal size.
 
     Attributes:
       returns: returns of the episodes up to now.
       lengths: their numbers of steps.
+      num_images: number of images up to now.
+      size: their width and height.
     """
 
-    def __init__(
-        self,
-        name: str,
-        env: Environment,
-        policy: Any,
-        seed: int,
-        num_episodes: int,
-        *,
-        stride: int,
-        progress: Callable[[int], None],
-    ):
-        self.returns: list[float] = []
-        self.lengths: list[int] = []
-        self._name, self._env, self._seed, self._num_episodes = name, env, seed, num_episodes
-        require_number_rewards(env, name)
-        self._batch = BatchedEnvironment([env])
-        self._act = PolicyActor(policy, self._batch, name, 0.0, seed)
-        self._stride, self._progress = stride, progress
+    name: str
+    env: Environment
+    policy: Any
+    seed: int
+    num_episodes: int
+    stride: int
+    max_edge: int
+    progress: Callable[[int], None]
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    num_images: int = 0
+    size: tuple[int, int] = (0, 0)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for episode in range(self._num_episodes):
+    def __iter__(self) -> Iterator[Any]:
+        require_number_rewards(self.env, self.name)
+        batch = BatchedEnvironment([self.env])
+        act = PolicyActor(self.policy, batch, self.name, 0.0, self.seed)
+        for episode in range(self.num_episodes):
             with contextlib.suppress(NotImplementedError):
-                self._env.seed(self._seed + episode)
-            rollout = Rollout(self._batch, self._act, name=self._name, place=f"episode {episode}, step {{step}}")
+                self.env.seed(self.seed + episode)
+            rollout = Rollout(batch, act, name=self.name, place=f"episode {episode}, step {{step}}")
             for time_step in rollout:
                 length, is_last = int(rollout.lengths[0]), time_step.step_type[0] == LAST
                 if length:
-                    self._progress(sum(self.lengths) + length)
-                if length % self._stride == 0 or is_last:
-                    yield self._render()
+                    self.progress(sum(self.lengths) + length)
+                if length % self.stride == 0 or is_last:
+                    yield self._scale(self._render())
                 if is_last:
                     break
             self.returns.append(float(rollout.returns[0]))
@@ -203,31 +202,41 @@ class _Filming:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn.
-                image = self._env.render(_RGB)
+                image = self.env.render(_RGB)
         except (NotImplementedError, TypeError, ValueError) as error:
-            raise ValueError(f"{self._name} cannot be rendered: {error}") from error
+            raise ValueError(f"{self.name} cannot be rendered: {error}") from error
         except Exception as error:  # Each library for rendering has its own errors.
-            raise _make_render_error(self._name, self._env, error) from error
+            raise _make_render_error(self.name, self.env, error) from error
         image = np.asarray(image)
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
             raise ValueError(
-                f"{self._name} must render images uint8 [H, W, 3], got {image.dtype} {list(image.shape)}; create it "
+                f"{self.name} must render images uint8 [H, W, 3], got {image.dtype} {list(image.shape)}; create it "
                 "with render_mode='rgb_array'"
             )
         return image
+
+    def _scale(self, image: np.ndarray) -> Any:
+        """Counts an image, and returns it for Pillow, scaled down if it is too large."""
+        from PIL import Image
+
+        picture = Image.fromarray(np.ascontiguousarray(image))
+        picture.thumbnail((self.max_edge, self.max_edge))
+        # Players of MP4 require even numbers.
+        size = (picture.width - picture.width % 2, picture.height - picture.height % 2)
+        if self.num_images and size != self.size:
+            raise ValueError(f"the images of a film must have one size, got {self.size} and {size}")
+        self.num_images, self.size = self.num_images + 1, size
+        return picture.crop((0, 0, *size))
 
 
 def _make_environment(name: str, make: Any, max_episode_steps: int | None) -> Environment:
     from gymnasium.error import Error
 
     try:
-        if callable(make) and not isinstance(make, str) and not hasattr(make, "max_episode_steps"):
+        if callable(make):
             env = make()
         else:
-            spec = find_spec(make) if isinstance(make, str) else make
-            if _RGB not in getattr(spec, "render_modes", [_RGB]):
-                raise ValueError(f"{name} cannot be rendered as images")
-            env = make_gym(spec, render_mode=_RGB)
+            env = make_gym(find_spec(make) if isinstance(make, str) else make, render_mode=_RGB)
     except Error as error:
         raise ValueError(f"{name} cannot be rendered: {error}") from error
     if not isinstance(env, Environment):
@@ -273,89 +282,23 @@ def _make_render_error(name: str, env: Environment, error: Exception) -> ImportE
     return ImportError(f"{name} cannot be rendered here ({reason}); {advice}")
 
 
-class _Writer(abc.ABC):
-    """Writes images of equal size to a file; subclasses implement the format.
-
-    Attributes:
-      num_images: number of images up to now.
-      size: width and height.
-    """
-
-    def __init__(self, path: Path, images_per_sec: float):
-        self.num_images, self.size = 0, (0, 0)
-        self._path, self._rate = path, images_per_sec
-
-    def add(self, image: np.ndarray) -> None:
-        """Writes an image, uint8 [H, W, 3], scaled down if it is too large."""
-        from PIL import Image
-
-        picture = Image.fromarray(np.ascontiguousarray(image))
-        edge = _MAX_EDGES[self._path.suffix.lower()]
-        picture.thumbnail((edge, edge))
-        # Players of MP4 require even numbers.
-        size = (picture.width - picture.width % 2, picture.height - picture.height % 2)
-        picture = picture.crop((0, 0, *size))
-        if not self.num_images:
-            self.size = size
-        elif size != self.size:
-            raise ValueError(f"the images of a film must have one size, got {self.size} and {size}")
-        self.num_images += 1
-        self._write(picture)
-
-    @abc.abstractmethod
-    def _write(self, picture: Any) -> None:
-        """Writes a picture of the size of the film."""
-
-    @abc.abstractmethod
-    def finish(self) -> None:
-        """Completes the file."""
+def _write_gif(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
+    first, *others = [picture.quantize(128) for picture in pictures]
+    options = {"duration": round(1000 / images_per_sec), "loop": 0, "optimize": True}
+    first.save(path, "GIF", save_all=True, append_images=others, **options)
 
 
-class _GifWriter(_Writer):
-    def __init__(self, path: Path, images_per_sec: float):
-        super().__init__(path, images_per_sec)
-        self._pictures: list[Any] = []
-
-    def _write(self, picture: Any) -> None:
-        self._pictures.append(picture.quantize(128))
-
-    def finish(self) -> None:
-        first, *others = self._pictures
-        options = {"duration": round(1000 / self._rate), "loop": 0, "optimize": True}
-        first.save(self._path, "GIF", save_all=True, append_images=others, **options)
-
-
-class _Mp4Writer(_Writer):
-    def __init__(self, path: Path, images_per_sec: float):
-        super().__init__(path, images_per_sec)
-        self._stream: Any = None
-
-    def _write(self, picture: Any) -> None:
-        if self._stream is None:
-            # Browsers play only yuv420p, and start before the file is complete only with its index at the front.
-            options = {"codec": "libx264", "pix_fmt_out": "yuv420p", "macro_block_size": 2, "ffmpeg_log_level": "error"}
-            stream = _import_ffmpeg().write_frames(
-                str(self._path), self.size, fps=self._rate, output_params=["-movflags", "+faststart"], **options
-            )
+def _write_mp4(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
+    # Browsers play only yuv420p, and start before the file is complete only with its index at the front.
+    options = {"codec": "libx264", "pix_fmt_out": "yuv420p", "output_params": ["-movflags", "+faststart"]}
+    options |= {"fps": images_per_sec, "macro_block_size": 2, "ffmpeg_log_level": "error"}
+    stream: Any = None
+    for picture in pictures:
+        if stream is None:
+            stream = _import_ffmpeg().write_frames(str(path), picture.size, **options)
             stream.send(None)
-            self._stream = stream
-        self._stream.send(picture.tobytes())
-
-    def finish(self) -> None:
-        self._stream.close()
-
-
-@contextlib.contextmanager
-def _open_writer(path: Path, images_per_sec: float) -> Iterator[_Writer]:
-    """Opens a film, which appears under its path when it is complete."""
-    temporary = path.with_name(f".{os.getpid()}-{path.name}")
-    writer: _Writer = (_GifWriter if path.suffix.lower() == ".gif" else _Mp4Writer)(temporary, images_per_sec)
-    try:
-        yield writer
-        writer.finish()
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        stream.send(picture.tobytes())
+    stream.close()
 
 
 def _import_ffmpeg() -> Any:

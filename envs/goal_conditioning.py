@@ -86,11 +86,7 @@ class GoalConditioning(Wrapper):
             goal = np.asarray(get_achieved_goal(make_zeros(spec)))
             dtype = np.dtype(np.float32) if goal.dtype.kind == "f" else goal.dtype
             self._goal_spec = ArraySpec(goal.shape, dtype)
-            self._observation_spec = {
-                OBSERVATION: spec,
-                ACHIEVED_GOAL: self._goal_spec,
-                DESIRED_GOAL: self._goal_spec,
-            }
+            self._observation_spec = {OBSERVATION: spec, ACHIEVED_GOAL: self._goal_spec, DESIRED_GOAL: self._goal_spec}
         self._goal = make_zeros(self._goal_spec)
         self._last: Any = None
 

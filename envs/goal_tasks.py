@@ -69,18 +69,15 @@ class GoalTasks(Wrapper):
 
     def _reset(self) -> TimeStep:
         if self._has_desired:
-            return self._add_goal(self.env.reset())
+            return super()._reset()
         self.task_id = self._next_task % self._num_tasks + 1
         self._next_task += 1
         self.env.set_reset_options({"task_id": self.task_id})
         time_step = self.env.reset()
         self._goal = self._read_goal(self.env.info)
-        return self._add_goal(time_step)
+        return self._transform_time_step(time_step)
 
-    def _step(self, action: Nest) -> TimeStep:
-        return self._add_goal(self.env.advance(action))
-
-    def _add_goal(self, time_step: TimeStep) -> TimeStep:
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
         before = time_step.observation
         state, goal = (before[STATE], before[DESIRED_GOAL]) if self._has_desired else (before, np.copy(self._goal))
         return keep_untransformed(time_step, time_step._replace(observation={STATE: state, GOAL: goal}))

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
+from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
-from .environment import Environment
+from .environment import Environment, SpecifiedEnvironment, require_render_mode
 from .spaces import make_converter, make_spec
 from .specs import cast, make_zeros, read_reward, sample_action
-from .time_steps import FIRST, LAST, MID, TimeStep
+from .time_steps import FIRST, LAST, MID, TimeStep, make_time_step_spec
 
 _ZERO, _ONE, _NOT_FAILED = np.float32(0), np.float32(1), np.bool_(False)
 _make = functools.partial(tuple.__new__, TimeStep)  # Twice as fast as the constructor.
@@ -33,7 +33,7 @@ _NUM_CHARACTERS = 64
 _MAX_LISTED = 64
 
 
-class GymnasiumEnvironment(Environment):
+class GymnasiumEnvironment(SpecifiedEnvironment):
     """A `gymnasium.Env` as an `Environment`.
 
     - terminated: the step is LAST with the discount 0, also if it is truncated at the same time.
@@ -83,8 +83,7 @@ class GymnasiumEnvironment(Environment):
         if isinstance(env, Environment) or not hasattr(env, "action_space"):
             raise TypeError(f"env must be a gymnasium.Env, got a {type(env).__name__}; pass the environment itself")
         super().__init__(auto_reset=auto_reset)
-        if not 0 <= discount <= 1:
-            raise ValueError(f"discount must be in [0, 1], got {discount}")
+        require_number("discount", discount, 0, 1)
         if render_mode is not None and getattr(env, "render_mode", None) != render_mode:
             raise ValueError(f"the environment has render_mode={env.render_mode!r}, got {render_mode!r}")
         if duration is not None:
@@ -96,15 +95,15 @@ class GymnasiumEnvironment(Environment):
         self._discount, self._env_id = np.float32(discount), np.int32(env_id)
         self._allow_non_finite = allow_non_finite
         left_out: list[str] = []
-        self._observation_spec = make_spec(env.observation_space, left_out=left_out)
+        observation_spec = make_spec(env.observation_space, left_out=left_out)
         if left_out:
             message = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
             warnings.warn(message, UserWarning, stacklevel=2)
-        self._action_spec = make_spec(env.action_space, name="action")
-        self._convert = make_converter(self._observation_spec)
-        self._is_surely_valid = _make_quick_check(self._observation_spec, allow_non_finite)
-        self._to_gym = _make_action_converter(env.action_space, self._action_spec)
-        self._first_action = make_zeros(self._action_spec)
+        self._spec = make_time_step_spec(observation_spec, make_spec(env.action_space, name="action"))
+        self._convert = make_converter(observation_spec)
+        self._is_surely_valid = _make_quick_check(observation_spec, allow_non_finite)
+        self._to_gym = _make_action_converter(env.action_space, self.action_spec())
+        self._first_action = make_zeros(self.action_spec())
         self._seed: int | None = None
         self._reward = np.zeros(1, np.float32)  # Twice as fast a conversion as that of `np.float32`.
         self._accepts_seed = _accepts_seed(env.reset)
@@ -113,18 +112,7 @@ class GymnasiumEnvironment(Environment):
         self._info_spec: dict[str, ArraySpec] = {}
         if info_fields:
             self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of the observation space."""
-        return self._observation_spec
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of the action space."""
-        return self._action_spec
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of the selected fields of `info`, a dict; `()` if none are selected."""
-        return self._info_spec or ()
+            self._spec = self._spec._replace(env_info=self._info_spec)
 
     @property
     def is_success(self) -> bool | None:
@@ -155,12 +143,7 @@ class GymnasiumEnvironment(Environment):
         Raises:
           ValueError: If its mode is a different one.
         """
-        own = getattr(self.gym, "render_mode", None)
-        if own != mode:
-            raise ValueError(
-                f"the environment was created with render_mode={own!r}, got mode {mode!r}; create it with "
-                f"render_mode={mode!r}"
-            )
+        require_render_mode(getattr(self.gym, "render_mode", None), mode)
         frame = self.gym.render()
         return frame.copy() if isinstance(frame, np.ndarray) else frame
 
@@ -220,7 +203,7 @@ class GymnasiumEnvironment(Environment):
 
     def _require_valid(self, observation: Nest) -> None:
         """Raises an error if an observation has other shapes than its spec, or values that are not finite."""
-        specs = dict(leaves(self._observation_spec))
+        specs = dict(leaves(self.observation_spec()))
         for path, leaf in leaves(observation):
             if leaf.shape != specs[path].shape:
                 raise SpecMismatchError(
@@ -235,7 +218,7 @@ class GymnasiumEnvironment(Environment):
     def _find_info(self, names: Sequence[str]) -> dict[str, ArraySpec]:
         inner = getattr(self.gym, "unwrapped", self.gym)
         random = copy.deepcopy(getattr(inner, "_np_random", None))
-        action = sample_action(self._action_spec, np.random.default_rng())
+        action = sample_action(self.action_spec(), np.random.default_rng())
         infos = [self._reset_gym(None)[1], self.gym.step(self._to_gym(action))[-1]]
         if hasattr(inner, "_np_random"):
             inner._np_random = random  # The first episode is the one without these calls.

@@ -11,6 +11,7 @@ from rlds2reverb._arguments import require_count, require_one_of
 from . import suite_gym
 from .batched_environment import BatchedEnvironment
 from .environment import Environment
+from .goal_tasks import add_goals
 from .gymnasium_environment import GymnasiumEnvironment
 from .parallel_environment import ParallelEnvironment
 from .thread_environment import ThreadEnvironment
@@ -157,7 +158,12 @@ def _create_single(
 
 
 def make_environment(
-    make_env: Any, *, env_id: int = 0, max_episode_steps: int | None = None, info_fields: Sequence[str] = ()
+    make_env: Any,
+    *,
+    env_id: int = 0,
+    max_episode_steps: int | None = None,
+    info_fields: Sequence[str] = (),
+    with_goals: bool = False,
 ) -> Environment:
     """Creates one environment from its name, from a description, or with a function.
 
@@ -168,6 +174,7 @@ def make_environment(
       max_episode_steps: number of steps after which episodes are truncated, in place of the environment's own limit;
         None for that limit.
       info_fields: see `GymnasiumEnvironment`.
+      with_goals: whether observations must show goals; see `add_goals`.
 
     Raises:
       ImportError, ValueError: See `suite_gym.load` and `GymnasiumEnvironment`; also if a function returns an
@@ -184,7 +191,8 @@ def make_environment(
                 "env_info must be True for a function that returns an Environment, got names; create it with "
                 "info_fields"
             )
-    return env if max_episode_steps is None else set_time_limit(env, max_episode_steps)
+    env = env if max_episode_steps is None else set_time_limit(env, max_episode_steps)
+    return add_goals(env) if with_goals else env
 
 
 def _convert(env: Any, env_id: int, info_fields: Sequence[str]) -> Environment:

@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rlds2reverb._arguments import require_one_of
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import Nest
 
 from .batched_environment import require_same_specs
 from .env_info import add_info, make_info_spec
-from .environment import Environment, require_single
+from .environment import Environment, SpecifiedEnvironment, require_single
 from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
 
@@ -21,7 +21,7 @@ TASK_ID, ACTION, OBSERVATION = "task_id", "action", "observation"
 Selection = Literal["action", "random", "cycle"]
 
 
-class Multitask(Environment):
+class Multitask(SpecifiedEnvironment):
     """Several environments of the same specs, one of which is the task of each episode. ALF's `MultitaskWrapper`.
 
     `env_info["task_id"]` of each time step is its task. The task of an episode is
@@ -79,8 +79,13 @@ class Multitask(Environment):
         self.task_names = tuple(names)
         self._envs, self._selection, self._observes_task = tuple(envs), selection, observe_task
         self._env_id = np.int32(env_id)
-        self._task_spec = BoundedArraySpec((), np.dtype(np.int64), 0, len(envs) - 1)
-        self._info_spec = make_info_spec(envs[0], "Multitask", task_id=self._task_spec)
+        task_spec = BoundedArraySpec((), np.dtype(np.int64), 0, len(envs) - 1)
+        spec = envs[0].time_step_spec()._replace(env_info=make_info_spec(envs[0], "Multitask", task_id=task_spec))
+        if observe_task:
+            spec = spec._replace(observation={OBSERVATION: spec.observation, TASK_ID: task_spec})
+        if selection == "action":
+            spec = spec._replace(prev_action={TASK_ID: task_spec, ACTION: spec.prev_action})
+        self._spec = spec
         self.seed_tasks(seed)
 
     @property
@@ -97,24 +102,6 @@ class Multitask(Environment):
     def env(self) -> Environment:
         """The environment of the current task."""
         return self._envs[self._task]
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of the observations, with the task if it is observed."""
-        spec = self._envs[0].observation_spec()
-        return {OBSERVATION: spec, TASK_ID: self._task_spec} if self._observes_task else spec
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of the actions, with the task if they select it."""
-        spec = self._envs[0].action_spec()
-        return {TASK_ID: self._task_spec, ACTION: spec} if self._selection == "action" else spec
-
-    def reward_spec(self) -> ArraySpec:
-        """Returns the spec of the rewards."""
-        return self._envs[0].reward_spec()
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `env_info` with the task."""
-        return self._info_spec
 
     def select_task(self, task_id: int) -> None:
         """Chooses the task of the next episode.

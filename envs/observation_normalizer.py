@@ -70,12 +70,7 @@ class ObservationNormalizer(Wrapper):
 
     @classmethod
     def from_source(
-        cls,
-        env: Environment,
-        source: Source,
-        *,
-        eps: float = _EPS,
-        fields: str | Sequence[str] | None = None,
+        cls, env: Environment, source: Source, *, eps: float = _EPS, fields: str | Sequence[str] | None = None
     ) -> ObservationNormalizer:
         """Normalises with the mean and `std + eps` of a dataset, as the transform `NormalizeObservations` does.
 
@@ -108,13 +103,7 @@ class ObservationNormalizer(Wrapper):
         """Returns the specs of the observations with normalised bounds."""
         return self._spec
 
-    def _reset(self) -> TimeStep:
-        return self._normalize(self.env.reset())
-
-    def _step(self, action: Nest) -> TimeStep:
-        return self._normalize(self.env.advance(action))
-
-    def _normalize(self, time_step: TimeStep) -> TimeStep:
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation
         for keys in self._statistics:
             observation = replace_part(observation, keys, functools.partial(self._normalize_leaf, keys=keys))

@@ -19,7 +19,7 @@ from rlds2reverb.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
-from ._shared_arrays import Channel
+from ._shared_arrays import Channel, write_nest
 from .batched_environment import make_env_ids, make_prev_action, require_same_specs
 from .environment import Environment, LockedEnvironment, SpecifiedEnvironment, require_constructor
 from .specs import make_zeros
@@ -100,7 +100,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         self._construction_timeout_secs = construction_timeout_secs
         self._num_envs = num_envs
         self._ids = make_env_ids(num_envs)
-        self._is_closed = self._is_running = False
+        self._is_running = False
         #: How often each environment has failed without a real step in between.
         self._num_failures = np.zeros(num_envs, np.int64)
         self._workers: list[WorkerProcess] = []
@@ -197,10 +197,6 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             self._channel = None  # The memory is freed with the last array in it.
             os.close(self._memory)
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError("the environment is closed; create a new one")
-
     def _reset(self) -> TimeStep:
         return self._run(RESET, None)
 
@@ -212,7 +208,6 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         return self._spec, self._num_envs, len(self._workers), self._spin_secs
 
     def _run(self, command: int, action: Nest) -> TimeStep:
-        self._require_open()
         try:
             if self._is_running:  # Ctrl-C has interrupted the last call.
                 self._finish_requests()
@@ -233,17 +228,13 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         """Makes a request to all processes, and returns which environments have failed."""
         failures: list[_Failure] = []
         if action is not None:
-            _copy_into(self._channel.action, action)
+            write_nest(self._channel.action, slice(None), action)
         for worker in self._workers:
             worker.request(command)
         if self._own is not None:
             self._run_own(self._own, command, failures)
         for worker in self._workers:
-            try:
-                failures += worker.wait(self._spin_secs, self._timeout_secs)
-            except LostProcessError as lost:
-                has_ended = self._last.step_type[worker.first : worker.end] == LAST
-                failures += self._recover(worker, str(lost), has_ended | (command == RESET))
+            failures += self._wait(worker, must_reset=command == RESET)
         return failures
 
     def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
@@ -257,19 +248,14 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         """Waits for all requests that have not been waited for; new episodes follow."""
         for worker in self._workers:
             if worker.is_busy or worker.is_lost:
-                try:
-                    worker.wait(self._spin_secs, self._timeout_secs)
-                except LostProcessError as lost:
-                    self._recover(worker, str(lost), True)
+                self._wait(worker, must_reset=True)
 
-    def _recover(self, worker: WorkerProcess, reason: str, is_new: Any) -> list[_Failure]:
-        """Starts a lost worker again, and truncates the running episodes of its environments.
+    def _wait(self, worker: WorkerProcess, *, must_reset: bool) -> list[_Failure]:
+        """Waits for a worker; if it is lost, starts it again, and truncates the running episodes of its environments.
 
         Args:
           worker: the worker.
-          reason: why it is lost.
-          is_new: bool [] or one for each of its environments, whether they start an episode, instead of having one
-            that is truncated.
+          must_reset: whether all of its environments start an episode, instead of having one that is truncated.
 
         Returns:
           The environments that have failed.
@@ -277,14 +263,18 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         Raises:
           EnvironmentFailedError: If failures are not to be survived, or the worker is lost again and again.
         """
+        try:
+            return worker.wait(self._spin_secs, self._timeout_secs)
+        except LostProcessError as lost:
+            reason = str(lost)
         worker.stop(time.monotonic())
         if self._on_failure == "raise":
             raise EnvironmentFailedError(f"{worker.places} failed:\n{reason}")
-        is_new = np.broadcast_to(is_new, worker.end - worker.first)
-        failures = [(index, reason) for index in range(worker.first, worker.end)]
+        rows = np.arange(worker.first, worker.end)
+        is_new = must_reset | (self._last.step_type[rows] == LAST)
         self._restart(worker, reason, is_new)
-        self._truncate(np.arange(worker.first, worker.end)[~is_new])
-        return failures
+        self._truncate(rows[~is_new])
+        return [(index, reason) for index in rows.tolist()]
 
     def _restart(self, worker: WorkerProcess, reason: str, is_new: np.ndarray) -> None:
         """Starts a worker again, and starts the episodes of those environments that need one.
@@ -309,7 +299,8 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
     def _truncate(self, rows: np.ndarray) -> None:
         """Ends the episodes of lost environments: their last observations are repeated."""
         shared = self._channel.time_step
-        _copy_into(shared, _copy(self._last, rows), rows)  # Some environments may have made the step.
+        # Some environments may have made the step.
+        write_nest(shared, rows, map_structure(lambda leaf: leaf[rows], self._last))
         shared.step_type[rows], shared.has_failed[rows] = LAST, True
         shared.reward[rows] = 0
 
@@ -343,18 +334,3 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             copy_arrays(shared.env_info) if shared.env_info else (),
             shared.has_failed.copy(),
         )
-
-
-def _copy_into(arrays: Nest, values: Nest, rows: Any = slice(None)) -> None:
-    if isinstance(arrays, np.ndarray):
-        arrays[rows] = values
-    elif isinstance(arrays, dict):
-        for key, array in arrays.items():
-            _copy_into(array, values[key], rows)
-    else:
-        for array, value in zip(arrays, values, strict=True):
-            _copy_into(array, value, rows)
-
-
-def _copy(nest: Nest, rows: np.ndarray) -> Nest:
-    return map_structure(lambda leaf: leaf[rows].copy(), nest)

@@ -49,12 +49,7 @@ class PolicyActions:
         self.state = policy.initial_state() if state is None else state
 
     def __call__(
-        self,
-        time_step: TimeStep,
-        is_used: np.ndarray,
-        locate: Callable[[int], str],
-        *,
-        seed: np.ndarray | None = None,
+        self, time_step: TimeStep, is_used: np.ndarray, locate: Callable[[int], str], *, seed: np.ndarray | None = None
     ) -> np.ndarray:
         """Returns the actions `[N, ...]`, which the caller owns.
 
@@ -136,7 +131,12 @@ class PolicyActor:
             return actions
         is_random = self._random.random(self._batch_size) < self._epsilon
         rows = make_row_reader(actions)
-        return stack([self._sample_row() if is_random[row] else rows(row) for row in range(self._batch_size)])
+        return stack(
+            [
+                sample_action(self._spec, self._random) if is_random[row] else rows(row)
+                for row in range(self._batch_size)
+            ]
+        )
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns a sentence about clipped actions, if there are any."""
@@ -144,10 +144,7 @@ class PolicyActor:
         return (f"{number:,} of the policy's actions were outside the bounds and were clipped",) if number else ()
 
     def _sample(self, *_: Any) -> Nest:
-        return stack([self._sample_row() for _ in range(self._batch_size)])
-
-    def _sample_row(self) -> Nest:
-        return sample_action(self._spec, self._random)
+        return stack([sample_action(self._spec, self._random) for _ in range(self._batch_size)])
 
     def _require_actions(self, actions: Nest) -> Nest:
         leading = (self._batch_size,)

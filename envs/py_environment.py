@@ -12,7 +12,7 @@ from tf_agents.trajectories import time_step as ts
 
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .environment import Environment, require_environment
+from .environment import EnvAttributes, Environment, require_environment
 from .specs import BoundedArraySpec, read_reward
 from .time_steps import TimeStep
 
@@ -28,7 +28,7 @@ def to_py_environment(env: Environment) -> AgentsEnvironment:
     return AgentsEnvironment(env)
 
 
-class AgentsEnvironment(py_environment.PyEnvironment):
+class AgentsEnvironment(EnvAttributes, py_environment.PyEnvironment):
     """A TF-Agents `PyEnvironment` whose time steps are those of an `Environment`, without the additional fields.
 
     Attributes:
@@ -43,11 +43,6 @@ class AgentsEnvironment(py_environment.PyEnvironment):
         self._reward_spec = _convert_spec(env.reward_spec(), "reward")
         leading = (self.batch_size,) if self.batched else ()
         self._reward_shape: Any = (*leading, *env.reward_spec().shape)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "env":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.env, name)
 
     @property
     def batched(self) -> bool:

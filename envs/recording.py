@@ -20,7 +20,7 @@ from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment, make_row_reader
 from .environment import Environment
 from .evaluation import name_environment
-from .goal_tasks import add_goals, expects_goals
+from .goal_tasks import expects_goals
 from .loading import make_environment
 from .parallel_environment import ParallelEnvironment
 from .policy_actions import RANDOM, PolicyActor
@@ -206,10 +206,9 @@ class _Environments:
 
     def _open(self, stack: contextlib.ExitStack) -> Environment:
         make = functools.partial(
-            make_environment, self._env, max_episode_steps=self._max_episode_steps, info_fields=self._info_fields
-        )
-        if self._with_goals:
-            make = functools.partial(_make_with_goals, make)
+            make_environment, self._env, max_episode_steps=self._max_episode_steps, info_fields=self._info_fields,
+            with_goals=self._with_goals,
+        )  # fmt: skip
         constructors = [functools.partial(make_seeded, make, self._seed, index) for index in range(self._num_envs)]
         if self._num_envs > 1:
             make().close()  # Errors are those of the environment instead of those of a worker.
@@ -225,10 +224,6 @@ class _Environments:
         batch = thread.call(lambda: BatchedEnvironment([constructors[0]()]))
         stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
         return batch
-
-
-def _make_with_goals(make: Callable[[], Environment]) -> Environment:
-    return add_goals(make())
 
 
 class _Recorder:

@@ -13,6 +13,8 @@ from rlds2reverb.specs import ArraySpec, Nest
 from .specs import BoundedArraySpec, cast
 
 _SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Tuple and Dict of these are supported"
+#: The limits of floats and of bools.
+_LIMITS: dict[str, Any] = {"f": (-np.inf, np.inf), "b": (0, 1)}
 
 
 def make_spec(space: Any, *, name: str = "observation", left_out: list[str] | None = None) -> Nest:
@@ -83,16 +85,10 @@ def make_space(spec: Any) -> Any:
     if spec.dtype.kind not in "fiub":
         raise TypeError(f"specs must be numeric to become a space, got {spec}; convert or drop the field")
     if not isinstance(spec, BoundedArraySpec):
-        bounds: Any = (-np.inf, np.inf) if spec.dtype.kind == "f" else _integer_limits(spec.dtype)
-        return spaces.Box(bounds[0], bounds[1], shape=spec.shape, dtype=spec.dtype.type)
+        limits = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else None
+        low, high = (int(limits.min), int(limits.max)) if limits else _LIMITS[spec.dtype.kind]
+        return spaces.Box(low, high, shape=spec.shape, dtype=spec.dtype.type)
     return make_array_space(spec, spec.minimum, spec.maximum)
-
-
-def _integer_limits(dtype: np.dtype) -> tuple[int, int]:
-    if dtype.kind == "b":
-        return 0, 1
-    limits = np.iinfo(dtype)
-    return int(limits.min), int(limits.max)
 
 
 def make_converter(spec: Nest) -> Callable[[Any], Nest]:

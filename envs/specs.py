@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 #: Up to this size, lists of integers are compared faster than arrays.
 _MAX_LISTED = 64
@@ -166,24 +166,18 @@ def _raise_out_of_bounds(
 
 def make_zeros(spec: Nest, leading: tuple[int, ...] = ()) -> Nest:
     """Returns a nest of zeros, or of the values closest to zero within the bounds, with `leading` axes."""
-    if isinstance(spec, dict):
-        return {key: make_zeros(part, leading) for key, part in spec.items()}
-    if isinstance(spec, tuple):
-        parts = [make_zeros(part, leading) for part in spec]
-        return type(spec)(*parts) if hasattr(spec, "_fields") else tuple(parts)
-    zeros = np.zeros((*leading, *spec.shape), spec.dtype)
-    if isinstance(spec, BoundedArraySpec):
-        zeros = np.clip(zeros, spec.minimum, spec.maximum).astype(spec.dtype)
-    return zeros
+
+    def make(leaf: ArraySpec) -> np.ndarray:
+        zeros = np.zeros((*leading, *leaf.shape), leaf.dtype)
+        is_bounded = isinstance(leaf, BoundedArraySpec)
+        return np.clip(zeros, leaf.minimum, leaf.maximum).astype(leaf.dtype) if is_bounded else zeros
+
+    return map_structure(make, spec)
 
 
 def sample_action(spec: Nest, random: np.random.Generator) -> Nest:
     """Returns a random action within its bounds; unbounded floats are normally distributed."""
-    if isinstance(spec, dict):
-        return {key: sample_action(part, random) for key, part in spec.items()}
-    if isinstance(spec, tuple):
-        return tuple(sample_action(part, random) for part in spec)
-    return _sample_leaf(spec, random)
+    return map_structure(lambda leaf: _sample_leaf(leaf, random), spec)
 
 
 def _sample_leaf(spec: ArraySpec, random: np.random.Generator) -> Any:
@@ -198,28 +192,28 @@ def _sample_leaf(spec: ArraySpec, random: np.random.Generator) -> Any:
     return np.clip(values, spec.minimum, spec.maximum).astype(spec.dtype)
 
 
-def require_equal_specs(got: Nest, expected: Nest, *, name: str, holders: tuple[str, str], advice: str) -> None:
-    """Checks that two nests of specs are equal, bounds included.
+def require_equal_specs(got: Any, expected: Any, *, holders: tuple[str, str], advice: str) -> None:
+    """Checks that the specs of two time steps are equal, bounds included.
 
     Args:
-      got: nest of specs of the second holder.
-      expected: nest of specs of the first holder.
-      name: name of the nest in messages, such as 'observation'.
+      got: time step of specs of the second holder.
+      expected: time step of specs of the first holder.
       holders: names of the two holders, such as `('environment 0', 'environment 3')`.
       advice: suggestion for the user, which ends messages.
 
     Raises:
       SpecMismatchError: If they differ; the message names the first path that differs.
     """
-    first, second = dict(leaves(expected)), dict(leaves(got))
-    for path in [*first, *second]:
-        one, other = first.get(path), second.get(path)
-        if one != other:
-            descriptions = ["nothing" if spec is None else describe_bounded(spec) for spec in (one, other)]
-            raise SpecMismatchError(
-                f"{path_name(path, name)} is {descriptions[0]} in {holders[0]}, but {descriptions[1]} in {holders[1]}; "
-                f"{advice}"
-            )
+    for field_name in ("observation", "prev_action", "reward", "env_info"):
+        first, second = (dict(leaves(getattr(spec, field_name))) for spec in (expected, got))
+        for path in [*first, *second]:
+            one, other = first.get(path), second.get(path)
+            if one != other:
+                place = path_name(path, field_name.removeprefix("prev_"))
+                descriptions = ["nothing" if spec is None else describe_bounded(spec) for spec in (one, other)]
+                raise SpecMismatchError(
+                    f"{place} is {descriptions[0]} in {holders[0]}, but {descriptions[1]} in {holders[1]}; {advice}"
+                )
 
 
 def describe_bounded(spec: ArraySpec) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
 from .specs import BoundedArraySpec, make_zeros
 
@@ -105,17 +105,9 @@ def restart(
       batch_size: B; None without a batch.
     """
     leading = () if batch_size is None else (batch_size,)
-    return TimeStep(
-        _fill(FIRST, leading),
-        make_zeros(reward_spec, leading) if reward_spec.shape or leading else _ZERO,
-        _fill(_ONE, leading),
-        observation,
-        make_zeros(action_spec, leading),
-        env_id,
-        (),
-        env_info,
-        _fill(_FALSE, leading),
-    )
+    step_type, discount, has_failed = (_fill(value, leading) for value in (FIRST, _ONE, _FALSE))
+    reward, action = make_zeros(reward_spec, leading)[()], make_zeros(action_spec, leading)
+    return TimeStep(step_type, reward, discount, observation, action, env_id, (), env_info, has_failed)
 
 
 def transition(
@@ -183,28 +175,18 @@ def keep_untransformed(before: TimeStep, after: TimeStep) -> TimeStep:
       before: the time step that was transformed, possibly the result of earlier transformations.
       after: the result.
     """
-    return after._replace(
-        untransformed=before
-        if isinstance(before.untransformed, tuple) and not before.untransformed
-        else before.untransformed
-    )
+    return after._replace(untransformed=before.untransformed or before)
 
 
 def make_time_step_spec(
-    observation_spec: Nest, action_spec: Nest, reward_spec: ArraySpec, env_info_spec: Nest
+    observation_spec: Nest, action_spec: Nest, reward_spec: ArraySpec = SCALAR_REWARD, env_info_spec: Nest = ()
 ) -> TimeStep:
     """Returns the specs of the time steps of one environment; `untransformed` is `()`."""
-    scalar = np.dtype(np.int32)
+    step_type = BoundedArraySpec((), np.dtype(np.int32), 0, 2)
+    discount = BoundedArraySpec((), np.dtype(np.float32), 0.0, 1.0)
+    env_id, has_failed = ArraySpec((), np.dtype(np.int32)), ArraySpec((), np.dtype(bool))
     return TimeStep(
-        BoundedArraySpec((), scalar, 0, 2),
-        reward_spec,
-        BoundedArraySpec((), np.dtype(np.float32), 0.0, 1.0),
-        observation_spec,
-        action_spec,
-        ArraySpec((), scalar),
-        (),
-        env_info_spec,
-        ArraySpec((), np.dtype(bool)),
+        step_type, reward_spec, discount, observation_spec, action_spec, env_id, (), env_info_spec, has_failed
     )
 
 
@@ -252,25 +234,14 @@ def to_rlds_step(time_step: TimeStep, next_time_step: TimeStep | None) -> dict[s
         raise ValueError("next_time_step must be the next step of the episode, which has not ended; pass it")
     following = None if is_last else next_time_step
     if following is None:
-        action, reward, discount = (
-            _zeros_like(time_step.prev_action),
-            np.zeros_like(time_step.reward),
-            time_step.discount,
-        )
-    else:
-        action, reward, discount = following.prev_action, following.reward, following.discount
+        zeros = map_structure(np.zeros_like, (time_step.prev_action, time_step.reward))
+        following = time_step._replace(prev_action=zeros[0], reward=zeros[1])
     return {
         "observation": time_step.observation,
-        "action": action,
-        "reward": reward,
-        "discount": discount,
+        "action": following.prev_action,
+        "reward": following.reward,
+        "discount": following.discount,
         "is_first": bool(time_step.is_first()),
         "is_last": is_last,
         "is_terminal": bool(time_step.is_terminated()),
     }
-
-
-def _zeros_like(nest: Nest) -> Nest:
-    import tree
-
-    return tree.map_structure(np.zeros_like, nest)

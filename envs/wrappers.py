@@ -151,13 +151,7 @@ class ScalarReward(Wrapper):
         """Returns the spec of a single number."""
         return SCALAR_REWARD
 
-    def _reset(self) -> TimeStep:
-        return self._combine(self.env.reset())
-
-    def _step(self, action: Nest) -> TimeStep:
-        return self._combine(self.env.advance(action))
-
-    def _combine(self, time_step: TimeStep) -> TimeStep:
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
         reward = np.asarray(time_step.reward @ self._weights, np.float32)[()]
         return keep_untransformed(time_step, time_step._replace(reward=reward))
 
@@ -172,16 +166,9 @@ class ActionObservation(Wrapper):
         """Returns the specs of the observation and of the action."""
         return {"observation": self.env.observation_spec(), "prev_action": self.env.action_spec()}
 
-    def _reset(self) -> TimeStep:
-        return _add_action(self.env.reset())
-
-    def _step(self, action: Nest) -> TimeStep:
-        return _add_action(self.env.advance(action))
-
-
-def _add_action(time_step: TimeStep) -> TimeStep:
-    observation = {"observation": time_step.observation, "prev_action": copy_arrays(time_step.prev_action)}
-    return keep_untransformed(time_step, time_step._replace(observation=observation))
+    def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
+        observation = {"observation": time_step.observation, "prev_action": copy_arrays(time_step.prev_action)}
+        return keep_untransformed(time_step, time_step._replace(observation=observation))
 
 
 #: Maximum size of the table of `DiscreteAction`.
