@@ -15,7 +15,7 @@ from rlds2reverb.learners.references import describe_callable
 
 from . import output
 from .custom_modules import allow_custom_modules
-from .declarations import option
+from .declarations import flag
 from .output import json_option
 from .quiet import import_quietly
 
@@ -28,7 +28,7 @@ _ALSO_SET_BY = {
 
 @click.command()
 @click.argument("name", required=False, callback=allow_custom_modules)
-@option("--speed", is_flag=True, help="Measure updates per second on this machine, for some seconds each.")
+@flag("--speed", help="Measure updates per second on this machine, for some seconds each.")
 @json_option
 def agents(as_json: bool, name: str | None, speed: bool) -> None:
     """List the algorithms and the data that they suit, or the hyperparameters of the algorithm NAME.

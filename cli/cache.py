@@ -10,14 +10,14 @@ import click
 from rlds2reverb._system.text import format_bytes, format_columns
 from rlds2reverb.sources.store import StoreInfo, delete_store, list_stores
 
-from .declarations import EXISTING_DIRECTORY, option
+from .declarations import EXISTING_DIRECTORY, flag
 from .output import json_option, print_json
 
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=EXISTING_DIRECTORY)
-@option("--verify", is_flag=True, help="Compare all files with their checksums.")
-@option("--prune", is_flag=True, help="Delete incomplete and damaged stores that no process is building.")
+@flag("--verify", help="Compare all files with their checksums.")
+@flag("--prune", help="Delete incomplete and damaged stores that no process is building.")
 @json_option
 def cache(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
     """List the stores in a directory that was the --cache-dir of runs.

@@ -16,12 +16,12 @@ from rlds2reverb.training.progress import Progress
 
 from . import output
 from .config_options import config_options, group_names
-from .declarations import DIRECTORY, EXISTING_FILE, option
+from .declarations import EXISTING_FILE, option
 from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
-from .sweep import format_command
+from .sweep import format_command, run_dir_option
 from .train import NO_DATA, print_results, read_options
 
 if TYPE_CHECKING:
@@ -50,13 +50,9 @@ def cluster() -> None:
     help="Dataset, or HOST:PORT of Reverb servers; none to learn only from what is collected.  [default: that of "
     "the run whose config.json is passed, in this directory]",
 )
-@option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    metavar="DIR",
-    help="Directory for checkpoints, logs and the policy, on a file system that all machines share. If it contains a "
-    "run, the run is continued.",
+@run_dir_option(
+    "Directory for checkpoints, logs and the policy, on a file system that all machines share. If it contains a run, "
+    "the run is continued."
 )
 @option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
 @config_options(*_CLUSTER_OPTIONS, config=ClusterConfig)

@@ -33,10 +33,7 @@ _PAIRS = {"action_bounds"}
 #: Options that take a share, such as 0.1 or 10%.
 _SHARES = {"validation"}
 #: Sentences about commands, which follow the texts of the declarations.
-_HINTS = {
-    "algo": "`rlds2reverb agents` describes them.",
-    "hyperparameters": "`rlds2reverb agents NAME` lists them.",
-}
+_HINTS = {"algo": "`rlds2reverb agents` describes them.", "hyperparameters": "`rlds2reverb agents NAME` lists them."}
 #: Callbacks of options, by their names.
 _CALLBACKS: dict[str, Any] = {
     "reward": checks.reward,

@@ -17,7 +17,7 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
-from .declarations import EXISTING_FILE, option
+from .declarations import EXISTING_FILE, flag, option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -41,35 +41,23 @@ if TYPE_CHECKING:
     from rlds2reverb.sources.writing import WriteReport
 
 _TABLE_NAMES = parameter_names(table_options)
-_HEADINGS = {
-    "Output": ["out", "format", "num_shards", "verify"],
-    **CONVERSION_HEADINGS,
-    "Tables": _TABLE_NAMES,
-    "Advanced": [
-        *ADVANCED_NAMES,
-        "recompute_discounts",
-        "shard_mb",
-        "features",
-        "lerobot_version",
-        "fps",
-        "video",
-        "num_workers",
-        "runner",
-        "beam_pipeline_options",
-    ],
-}
-#: Formats to which an option applies, if not to all.
-_FORMATS_OF = {
-    **dict.fromkeys(
-        ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
-    ),
+#: Formats to which an option applies, if not to all; at first only of the options under the heading 'Advanced'.
+_FORMATS_OF: dict[str, Sequence[str]] = {
     "recompute_discounts": ("d4rl", "minari", "lerobot", "robomimic"),
-    "shard_mb": ("rlds",),
-    "features": ("rlds",),
+    **dict.fromkeys(["shard_mb", "features"], ("rlds",)),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
     "num_workers": FORMATS,
     "runner": ("reverb", "rlds"),
 }
+_HEADINGS = {
+    "Output": ["out", "format", "num_shards", "verify"],
+    **CONVERSION_HEADINGS,
+    "Tables": _TABLE_NAMES,
+    "Advanced": [*ADVANCED_NAMES, *_FORMATS_OF, "beam_pipeline_options"],
+}
+_FORMATS_OF |= dict.fromkeys(
+    ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
+)
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS, collapsed=("Input", "Preprocessing", "Tables", "Advanced"))
@@ -77,8 +65,7 @@ _FORMATS_OF = {
 @option("--out", metavar="PATH", required=True, help="Directory or file to write.")
 @option(
     "--format",
-    type=click.Choice(["reverb", *FORMATS]),
-    default="reverb",
+    choices=["reverb", *FORMATS],
     help="Reverb tables, a D4RL or robomimic HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot "
     "dataset.",
 )
@@ -89,16 +76,14 @@ _FORMATS_OF = {
     metavar="K",
     help="Distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their index.",
 )
-@option(
+@flag(
     "--verify",
-    is_flag=True,
     help="Read the complete directory back, and compare each item with the dataset, bit for bit. If the directory is "
     "complete already, only this is done.",
 )
 @table_options
-@option(
+@flag(
     "--recompute-discounts",
-    is_flag=True,
     help="--format d4rl, minari, lerobot and robomimic: replace discounts that these formats cannot store by 0 at "
     "terminal transitions and 1 elsewhere.",
 )
@@ -118,12 +103,7 @@ _FORMATS_OF = {
     '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
     "Encodings: png, jpeg, text.",
 )
-@option(
-    "--lerobot-version",
-    type=click.Choice(VERSIONS),
-    default=VERSIONS[0],
-    help="--format lerobot: version of the format.",
-)
+@option("--lerobot-version", choices=VERSIONS, help="--format lerobot: version of the format.")
 @option(
     "--fps",
     type=float,
@@ -131,11 +111,7 @@ _FORMATS_OF = {
     show_default="that of the dataset, or 30",
     help="--format lerobot: rows per second, from which timestamps are made.",
 )
-@option(
-    "--video",
-    is_flag=True,
-    help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.",
-)
+@flag("--video", help="--format lerobot: store images as H.264 videos, which are lossy, rather than as PNG images.")
 @option(
     "--workers",
     "num_workers",
@@ -268,14 +244,13 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
     ):
         warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
         if format == "rlds":
-            written = prepare_with_beam(
+            report: Any = prepare_with_beam(
                 options["source"],
                 out,
                 shard_bytes=options["shard_mb"] * 1_000_000,
                 features=_read_features(options),
                 **common,
             )
-            save_statistics(dict(written.statistics), options)
         else:
             report = convert_with_beam(
                 options["source"],
@@ -289,11 +264,11 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
                 options=IngestOptions(chunk_length=options["chunk_length"], key_seed=options["key_seed"]),
                 **common,
             )
-            save_statistics(dict(report.statistics), options)
+        save_statistics(dict(report.statistics), options)
     if format == "reverb":
         print_report(report, Path(out), options, ())
     else:
-        _print_written(written, (), options)
+        _print_written(report, (), options)
 
 
 def _require_vacant(out: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,21 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 EXISTING_DIRECTORY = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """Returns `click.option`, whose `--help` shows the default if there is one; `show_default` replaces it."""
+def option(*names: str, choices: Sequence[str] = (), **attributes: Any) -> Callable[[Any], Any]:
+    """Returns `click.option`, whose `--help` shows the default if there is one; `show_default` replaces it.
+
+    Args:
+      *names: names of the option and of its parameter.
+      choices: the values that the option may have, beginning with the default; `()` for any value.
+      **attributes: other arguments of `click.option`.
+    """
+    if choices:
+        attributes = {"type": click.Choice(choices), "default": choices[0], **attributes}
     return click.option(*names, **{"show_default": "default" in attributes, **attributes})
+
+
+#: Declares an option without a value.
+flag = functools.partial(option, is_flag=True)
 
 
 def is_on_command_line(name: str) -> bool:

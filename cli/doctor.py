@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from . import number_types, output
-from .declarations import option
+from .declarations import flag, option
 from .output import json_option
 from .quiet import status
 
@@ -67,7 +67,7 @@ class Finding:
 
 
 @click.command()
-@option("--quick", is_flag=True, help="Check versions only, without loading the libraries (a few seconds).")
+@flag("--quick", help="Check versions only, without loading the libraries (a few seconds).")
 @option(
     "--timeout",
     default=120.0,

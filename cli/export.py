@@ -27,8 +27,7 @@ from .quiet import import_quietly, status
 )
 @option(
     "--policy",
-    type=click.Choice(["last", "best"]),
-    default="last",
+    choices=["last", "best"],
     help="Policy of a training run: the last policy, or the one with the best evaluation.",
 )
 @json_option

@@ -20,7 +20,7 @@ from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
 from . import checks, directories, output
-from .declarations import option
+from .declarations import flag, option
 from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
@@ -41,10 +41,9 @@ _HEADINGS = {
 @click.argument("sources", metavar="SRC...", nargs=-1, required=True)
 @reading_options
 @report_option
-@option(
+@flag(
     "--film",
     "has_films",
-    is_flag=True,
     help="Add films of the runs' policies to the report; requires pip install '.[film]' or make dev, and for MuJoCo "
     "without a display libosmesa6.",
 )
@@ -55,10 +54,9 @@ _HEADINGS = {
     metavar="RANDOM EXPERT",
     help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",
 )
-@option(
+@flag(
     "--d4rl-score",
     "is_d4rl",
-    is_flag=True,
     help="Add the D4RL score; only for D4RL's own files, because its reference returns do not apply to other versions "
     "of the environment.",
 )

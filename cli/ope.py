@@ -28,7 +28,7 @@ evaluation_options = combine(
     option("--behaviour", default="cloned", metavar="FIELD",
            help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or cloned "
            "to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
-    option("--episodes", type=click.Choice(list(_EPISODES)), default="auto",
+    option("--episodes", choices=list(_EPISODES),
            help="Episodes to use: those that the run held out (train --validation), all, or the former if the run was "
            "trained on the same data."),
     option("--confidence", default=0.9, type=checks.fraction,
@@ -90,9 +90,7 @@ def run_estimates(policies: Sequence[Path], methods: Sequence[str], options: dic
             policies,
             source,
             methods,
-            gamma=options["gamma"],
-            behaviour=options["behaviour"],
             held_out=_EPISODES[options["episodes"]],
-            confidence=options["confidence"],
             fqe=fqe,
+            **{name: options[name] for name in ("gamma", "behaviour", "confidence")},
         )

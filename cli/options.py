@@ -27,7 +27,7 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from . import checks
 from .config_options import config_options
-from .declarations import EXISTING_FILE, FILE, PATH, is_on_command_line, option
+from .declarations import EXISTING_FILE, FILE, PATH, flag, is_on_command_line, option
 from .output import warn
 from .quiet import status
 
@@ -52,8 +52,7 @@ reading_options = combine(
     option("--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."),
     option(
         "--last-step",
-        type=click.Choice(["auto", "boundary", "transition"]),
-        default="auto",
+        choices=["auto", "boundary", "transition"],
         help=f"{_takers('last_step')}: meaning of an episode's last row: only a final observation (boundary), a "
         "transition like the others, as in many datasets of robots, or what the data show.",
     ),
@@ -88,9 +87,7 @@ reading_options = combine(
         "none reads no images. Repeatable.",
     ),
     option("--data-dir", type=PATH, metavar="DIR", help=f"{_takers('data_dir')}: directory of prepared datasets."),
-    option(
-        "--download", is_flag=True, help=f"{_takers('download')}: download the dataset if it is not on this machine."
-    ),
+    flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
     option(
         "--extra-field",
         "extra_fields",
@@ -104,15 +101,13 @@ reading_options = combine(
         type=checks.at_least_1,
         help=f"{_takers('max_episode_steps')}, without timeouts: truncate episodes after N rows.",
     ),
-    option(
+    flag(
         "--split-at-discontinuity",
-        is_flag=True,
         help=f"{_takers('split_at_discontinuity')}, without timeouts: start a new episode where an observation differs "
         "from the previous row's next_observations.",
     ),
-    option(
+    flag(
         "--independent-rows",
-        is_flag=True,
         help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
         "relabelled rows.",
     ),
@@ -133,9 +128,7 @@ def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
     )
 
 
-cast_floats_option = option(
-    "--cast-floats", is_flag=True, help="Cast float64 fields to float32 (D4RL's replay files are float64)."
-)
+cast_floats_option = flag("--cast-floats", help="Cast float64 fields to float32 (D4RL's replay files are float64).")
 
 #: Those of `train`, which converts floats itself.
 transform_options = combine(
@@ -210,10 +203,9 @@ reference_options = combine(
         metavar="FILE",
         help='JSON file with the returns that define the scores 0 and 100: {"Hopper-v5": [RANDOM, EXPERT]}.',
     ),
-    option(
+    flag(
         "--d4rl-score",
         "is_d4rl",
-        is_flag=True,
         help="Use D4RL's reference returns for the environment; they were measured in its v2 version with mujoco-py.",
     ),
 )
@@ -225,7 +217,7 @@ item_options = combine(
         type=checks.at_least_1,
         help="Steps per item; an item of 2 steps is one transition.",
     ),
-    option("--whole-episodes", is_flag=True, help="Make one item of varying length per episode."),
+    flag("--whole-episodes", help="Make one item of varying length per episode."),
     option(
         "--n-step",
         type=checks.at_least_1,
@@ -234,8 +226,7 @@ item_options = combine(
     option("--gamma", default=0.99, type=checks.fraction, help="Discount factor for --n-step."),
     option(
         "--layout",
-        type=click.Choice(["columns", "packed"]),
-        default="columns",
+        choices=["columns", "packed"],
         help="Storage of an item: one column per field, or all fields packed into one column, which halves memory and "
         "speeds up sampling, but requires rlds2reverb.sampling to read the items.",
     ),
@@ -245,15 +236,13 @@ _item_details_options = combine(
     option("--stride", default=1, type=checks.at_least_1, help="Steps between the starts of consecutive items."),
     option(
         "--padding",
-        type=click.Choice(["none", "short", "tile"]),
-        default="none",
+        choices=["none", "short", "tile"],
         help="Zero padding: 'short' pads episodes that are shorter than an item; 'tile' pads every episode so that an "
         "item starts at each step.",
     ),
     option(
         "--discount-source",
-        type=click.Choice(["product", "next_terminal", "step"]),
-        default="product",
+        choices=["product", "next_terminal", "step"],
         help="Discount of a trajectory step: the dataset's discount (step), 1 - is_terminal of the next step "
         "(next_terminal), or their product.",
     ),
@@ -269,8 +258,7 @@ _item_details_options = combine(
 _checking_options = combine(
     option(
         "--on-invalid",
-        type=click.Choice(["error", "skip_episode", "keep"]),
-        default="error",
+        choices=["error", "skip_episode", "keep"],
         help="Handling of invalid episodes; with 'error', nothing is written if any episode is invalid.",
     ),
     option(
@@ -301,14 +289,8 @@ conversion_options = combine(
 )
 
 server_writing_options = combine(
-    option(
-        "--allow-eviction",
-        is_flag=True,
-        help="Allow more items than the table can hold; the remover then evicts items.",
-    ),
-    option(
-        "--force", is_flag=True, help="Write to a server on this machine even if it has too little memory for the data."
-    ),
+    flag("--allow-eviction", help="Allow more items than the table can hold; the remover then evicts items."),
+    flag("--force", help="Write to a server on this machine even if it has too little memory for the data."),
 )
 
 

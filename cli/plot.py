@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 @option("--out", metavar="FILE.png", required=True, type=FILE, callback=checks.png, help="PNG file to write.")
 @option(
     "--metric",
-    type=click.Choice(["auto", "return", "score"]),
-    default="auto",
+    choices=["auto", "return", "score"],
     help="Quantity to draw; auto draws the score if every run has one, else the return.",
 )
 @option("--title", metavar="TEXT", show_default="the environment", help="Title of the figure.")

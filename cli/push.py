@@ -38,8 +38,7 @@ _HEADINGS = {
 @conversion_options
 @option(
     "--writer",
-    type=click.Choice(["bulk", "reverb"]),
-    default="bulk",
+    choices=["bulk", "reverb"],
     help="'reverb' uses Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
 )
 @option("--timeout", default=30.0, type=checks.seconds, help="Maximum wait for each answer of the server.")

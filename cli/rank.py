@@ -19,7 +19,7 @@ from .quiet import quiet_imports
 
 @click.command()
 @click.argument("policies", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
-@option("--method", type=click.Choice(list(ESTIMATORS)), default="fqe", help="Estimator; see ope.")
+@option("--method", choices=list(ESTIMATORS), help="Estimator; see ope.")
 @evaluation_options
 @option("--out", metavar="FILE.png", type=FILE, callback=checks.png, help="Figure to write.")
 @reading_options

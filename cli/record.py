@@ -40,8 +40,7 @@ _DEFAULT_EPISODES = 10
 )
 @option(
     "--which",
-    type=click.Choice(["last", "best"]),
-    default="last",
+    choices=["last", "best"],
     help="Policy of a training run: the last policy, or the one with the best evaluation.",
 )
 @option("--out", type=PATH, metavar="PATH", help="Dataset to create; required unless there is a --film.")
@@ -198,11 +197,8 @@ def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:
                 policy,
                 num_episodes=num_episodes,
                 num_steps=num_steps,
-                num_envs=options["num_envs"],
-                seed=options["seed"],
-                epsilon=options["epsilon"],
                 env_info=options["env_info"] or False,
-                max_episode_steps=options["max_episode_steps"],
+                **{name: options[name] for name in ("num_envs", "seed", "epsilon", "max_episode_steps")},
                 progress=lambda episode: progress("recording", episode),
             )
     except EnvironmentFailedError as error:

@@ -23,7 +23,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
-from .declarations import DIRECTORY, is_on_command_line, option
+from .declarations import DIRECTORY, flag, is_on_command_line, option
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -71,7 +71,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
 )
 @sources_argument(required=False)
 @table_options
-@option("--empty", is_flag=True, help="Serve empty tables for items like those of SRC.")
+@flag("--empty", help="Serve empty tables for items like those of SRC.")
 @option("--port", type=checks.port, show_default="a free port", help="Port of the new server.")
 @option(
     "--checkpoint-root",
@@ -86,20 +86,18 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
     show_default="only when the server stops",
     help="Time between checkpoints while serving, such as 600 (seconds) or 10m; requires --checkpoint-root.",
 )
-@option(
+@flag(
     "--isolate",
-    is_flag=True,
     help="Accept connections from this machine (or container) only, at localhost, 127.0.0.1 and ::1. Fails if the "
     "system does not support that; requires Linux 5.7 or root.",
 )
-@option(
+@flag(
     "--serve-batches",
-    is_flag=True,
     help="Also serve finished batches, which clients sample much faster, on a second port 1,000 above --port. "
     "Isolated servers always do. Requires that all writers are trusted: a malformed chunk of theirs can end the "
     "server.",
 )
-@option("--no-verify", is_flag=True, help="Start even if the checkpoint does not match its manifest.")
+@flag("--no-verify", help="Start even if the checkpoint does not match its manifest.")
 @option(
     "--shards",
     "num_shards",
@@ -108,7 +106,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
     help="Run K servers, on consecutive ports if there is a --port, whose tables are shards of the same table. A "
     "directory that convert --shards wrote determines K.",
 )
-@option("--append", is_flag=True, help="Add to the items that the checkpoint contains.")
+@flag("--append", help="Add to the items that the checkpoint contains.")
 @conversion_options
 @server_writing_options
 @json_option

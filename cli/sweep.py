@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,15 +28,14 @@ jobs_option = option(
 )
 
 
+def run_dir_option(description: str) -> Callable[[Any], Any]:
+    """Returns the option `--run-dir`."""
+    return option("--run-dir", type=DIRECTORY, required=True, metavar="DIR", help=description)
+
+
 @click.command()
 @click.argument("file", metavar="FILE", type=EXISTING_FILE)
-@option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    metavar="DIR",
-    help="Directory of all runs. If it contains runs of this sweep, they are continued.",
-)
+@run_dir_option("Directory of all runs. If it contains runs of this sweep, they are continued.")
 @jobs_option
 @json_option
 def sweep(file: Path, run_dir: Path, jobs: int, as_json: bool) -> int:

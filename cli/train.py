@@ -17,11 +17,11 @@ from rlds2reverb.training.progress import Progress
 
 from . import checks, output
 from .config_options import config_options, group_names
-from .declarations import DIRECTORY, EXISTING_FILE, is_on_command_line, option
+from .declarations import EXISTING_FILE, flag, is_on_command_line, option
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
-from .sweep import format_command, jobs_option, run_and_report
+from .sweep import format_command, jobs_option, run_and_report, run_dir_option
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -69,13 +69,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     help="Dataset (see rlds2reverb --help), directory that convert --out wrote, or HOST:PORT of a Reverb server; none "
     "to learn only from what the agent collects, with --online.",
 )
-@option(
-    "--run-dir",
-    type=DIRECTORY,
-    required=True,
-    metavar="DIR",
-    help="Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.",
-)
+@run_dir_option("Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.")
 @option(
     "--seeds",
     type=checks.at_least_1,
@@ -91,9 +85,8 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     metavar="NAME",
     help="Use published settings for a D4RL or OGBench task, such as iql-antmaze. Repeatable.",
 )
-@option(
+@flag(
     "--list-presets",
-    is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=_list_presets,

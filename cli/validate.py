@@ -113,7 +113,8 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
         require_unused({"fail_on", "report_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
     result = _check(options, max_problems)
-    is_failed = any(_is_severe(finding, fail_on) for finding in result.findings)
+    severities = () if fail_on == _NEVER else SEVERITIES[SEVERITIES.index(fail_on) :]
+    is_failed = any(finding.severity in severities for finding in result.findings)
     if report_path is not None:
         _write_report(result, report_path)
     if as_json:
@@ -121,10 +122,6 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
     else:
         _print(options["source"], result, is_failed=is_failed)
     return INVALID_DATA if result.num_problems or is_failed else OK
-
-
-def _is_severe(finding: Finding, fail_on: str) -> bool:
-    return fail_on != _NEVER and SEVERITIES.index(finding.severity) >= SEVERITIES.index(fail_on)
 
 
 def _write_report(result: _Result, path: Path) -> None:
