@@ -16,25 +16,36 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
-from .number_types import Number, at_least_0, at_least_1, fraction, integer, port, seconds, share
-
-__all__ = ["Number", "at_least_0", "at_least_1", "fraction", "integer", "port", "seconds", "share"]
+from .declarations import EXISTING_FILE, FILE
 
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
-def _make_callback(check: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Returns a click callback that reports a `ValueError` of `check` and otherwise keeps the value as typed."""
+class Checked(click.ParamType):
+    """The type of an option whose value is checked, and otherwise kept as it is."""
 
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        if value is not None:
-            try:
-                check(value)
-            except ValueError as error:
-                raise click.BadParameter(str(error), ctx, param) from error
+    def __init__(self, name: str, check: Callable[[Any], Any], base: click.ParamType = click.STRING):
+        """
+        Args:
+          name: placeholder of the value in `--help`.
+          check: function that raises `ValueError` for invalid values.
+          base: type that converts values before the check.
+        """
+        self.name, self._check, self._base = name, check, base
+        self.shell_complete = base.shell_complete  # type: ignore[method-assign]
+
+    def get_metavar(self, *_: Any, **__: Any) -> str:
+        """Returns the name; click would change it to upper case."""
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the value; fails if the check does."""
+        value = self._base.convert(value, param, ctx)
+        try:
+            self._check(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
         return value
-
-    return callback
 
 
 def _require_address(addresses: str) -> None:
@@ -96,16 +107,14 @@ def cameras(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) 
     return [] if names == ("none",) else list(names) or None
 
 
-selector = _make_callback(Selector.parse)
-rate_limiter = _make_callback(RateLimiter.parse)
-address = _make_callback(_require_address)
-priority = _make_callback(_require_priority)
-film = _make_callback(_require_film)
-reward = _make_callback(parse_reward)
-features = _make_callback(read_features)
-
-new_file = _make_callback(_require_new_file)
-page = _make_callback(functools.partial(_require_new_file, suffixes=(".html", ".htm")))
-png = _make_callback(functools.partial(_require_new_file, suffixes=(".png",)))
-
+selector = Checked("SELECTOR", Selector.parse)
+rate_limiter = Checked("LIMITER", RateLimiter.parse)
+address = Checked("HOST:PORT", _require_address)
+priority = Checked("NUMBER|return", _require_priority)
+reward = Checked("EXPRESSION", parse_reward)
+film = Checked("FILE.mp4|.gif", _require_film, FILE)
+features = Checked("FILE", read_features, EXISTING_FILE)
+new_file = Checked("FILE", _require_new_file, FILE)
+page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
+png = Checked("FILE.png", functools.partial(_require_new_file, suffixes=(".png",)), FILE)
 duration = Duration()

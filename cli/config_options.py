@@ -12,6 +12,7 @@ from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_
 
 from . import checks
 from .custom_modules import allow_custom_modules
+from .number_types import Number, share
 
 #: Options whose name on the command line is not that of the attribute.
 _FLAGS = {
@@ -30,15 +31,12 @@ _FLAGS = {
 _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
-#: Options that take a share, such as 0.1 or 10%.
-_SHARES = {"validation"}
+#: Types of options that follow from no declaration.
+_TYPES = {"reward": checks.reward, "validation": share}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {"algo": "`rlds2reverb agents` describes them.", "hyperparameters": "`rlds2reverb agents NAME` lists them."}
 #: Callbacks of options, by their names.
-_CALLBACKS: dict[str, Any] = {
-    "reward": checks.reward,
-    **dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_custom_modules),
-}
+_CALLBACKS = dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_custom_modules)
 
 
 def config_options(*names: str, config: type = TrainingConfig, without_default: bool = False) -> Callable[[Any], Any]:
@@ -82,12 +80,12 @@ def _make_option(name: str, option: TrainingOption, *, without_default: bool) ->
     if option.type == "boolean":
         flag = f"{flag}/--no-{flag[2:]}"
     elif name in _PAIRS:
-        declaration |= {"nargs": 2, "type": checks.Number()}
+        declaration |= {"nargs": 2, "type": Number()}
     elif option.choices:
         declaration["type"] = click.Choice(option.choices)
     elif option.type in ("integer", "number"):
         low, high, above_low = option.limits.min, option.limits.max, option.limits.min_open
-        declaration["type"] = checks.Number(low, high, is_integer=option.type == "integer", above_low=above_low)
-    if name in _SHARES:
-        declaration["type"] = checks.share
+        declaration["type"] = Number(low, high, is_integer=option.type == "integer", above_low=above_low)
+    if name in _TYPES:
+        declaration["type"] = _TYPES[name]
     return click.option(flag, name, **declaration)

@@ -17,7 +17,8 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
-from .declarations import EXISTING_FILE, flag, option
+from .declarations import flag, option
+from .number_types import at_least_1
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -72,7 +73,7 @@ _FORMATS_OF |= dict.fromkeys(
 @option(
     "--shards",
     "num_shards",
-    type=checks.at_least_1,
+    type=at_least_1,
     metavar="K",
     help="Distribute the episodes over directories shard_0, shard_1, ... for K servers, by a hash of their index.",
 )
@@ -89,16 +90,14 @@ _FORMATS_OF |= dict.fromkeys(
 )
 @option(
     "--shard-mb",
-    type=checks.at_least_1,
+    type=at_least_1,
     default=256,
     metavar="MB",
     help="--format rlds: size from which a new file is started.",
 )
 @option(
     "--features",
-    type=EXISTING_FILE,
-    callback=checks.features,
-    metavar="FILE",
+    type=checks.features,
     help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "task": {"encoding": "text", '
     '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
     "Encodings: png, jpeg, text.",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from . import checks, output
+from . import output
 from .declarations import DIRECTORY, EXISTING_FILE, option
+from .number_types import at_least_1
 
 
 @click.command()
@@ -20,7 +21,7 @@ from .declarations import DIRECTORY, EXISTING_FILE, option
     metavar="FILE",
     help="JSON file with the reference returns of the environment, for scores; see train --help.",
 )
-@option("--steps", type=checks.at_least_1, default=5000, help="Number of gradient updates.")
+@option("--steps", type=at_least_1, default=5000, help="Number of gradient updates.")
 def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
     """Convert a dataset, validate it, train an agent on it, and write a report on the run.
 

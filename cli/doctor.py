@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from . import number_types, output
+from . import output
 from .declarations import flag, option
+from .number_types import seconds
 from .output import json_option
 from .quiet import status
 
@@ -68,12 +69,7 @@ class Finding:
 
 @click.command()
 @flag("--quick", help="Check versions only, without loading the libraries (a few seconds).")
-@option(
-    "--timeout",
-    default=120.0,
-    type=number_types.seconds,
-    help="Maximum time to try each library, and to start a server.",
-)
+@option("--timeout", default=120.0, type=seconds, help="Maximum time to try each library, and to start a server.")
 @json_option
 def doctor(quick: bool, timeout: float, as_json: bool) -> int:
     """Check the installation, and print how to fix what is broken.

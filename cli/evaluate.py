@@ -12,9 +12,10 @@ from rlds2reverb.onnx_policies import is_onnx_file
 from rlds2reverb.scores import d4rl_score
 from rlds2reverb.training.config import D4RL
 
-from . import checks, output
+from . import output
 from .declarations import option
 from .films import film_option, film_policy
+from .number_types import Number, at_least_0, at_least_1
 from .options import reference_options, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.evaluations import Evaluation
     from rlds2reverb.learners.runs import Run
+
+    #: The name of a policy, facts about it, and its evaluation.
+    _Result = tuple[str, dict[str, Any], Evaluation]
 
 #: Training selects the best policy by episodes with seeds from 0, so `eval` uses different seeds.
 _FIRST_SEED = 1000
@@ -36,18 +40,18 @@ _FIRST_SEED = 1000
     show_default="both",
     help="Policy to evaluate: the last policy, or the best one during training.",
 )
-@option("--episodes", default=10, type=checks.at_least_1, help="Number of episodes per policy.")
+@option("--episodes", default=10, type=at_least_1, help="Number of episodes per policy.")
 @option(
     "--seed",
     default=_FIRST_SEED,
-    type=checks.at_least_0,
+    type=at_least_0,
     help="Seed of the first episode; each further episode uses the next seed. Training uses seeds from 0.",
 )
 @option("--env", "environment", metavar="ID", show_default="as in training", help="Gymnasium environment.")
 @time_limit_option
 @option(
     "--reference-returns",
-    type=checks.Number(),
+    type=Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     show_default="as in training",
@@ -56,7 +60,7 @@ _FIRST_SEED = 1000
 @reference_options
 @option(
     "--target-return",
-    type=checks.Number(),
+    type=Number(),
     multiple=True,
     show_default="as in training",
     help="Return that a policy of decision_transformer aims at. Repeatable; each one is evaluated.",
@@ -179,9 +183,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
     return resolve_reference_returns(chosen, environment)
 
 
-def _evaluate_policy(
-    name: str, policy: Any, target_return: float | None, evaluator: Evaluator
-) -> tuple[str, dict[str, Any], Evaluation]:
+def _evaluate_policy(name: str, policy: Any, target_return: float | None, evaluator: Evaluator) -> _Result:
     """Returns the name of a saved policy, with its target return; facts about it for JSON; and its evaluation."""
     facts: dict[str, Any] = {"policy": name}
     if target_return is not None:
@@ -192,11 +194,7 @@ def _evaluate_policy(
         return name, {**facts, "step": step if step >= 0 else None}, evaluator.evaluate(policy)
 
 
-def _format_table(
-    results: list[tuple[str, dict[str, Any], Evaluation]],
-    behaviour: float | None,
-    references: tuple[float, float] | None,
-) -> str:
+def _format_table(results: list[_Result], behaviour: float | None, references: tuple[float, float] | None) -> str:
     rows: list[list[str]] = []
     has_successes = any(result.success_rate is not None for _, _, result in results)
     for name, facts, result in results:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import checks
-from .declarations import FILE, option
+from .declarations import option
 from .quiet import quiet_imports, status
 
 if TYPE_CHECKING:
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 film_option = option(
     "--film",
-    metavar="FILE.mp4|.gif",
-    type=FILE,
-    callback=checks.film,
+    type=checks.film,
     help="Film an episode to this file; requires pip install '.[film]' or make dev, and for MuJoCo without a display "
     "libosmesa6.",
 )

@@ -19,8 +19,9 @@ from rlds2reverb.sources.summary import summarize
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
-from . import checks, directories, output
+from . import directories, output
 from .declarations import flag, option
+from .number_types import Number, seconds
 from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
@@ -49,7 +50,7 @@ _HEADINGS = {
 )
 @option(
     "--reference-returns",
-    type=checks.Number(),
+    type=Number(),
     nargs=2,
     metavar="RANDOM EXPERT",
     help="Returns of a random policy and an expert; adds a score that is 0 and 100 for them.",
@@ -60,7 +61,7 @@ _HEADINGS = {
     help="Add the D4RL score; only for D4RL's own files, because its reference returns do not apply to other versions "
     "of the environment.",
 )
-@option("--timeout", default=10.0, type=checks.seconds, help="Maximum wait for the answer of a server.")
+@option("--timeout", default=10.0, type=seconds, help="Maximum wait for the answer of a server.")
 @json_option
 def inspect(
     sources: tuple[str, ...],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -60,9 +61,8 @@ class Number(click.ParamType):
         return f"{noun} {relation} {self._low:,}" + ("" if self._high == math.inf else f" and <= {self._high:,}")
 
 
-def integer(low: float = -math.inf, high: float = math.inf, *, name: str = "") -> Number:
-    """Returns the type of an option that takes an integer."""
-    return Number(low, high, is_integer=True, name=name)
+#: Returns the type of an option that takes an integer.
+integer = functools.partial(Number, is_integer=True)
 
 
 class Share(Number):

@@ -10,8 +10,9 @@ import click
 
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 
-from . import checks, output
+from . import output
 from .declarations import EXISTING_DIRECTORY, FILE, option
+from .number_types import at_least_0, at_least_1, fraction
 from .options import combine, open_source, reading_options
 from .output import json_option
 from .quiet import import_quietly, status
@@ -24,19 +25,19 @@ _EPISODES = {"auto": None, "held-out": True, "all": False}
 #: The options of `ope` and `rank`.
 evaluation_options = combine(
     option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help."),
-    option("--gamma", type=checks.fraction, show_default="that of the run, or 0.99", help="Discount factor."),
+    option("--gamma", type=fraction, show_default="that of the run, or 0.99", help="Discount factor."),
     option("--behaviour", default="cloned", metavar="FIELD",
            help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or cloned "
            "to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
     option("--episodes", choices=list(_EPISODES),
            help="Episodes to use: those that the run held out (train --validation), all, or the former if the run was "
            "trained on the same data."),
-    option("--confidence", default=0.9, type=checks.fraction,
+    option("--confidence", default=0.9, type=fraction,
            help="Probability that the intervals are meant to cover."),
-    option("--updates", default=10_000, type=checks.at_least_1,
+    option("--updates", default=10_000, type=at_least_1,
            help="Number of updates of fitted Q evaluation and of behavioural cloning."),
-    option("--ensemble", default=5, type=checks.at_least_1, help="Number of Q-functions of fitted Q evaluation."),
-    option("--seed", default=0, type=checks.at_least_0, help="Random seed of weights, batches and the bootstrap."),
+    option("--ensemble", default=5, type=at_least_1, help="Number of Q-functions of fitted Q evaluation."),
+    option("--seed", default=0, type=at_least_0, help="Random seed of weights, batches and the bootstrap."),
 )  # fmt: skip
 
 

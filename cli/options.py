@@ -27,7 +27,8 @@ from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 
 from . import checks
 from .config_options import config_options
-from .declarations import EXISTING_FILE, FILE, PATH, flag, is_on_command_line, option
+from .declarations import EXISTING_FILE, PATH, flag, is_on_command_line, option
+from .number_types import at_least_0, at_least_1, fraction, integer
 from .output import warn
 from .quiet import status
 
@@ -98,7 +99,7 @@ reading_options = combine(
     ),
     option(
         "--max-episode-steps",
-        type=checks.at_least_1,
+        type=at_least_1,
         help=f"{_takers('max_episode_steps')}, without timeouts: truncate episodes after N rows.",
     ),
     flag(
@@ -111,9 +112,7 @@ reading_options = combine(
         help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
         "relabelled rows.",
     ),
-    option(
-        "--frame-stack", type=checks.at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."
-    ),
+    option("--frame-stack", type=at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."),
 )
 
 
@@ -151,29 +150,26 @@ table_options = combine(
     option(
         "--sampler",
         default="prioritized:0.6",
-        callback=checks.selector,
-        metavar="SELECTOR",
+        type=checks.selector,
         help="How items are sampled: uniform, fifo, lifo, min_heap, max_heap or prioritized[:EXPONENT].",
     ),
     option(
         "--remover",
         default="fifo",
-        callback=checks.selector,
-        metavar="SELECTOR",
+        type=checks.selector,
         help="Eviction policy of a full table; same values as --sampler.",
     ),
-    option("--max-size", type=checks.at_least_1, show_default="no limit", help="Maximum number of items in a table."),
+    option("--max-size", type=at_least_1, show_default="no limit", help="Maximum number of items in a table."),
     option(
         "--max-times-sampled",
         default=0,
-        type=checks.at_least_0,
+        type=at_least_0,
         help="Remove an item after it was sampled N times; 0 keeps it.",
     ),
     option(
         "--rate-limiter",
         default="min_size:1",
-        callback=checks.rate_limiter,
-        metavar="LIMITER",
+        type=checks.rate_limiter,
         help="min_size:N (sampling waits for N items), queue:N, stack:N, max_samples_per_insert:S:N (as min_size:N, "
         "with at most S samples per insert; inserts never wait), or sample_to_insert_ratio:S:N:E (S samples per "
         "insert after N items, with an error buffer of E).",
@@ -183,15 +179,13 @@ table_options = combine(
 report_option = option(
     "--report",
     "report_path",
-    metavar="FILE.html",
-    type=FILE,
-    callback=checks.page,
+    type=checks.page,
     help="Write a report to this file: one HTML page with figures, which needs no network.",
 )
 
 time_limit_option = option(
     "--max-episode-steps",
-    type=checks.at_least_1,
+    type=at_least_1,
     show_default="the environment's limit",
     help="Truncate episodes after N steps, in place of the environment's own time limit.",
 )
@@ -212,18 +206,15 @@ reference_options = combine(
 
 item_options = combine(
     option(
-        "--sequence-length",
-        default=2,
-        type=checks.at_least_1,
-        help="Steps per item; an item of 2 steps is one transition.",
+        "--sequence-length", default=2, type=at_least_1, help="Steps per item; an item of 2 steps is one transition."
     ),
     flag("--whole-episodes", help="Make one item of varying length per episode."),
     option(
         "--n-step",
-        type=checks.at_least_1,
+        type=at_least_1,
         help="Make N-step transitions, with rewards summed over N steps and discounted by --gamma.",
     ),
-    option("--gamma", default=0.99, type=checks.fraction, help="Discount factor for --n-step."),
+    option("--gamma", default=0.99, type=fraction, help="Discount factor for --n-step."),
     option(
         "--layout",
         choices=["columns", "packed"],
@@ -233,7 +224,7 @@ item_options = combine(
 )
 
 _item_details_options = combine(
-    option("--stride", default=1, type=checks.at_least_1, help="Steps between the starts of consecutive items."),
+    option("--stride", default=1, type=at_least_1, help="Steps between the starts of consecutive items."),
     option(
         "--padding",
         choices=["none", "short", "tile"],
@@ -249,8 +240,7 @@ _item_details_options = combine(
     option(
         "--priority",
         default="1",
-        metavar="NUMBER|return",
-        callback=checks.priority,
+        type=checks.priority,
         help="Initial priority of items: a number, or the return of the item's episode scaled to [0.01, 1].",
     ),
 )
@@ -263,24 +253,15 @@ _checking_options = combine(
     ),
     option(
         "--save-statistics",
-        type=FILE,
-        callback=checks.new_file,
-        metavar="FILE",
+        type=checks.new_file,
         help="Write the statistics used in preprocessing (means, standard deviations, scales) to a JSON file.",
     ),
 )
 
 _writing_options = combine(
     option("--resume/--no-resume", default=True, help="Continue a run that was interrupted."),
-    option(
-        "--chunk-length",
-        type=checks.integer(1, 1_000_000),
-        show_default="chosen by size",
-        help="Items per Reverb chunk.",
-    ),
-    option(
-        "--key-seed", default=0, type=checks.integer(), help="Seed of the item keys; change it if two keys collide."
-    ),
+    option("--chunk-length", type=integer(1, 1_000_000), show_default="chosen by size", help="Items per Reverb chunk."),
+    option("--key-seed", default=0, type=integer(), help="Seed of the item keys; change it if two keys collide."),
 )
 
 #: All that defines the items that `convert`, `push` and `serve` make of a dataset, and how they are written.

@@ -10,7 +10,7 @@ import click
 from rlds2reverb._system.text import format_columns
 
 from . import checks, output
-from .declarations import EXISTING_DIRECTORY, FILE, option
+from .declarations import EXISTING_DIRECTORY, option
 from .output import json_option
 from .quiet import quiet_imports, status
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
-@option("--out", metavar="FILE.png", required=True, type=FILE, callback=checks.png, help="PNG file to write.")
+@option("--out", required=True, type=checks.png, help="PNG file to write.")
 @option(
     "--metric",
     choices=["auto", "return", "score"],

@@ -10,6 +10,7 @@ from rlds2reverb._system.signals import raise_on_sigterm
 
 from . import checks
 from .declarations import option
+from .number_types import seconds
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -33,7 +34,7 @@ _HEADINGS = {
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS, collapsed=("Input", "Preprocessing", "Advanced"))
 @sources_argument()
-@click.argument("address", metavar="HOST:PORT", callback=checks.address)
+@click.argument("address", metavar="HOST:PORT", type=checks.address)
 @table_names_option
 @conversion_options
 @option(
@@ -41,7 +42,7 @@ _HEADINGS = {
     choices=["bulk", "reverb"],
     help="'reverb' uses Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
 )
-@option("--timeout", default=30.0, type=checks.seconds, help="Maximum wait for each answer of the server.")
+@option("--timeout", default=30.0, type=seconds, help="Maximum wait for each answer of the server.")
 @server_writing_options
 @json_option
 def push(address: str, **options: Any) -> None:

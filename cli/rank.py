@@ -10,7 +10,7 @@ import click
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 
 from . import checks, output
-from .declarations import EXISTING_DIRECTORY, FILE, option
+from .declarations import EXISTING_DIRECTORY, option
 from .ope import evaluation_options, run_estimates
 from .options import reading_options
 from .output import json_option
@@ -21,7 +21,7 @@ from .quiet import quiet_imports
 @click.argument("policies", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
 @option("--method", choices=list(ESTIMATORS), help="Estimator; see ope.")
 @evaluation_options
-@option("--out", metavar="FILE.png", type=FILE, callback=checks.png, help="Figure to write.")
+@option("--out", type=checks.png, help="Figure to write.")
 @reading_options
 @json_option
 def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: bool, **options: Any) -> None:

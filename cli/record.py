@@ -13,9 +13,10 @@ from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.writing import FORMAT_LIMITS
 
-from . import checks, output
+from . import output
 from .declarations import PATH, option
 from .films import film_option, film_policy
+from .number_types import Number, at_least_0, at_least_1, fraction
 from .options import require_unused, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
@@ -53,26 +54,17 @@ _DEFAULT_EPISODES = 10
 )
 @option(
     "--episodes",
-    type=checks.at_least_1,
+    type=at_least_1,
     show_default=f"{_DEFAULT_EPISODES} without --steps",
     help="Number of episodes to record.",
 )
-@option("--steps", type=checks.at_least_1, help="Number of steps to record instead; the last episodes are truncated.")
-@option(
-    "--num-envs",
-    default=1,
-    type=checks.at_least_1,
-    help="Number of environments that are stepped in parallel processes.",
-)
-@option(
-    "--seed", default=0, type=checks.at_least_0, help="Random seed for the environments, random actions and the policy."
-)
-@option(
-    "--epsilon", default=0.0, type=checks.fraction, help="Share of random actions that replace those of the policy."
-)
+@option("--steps", type=at_least_1, help="Number of steps to record instead; the last episodes are truncated.")
+@option("--num-envs", default=1, type=at_least_1, help="Number of environments that are stepped in parallel processes.")
+@option("--seed", default=0, type=at_least_0, help="Random seed for the environments, random actions and the policy.")
+@option("--epsilon", default=0.0, type=fraction, help="Share of random actions that replace those of the policy.")
 @option(
     "--target-return",
-    type=checks.Number(),
+    type=Number(),
     show_default="as in training",
     help="Return that a policy of decision_transformer aims at.",
 )
@@ -151,13 +143,6 @@ def _load_policy(policy: str, which: str, options: dict[str, Any]) -> Any:
         require_unused({"which"}, "requires a --policy of a training run")
         require_unused({"target_return"}, "requires a --policy of decision_transformer")
         return policy
-    loaded = _open_policy(policy, which, options["seed"])
-    if options["target_return"] is not None:
-        loaded.target_return = options["target_return"]
-    return loaded
-
-
-def _open_policy(policy: str, which: str, seed: int) -> Any:
     folder = Path(policy).expanduser()
     if not folder.exists():
         raise click.UsageError(
@@ -167,20 +152,19 @@ def _open_policy(policy: str, which: str, seed: int) -> Any:
     from rlds2reverb.onnx_policies import is_onnx_file
     from rlds2reverb.saved_policies import is_saved_model, load_policy
 
-    is_onnx = is_onnx_file(folder)
-    run = None if is_onnx or is_saved_model(folder) else load_run(folder)
+    run = None if is_onnx_file(folder) or is_saved_model(folder) else load_run(folder)
     if run is None:
         require_unused({"which"}, "requires a --policy of a training run")
-    if is_onnx:
-        return load_policy(folder)
-    import_quietly("tensorflow")
-    import tensorflow as tf
+    if not is_onnx_file(folder):
+        import_quietly("tensorflow")
+        import tensorflow as tf
 
-    tf.random.set_seed(seed)
+        tf.random.set_seed(options["seed"])
     with status(f"loading the policy of {folder}"):
-        if run is None:
-            return load_policy(folder)
-        return run.best_policy if which == "best" else run.policy
+        loaded = load_policy(folder) if run is None else run.best_policy if which == "best" else run.policy
+    if options["target_return"] is not None:
+        loaded.target_return = options["target_return"]
+    return loaded
 
 
 def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:

@@ -24,6 +24,7 @@ from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
 from .declarations import DIRECTORY, flag, is_on_command_line, option
+from .number_types import at_least_1, port
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
@@ -72,7 +73,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
 @sources_argument(required=False)
 @table_options
 @flag("--empty", help="Serve empty tables for items like those of SRC.")
-@option("--port", type=checks.port, show_default="a free port", help="Port of the new server.")
+@option("--port", type=port, show_default="a free port", help="Port of the new server.")
 @option(
     "--checkpoint-root",
     type=DIRECTORY,
@@ -101,7 +102,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
 @option(
     "--shards",
     "num_shards",
-    type=checks.at_least_1,
+    type=at_least_1,
     metavar="K",
     help="Run K servers, on consecutive ports if there is a --port, whose tables are shards of the same table. A "
     "directory that convert --shards wrote determines K.",
@@ -204,13 +205,8 @@ def _start(
     from rlds2reverb.server.sharded_server import ShardedReplayServer
 
     num_shards = options["num_shards"]
-    common = {
-        "port": options["port"],
-        "checkpoint_root": options["checkpoint_root"],
-        "verify": not options["no_verify"],
-        "isolate": options["isolate"],
-        "serve_batches": options["serve_batches"] or None,
-    }
+    common = {name: options[name] for name in ("port", "checkpoint_root", "isolate")}
+    common |= {"verify": not options["no_verify"], "serve_batches": options["serve_batches"] or None}
     with _print_runtime_warnings():
         if data is None:
             configs = table_configs(options)

@@ -14,9 +14,10 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.training.plans import plan_sweep
 
-from . import checks, output
+from . import output
 from .custom_modules import add_current_directory
 from .declarations import DIRECTORY, EXISTING_FILE, option
+from .number_types import at_least_1
 from .output import json_option
 from .quiet import import_quietly
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rlds2reverb.training.plans import PlannedRun
 
 jobs_option = option(
-    "--jobs", type=checks.at_least_1, default=1, help="Number of processes that train different runs at the same time."
+    "--jobs", type=at_least_1, default=1, help="Number of processes that train different runs at the same time."
 )
 
 

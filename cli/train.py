@@ -18,6 +18,7 @@ from rlds2reverb.training.progress import Progress
 from . import checks, output
 from .config_options import config_options, group_names
 from .declarations import EXISTING_FILE, flag, is_on_command_line, option
+from .number_types import at_least_1
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
@@ -44,16 +45,6 @@ _HEADINGS = {
 NO_DATA = "none"
 
 
-def _require_presets(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Checks the values of `--preset`."""
-    for name in names:
-        try:
-            get_preset(name)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-    return names
-
-
 def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -> None:
     if is_passed:
         print("\n".join(preset_names()))
@@ -72,7 +63,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
 @run_dir_option("Directory for checkpoints, logs and the policy. If it contains a run, the run is continued.")
 @option(
     "--seeds",
-    type=checks.at_least_1,
+    type=at_least_1,
     help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
     "mean and standard deviation over seeds.",
 )
@@ -81,8 +72,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     "--preset",
     "presets",
     multiple=True,
-    callback=_require_presets,
-    metavar="NAME",
+    type=checks.Checked("NAME", get_preset),
     help="Use published settings for a D4RL or OGBench task, such as iql-antmaze. Repeatable.",
 )
 @flag(

@@ -19,9 +19,10 @@ from rlds2reverb.sources.data_checks import SEVERITIES, DatasetChecks
 from rlds2reverb.sources.transforms import apply_transforms
 from rlds2reverb.specs import Nest
 
-from . import checks, directories, output
+from . import directories, output
 from .declarations import option
 from .main import INVALID_DATA, OK
+from .number_types import at_least_0
 from .options import (
     GroupedCommand,
     make_transforms,
@@ -78,10 +79,7 @@ class _Result(LeftOut):
 @reading_options
 @transform_options
 @option(
-    "--max-problems",
-    default=20,
-    type=checks.at_least_0,
-    help="Maximum number of problems to list; all of them are counted.",
+    "--max-problems", default=20, type=at_least_0, help="Maximum number of problems to list; all of them are counted."
 )
 @option(
     "--fail-on",

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from rlds2reverb._system.sealed_files import save_json
-from rlds2reverb.cli import checks, run
+from rlds2reverb.cli import number_types, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES
 
@@ -155,6 +155,6 @@ def test_mistakes_get_one_sentence(line, code, expected, folder, capfd, monkeypa
 
 def test_integers_may_have_an_exponent():
     for text, expected in (("1e4", 10_000), ("2.0", 2), (" 7", 7)):
-        assert checks.at_least_1.convert(text, None, None) == expected
-    assert type(checks.at_least_1.convert("1e4", None, None)) is int
-    assert checks.seconds.convert("0.5", None, None) == 0.5
+        assert number_types.at_least_1.convert(text, None, None) == expected
+    assert type(number_types.at_least_1.convert("1e4", None, None)) is int
+    assert number_types.seconds.convert("0.5", None, None) == 0.5
