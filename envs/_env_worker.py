@@ -188,17 +188,16 @@ def _follow(lifeline: int) -> None:
 
 
 def _serve(share: Share, rows: Any, peer: Connection, spin_secs: float) -> None:
-    requests, failures = rows.requests, rows.failures
     done = int(rows.replies[0])
 
     def report(index: int, reason: str) -> None:
-        failures[0] += 1
+        rows.failures[0] += 1
         peer.send_bytes(FAILURE + pickle.dumps((index, reason)))
 
     while True:
-        _wait(share, requests, done, rows.worker_sleeps, peer, spin_secs)
-        done = int(requests[0])
-        failures[0] = 0
+        _wait(share, rows, done, peer, spin_secs)
+        done = int(rows.requests[0])
+        rows.failures[0] = 0
         try:
             share.run(int(rows.commands[0]), report, rows.stepping)
         except Exception:
@@ -210,10 +209,9 @@ def _serve(share: Share, rows: Any, peer: Connection, spin_secs: float) -> None:
             peer.send_bytes(WAKE)
 
 
-def _wait(
-    share: Share, requests: np.ndarray, done: int, sleeps: np.ndarray, peer: Connection, spin_secs: float
-) -> None:
+def _wait(share: Share, rows: Any, done: int, peer: Connection, spin_secs: float) -> None:
     """Waits for the next request: actively for a short time, then for a message."""
+    requests, sleeps = rows.requests, rows.worker_sleeps
     deadline = time.perf_counter() + spin_secs
     while requests[0] == done:
         if time.perf_counter() < deadline:

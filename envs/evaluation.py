@@ -240,8 +240,9 @@ class Evaluator:
         return self._batched
 
     def _create_env(self, index: int) -> Environment:
-        options = {"max_episode_steps": self._chosen_limit, "with_goals": self._with_goals}
-        return make_environment(self._make_env, env_id=index, **options)
+        return make_environment(
+            self._make_env, env_id=index, max_episode_steps=self._chosen_limit, with_goals=self._with_goals
+        )
 
     def _create_envs(self, thread: DeadlineThread) -> BatchedEnvironment:
         """Creates one environment per call of the thread, since many together may take longer than its timeout."""

@@ -99,11 +99,12 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
         if left_out:
             message = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
             warnings.warn(message, UserWarning, stacklevel=2)
-        self._spec = make_time_step_spec(observation_spec, make_spec(env.action_space, name="action"))
+        action_spec = make_spec(env.action_space, name="action")
+        self._spec = make_time_step_spec(observation_spec, action_spec)
         self._convert = make_converter(observation_spec)
         self._is_surely_valid = _make_quick_check(observation_spec, allow_non_finite)
-        self._to_gym = _make_action_converter(env.action_space, self.action_spec())
-        self._first_action = make_zeros(self.action_spec())
+        self._to_gym = _make_action_converter(env.action_space, action_spec)
+        self._first_action = make_zeros(action_spec)
         self._seed: int | None = None
         self._reward = np.zeros(1, np.float32)  # Twice as fast a conversion as that of `np.float32`.
         self._accepts_seed = _accepts_seed(env.reset)
@@ -203,7 +204,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
 
     def _require_valid(self, observation: Nest) -> None:
         """Raises an error if an observation has other shapes than its spec, or values that are not finite."""
-        specs = dict(leaves(self.observation_spec()))
+        specs = dict(leaves(self._spec.observation))
         for path, leaf in leaves(observation):
             if leaf.shape != specs[path].shape:
                 raise SpecMismatchError(
@@ -218,7 +219,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
     def _find_info(self, names: Sequence[str]) -> dict[str, ArraySpec]:
         inner = getattr(self.gym, "unwrapped", self.gym)
         random = copy.deepcopy(getattr(inner, "_np_random", None))
-        action = sample_action(self.action_spec(), np.random.default_rng())
+        action = sample_action(self._spec.prev_action, np.random.default_rng())
         infos = [self._reset_gym(None)[1], self.gym.step(self._to_gym(action))[-1]]
         if hasattr(inner, "_np_random"):
             inner._np_random = random  # The first episode is the one without these calls.

@@ -131,12 +131,8 @@ class PolicyActor:
             return actions
         is_random = self._random.random(self._batch_size) < self._epsilon
         rows = make_row_reader(actions)
-        return stack(
-            [
-                sample_action(self._spec, self._random) if is_random[row] else rows(row)
-                for row in range(self._batch_size)
-            ]
-        )
+        choices = (sample_action(self._spec, self._random) if flag else rows(row) for row, flag in enumerate(is_random))
+        return stack(list(choices))
 
     def make_warnings(self) -> tuple[str, ...]:
         """Returns a sentence about clipped actions, if there are any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,15 +96,8 @@ def record_episodes(
     require_count("seed", seed, 0)
     require_number("epsilon", epsilon, 0, 1)
     require_timeout(timeout_secs)
-    made = _Environments(
-        env,
-        num_envs,
-        seed,
-        env_info,
-        with_goals=expects_goals(policy),
-        max_episode_steps=max_episode_steps,
-        timeout_secs=timeout_secs,
-    )
+    with_goals = expects_goals(policy)
+    made = _Environments(env, num_envs, seed, env_info, with_goals, max_episode_steps, timeout_secs)
     with made as batch:
         act = PolicyActor(policy, batch, made.name, epsilon, seed)
         recorder = _Recorder(
@@ -132,34 +125,33 @@ def record_episodes(
     )
 
 
+@dataclass
 class _Environments:
     """A batch of the environments to record, as a context manager that closes those that were made here.
 
+    See `record_episodes` for most attributes.
+
     Attributes:
+      with_goals: whether the policy observes goals.
       name: name of the environment, for messages.
       is_made: whether the environments are made here.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        num_envs: int,
-        seed: int,
-        env_info: bool | Sequence[str],
-        *,
-        with_goals: bool,
-        max_episode_steps: int | None,
-        timeout_secs: float,
-    ):
-        """See `record_episodes` for the arguments; `with_goals` is whether the policy observes goals."""
-        if not isinstance(env, Environment) and isinstance(getattr(env, "env", None), Environment):
-            env = env.env  # A `PyEnvironment` that `load` returned.
-        self.is_made = not isinstance(env, Environment)
-        self.name, self._env = name_environment(env) if self.is_made else (type(env).__name__, env)
-        self._num_envs, self._seed, self._timeout_secs = num_envs, seed, timeout_secs
-        self._max_episode_steps, self._env_info, self._with_goals = max_episode_steps, env_info, with_goals
-        self._info_fields = () if isinstance(env_info, bool) else tuple(env_info)
-        if not self.is_made and (self._info_fields or max_episode_steps is not None or num_envs != 1):
+    env: Any
+    num_envs: int
+    seed: int
+    env_info: bool | Sequence[str]
+    with_goals: bool
+    max_episode_steps: int | None
+    timeout_secs: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.env, Environment) and isinstance(getattr(self.env, "env", None), Environment):
+            self.env = self.env.env  # A `PyEnvironment` that `load` returned.
+        self.is_made = not isinstance(self.env, Environment)
+        self.name, self.env = name_environment(self.env) if self.is_made else (type(self.env).__name__, self.env)
+        self._info_fields = () if isinstance(self.env_info, bool) else tuple(self.env_info)
+        if not self.is_made and (self._info_fields or self.max_episode_steps is not None or self.num_envs != 1):
             raise ValueError(
                 "num_envs, max_episode_steps and names in env_info require an environment that is made here; pass an "
                 f"id or a function instead of a {self.name}, or create it with these options"
@@ -172,11 +164,11 @@ class _Environments:
         with contextlib.ExitStack() as stack:
             batch = self._open(stack)
             try:
-                self.call(functools.partial(batch.seed, self._seed))
+                self.call(functools.partial(batch.seed, self.seed))
                 self._is_seeded = self.is_made
             except NotImplementedError:
                 pass
-            if self._env_info and not batch.env_info_spec():
+            if self.env_info and not batch.env_info_spec():
                 raise ValueError(f"{self.name} has no env_info; pass names of fields in its info as env_info")
             self._resources = stack.pop_all()
         return batch
@@ -190,42 +182,41 @@ class _Environments:
 
     def find_seed(self, index: int, episode: int) -> int | None:
         """Returns the seed of an episode of an environment, or None if it is unknown."""
-        return make_episode_seed(self._seed, index, episode) if self._is_seeded else None
+        return make_episode_seed(self.seed, index, episode) if self._is_seeded else None
 
     def describe(self) -> str | None:
         """Returns Gymnasium's `EnvSpec` of the environment as JSON, or None if it was not made from one."""
-        if not self.is_made or self._with_goals:
+        if not self.is_made or self.with_goals:
             return None
-        spec = suite_gym.find_spec(self._env) if isinstance(self._env, str) else self._env
+        spec = suite_gym.find_spec(self.env) if isinstance(self.env, str) else self.env
         try:
-            if self._max_episode_steps is not None:
-                spec = replace(spec, max_episode_steps=self._max_episode_steps)
+            if self.max_episode_steps is not None:
+                spec = replace(spec, max_episode_steps=self.max_episode_steps)
             return str(spec.to_json())
         except (AttributeError, TypeError, ValueError):
             return None  # The environment was made by a function, or its arguments are not JSON.
 
     def _open(self, stack: contextlib.ExitStack) -> Environment:
-        make = functools.partial(
-            make_environment, self._env, max_episode_steps=self._max_episode_steps, info_fields=self._info_fields,
-            with_goals=self._with_goals,
-        )  # fmt: skip
-        constructors = [functools.partial(make_seeded, make, self._seed, index) for index in range(self._num_envs)]
-        if self._num_envs > 1:
+        options: dict[str, Any] = {"max_episode_steps": self.max_episode_steps, "info_fields": self._info_fields}
+        make = functools.partial(make_environment, self.env, with_goals=self.with_goals, **options)
+        constructors = [functools.partial(make_seeded, make, self.seed, index) for index in range(self.num_envs)]
+        if self.num_envs > 1:
             make().close()  # Errors are those of the environment instead of those of a worker.
             batch: Environment = ParallelEnvironment(
-                constructors, caller_steps=False, timeout_secs=self._timeout_secs, on_failure="raise"
+                constructors, caller_steps=False, timeout_secs=self.timeout_secs, on_failure="raise"
             )
             stack.callback(batch.close)
             return batch
-        thread = self._thread = DeadlineThread(f"the environments of {self.name}", self._timeout_secs)
+        thread = self._thread = DeadlineThread(f"the environments of {self.name}", self.timeout_secs)
         stack.enter_context(thread)
         if not self.is_made:
-            return self._env if self._env.batched else BatchedEnvironment([self._env])
+            return self.env if self.env.batched else BatchedEnvironment([self.env])
         batch = thread.call(lambda: BatchedEnvironment([constructors[0]()]))
         stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
         return batch
 
 
+@dataclass
 class _Recorder:
     """The episodes of B environments, assembled from their time steps.
 
@@ -233,25 +224,21 @@ class _Recorder:
       episodes: the episodes that are complete.
     """
 
-    def __init__(
-        self,
-        batch_size: int,
-        num_episodes: int | None,
-        num_steps: int | None,
-        *,
-        has_env_info: bool,
-        find_seed: Callable[[int, int], int | None],
-    ):
-        self.episodes: list[Episode] = []
-        self._num_episodes, self._num_steps, self._has_env_info = num_episodes, num_steps, has_env_info
-        self._find_seed = find_seed
-        self._num_begun, self._num_recorded = np.zeros(batch_size, np.int64), 0
-        self._tracks = [EpisodeSteps() for _ in range(batch_size)]
+    batch_size: int
+    num_episodes: int | None
+    num_steps: int | None
+    has_env_info: bool
+    find_seed: Callable[[int, int], int | None]
+    episodes: list[Episode] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._num_begun, self._num_recorded = np.zeros(self.batch_size, np.int64), 0
+        self._tracks = [EpisodeSteps() for _ in range(self.batch_size)]
 
     @property
     def is_done(self) -> bool:
         """Whether all episodes or steps are recorded."""
-        return len(self.episodes) == self._num_episodes or self._num_recorded == self._num_steps
+        return len(self.episodes) == self.num_episodes or self._num_recorded == self.num_steps
 
     def add(self, time_step: TimeStep, rollout: Rollout) -> list[Episode]:
         """Adds the time steps of all environments, and returns the episodes that they complete.
@@ -264,7 +251,7 @@ class _Recorder:
             if step_type == FIRST:
                 self._num_begun[index] += 1
                 is_used[index] = False
-                is_used[index] = self._num_episodes is None or len(self.episodes) + is_used.sum() < self._num_episodes
+                is_used[index] = self.num_episodes is None or len(self.episodes) + is_used.sum() < self.num_episodes
             if not is_used[index] or self.is_done:
                 continue
             if not time_step.has_failed[index]:
@@ -273,7 +260,7 @@ class _Recorder:
             if step_type == LAST:
                 is_used[index] = False
                 self._finish(index, is_ended=True)
-        if self._num_recorded == self._num_steps:
+        if self._num_recorded == self.num_steps:
             for index in np.flatnonzero(is_used):
                 self._finish(int(index), is_ended=False)
         return self.episodes[before:]
@@ -282,6 +269,6 @@ class _Recorder:
         """Adds the episode of an environment, unless it has no transition."""
         track, self._tracks[index] = self._tracks[index], EpisodeSteps()
         if track.num_transitions:
-            seed = self._find_seed(index, int(self._num_begun[index]) - 1)
-            steps = track.to_rlds(has_env_info=self._has_env_info)
+            seed = self.find_seed(index, int(self._num_begun[index]) - 1)
+            steps = track.to_rlds(has_env_info=self.has_env_info)
             self.episodes.append(Episode(steps, len(self.episodes), unterminated=not is_ended, seed=seed))

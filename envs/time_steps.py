@@ -22,7 +22,7 @@ from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from .specs import BoundedArraySpec, make_zeros
 
 FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
-_ONE, _ZERO, _NO_ENV, _FALSE = np.float32(1), np.float32(0), np.int32(0), np.bool_(False)
+_ONE, _ZERO, _ENV_0, _FALSE = np.float32(1), np.float32(0), np.int32(0), np.bool_(False)
 #: Spec of rewards that are one number.
 SCALAR_REWARD = ArraySpec((), np.dtype(np.float32))
 
@@ -51,7 +51,7 @@ class TimeStep(NamedTuple):
     discount: Any
     observation: Nest
     prev_action: Nest
-    env_id: Any = _NO_ENV
+    env_id: Any = _ENV_0
     untransformed: Any = ()
     env_info: Nest = ()
     has_failed: Any = _FALSE
@@ -90,7 +90,7 @@ def restart(
     action_spec: Nest,
     *,
     reward_spec: ArraySpec = SCALAR_REWARD,
-    env_id: Any = _NO_ENV,
+    env_id: Any = _ENV_0,
     env_info: Nest = (),
     batch_size: int | None = None,
 ) -> TimeStep:
@@ -111,13 +111,7 @@ def restart(
 
 
 def transition(
-    observation: Nest,
-    prev_action: Nest,
-    reward: Any,
-    *,
-    discount: Any = 1.0,
-    env_id: Any = _NO_ENV,
-    env_info: Nest = (),
+    observation: Nest, prev_action: Nest, reward: Any, *, discount: Any = 1.0, env_id: Any = _ENV_0, env_info: Nest = ()
 ) -> TimeStep:
     """Returns a step in the middle of an episode.
 
@@ -133,20 +127,14 @@ def transition(
 
 
 def termination(
-    observation: Nest, prev_action: Nest, reward: Any, *, env_id: Any = _NO_ENV, env_info: Nest = ()
+    observation: Nest, prev_action: Nest, reward: Any, *, env_id: Any = _ENV_0, env_info: Nest = ()
 ) -> TimeStep:
     """Returns the last step of an episode that ended in a terminal state: its discount is 0."""
     return _make(LAST, observation, prev_action, reward, 0.0, env_id, env_info)
 
 
 def truncation(
-    observation: Nest,
-    prev_action: Nest,
-    reward: Any,
-    *,
-    discount: Any = 1.0,
-    env_id: Any = _NO_ENV,
-    env_info: Nest = (),
+    observation: Nest, prev_action: Nest, reward: Any, *, discount: Any = 1.0, env_id: Any = _ENV_0, env_info: Nest = ()
 ) -> TimeStep:
     """Returns the last step of an episode that was cut off: its discount stays that of the environment."""
     return _make(LAST, observation, prev_action, reward, discount, env_id, env_info)
@@ -197,7 +185,7 @@ def to_tf_agents(time_step: TimeStep) -> Any:
     return ts.TimeStep(time_step.step_type, time_step.reward, time_step.discount, time_step.observation)
 
 
-def from_tf_agents(time_step: Any, prev_action: Nest, *, env_id: Any = _NO_ENV, env_info: Nest = ()) -> TimeStep:
+def from_tf_agents(time_step: Any, prev_action: Nest, *, env_id: Any = _ENV_0, env_info: Nest = ()) -> TimeStep:
     """Converts TF-Agents' `TimeStep`, which does not contain the previous action.
 
     Args:
