@@ -35,6 +35,7 @@ _MAX_REQUEST_BYTES = 64 << 20
 #: The maximum number of items that share a chunk.
 MAX_CHUNK_LENGTH = 1_000_000
 
+_ThreeArrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: Messages of equal size, uint8 `[n, size]`, or of any size.
 Records = np.ndarray | list[bytes]
 
@@ -266,7 +267,7 @@ class Encoder:
         return EncodedBatch(records, chunk_keys[needed], [*items], item_keys)
 
     def _encode_chunks(
-        self, heads: Sequence[np.ndarray], columns: Sequence[np.ndarray], first_rows: np.ndarray, num_rows: int
+        self, heads: _ThreeArrays, columns: Sequence[np.ndarray], first_rows: np.ndarray, num_rows: int
     ) -> Records:
         """Encodes chunks of `num_rows` rows each, which start at `first_rows` of the columns.
 
@@ -287,7 +288,7 @@ class Encoder:
         episode: np.ndarray,
         positions: np.ndarray,
         priorities: np.ndarray,
-        slices: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+        slices: Sequence[_ThreeArrays],
         order: np.ndarray,
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Encodes items and returns them with their keys, one array per table.
