@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import ArgumentError, Message
-from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, get_algorithm, restore_algorithm
+from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, restore_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference
 from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
@@ -87,9 +87,15 @@ class TrainingOption(Option):
         return f"{self.values_text} or None" if self.default is None else self.values_text
 
 
-def make_option(group: str, *, default: Any = MISSING, **declaration: Any) -> Any:
+def make_option(group: str, default: Any = MISSING, default_text: str | None = None, **declaration: Any) -> Any:
     """Returns the field of an option; see `TrainingOption` for what it declares besides the annotation."""
-    return field(default=default, metadata={"group": group, **declaration})
+    return field(default=default, metadata={"group": group, "default_text": default_text, **declaration})
+
+
+_run, _agent, _batches, _online, _evaluation, _logs, _preprocessing = (
+    partial(make_option, group)
+    for group in ("Run", "Agent", "Batches", _ONLINE, _EVALUATION, "Checkpoints and logs", "Preprocessing")
+)
 
 
 @cache
@@ -98,8 +104,7 @@ def declare_fields(config: Any) -> dict[str, TrainingOption]:
     hints, descriptions = get_type_hints(config, include_extras=True), read_descriptions(config)
     declared = {}
     for attribute in fields(config):
-        name = attribute.name
-        default = REQUIRED if attribute.default is MISSING else attribute.default
+        name, default = attribute.name, REQUIRED if attribute.default is MISSING else attribute.default
         option = declare(name, default, hints[name], descriptions.get(name, ""))
         declared[name] = TrainingOption(**vars(option), **attribute.metadata)
     return declared
@@ -184,108 +189,69 @@ class TrainingConfig:
         if there is no such algorithm; the message names the option.
     """
 
-    algo: Any = make_option(  # noqa: RUF009 - an immutable default
-        "Run",
-        metavar="NAME",
-        values_text="name, class or function",
-        identifies=True,
-    )
-    steps: Annotated[int, Range(0)] | None = make_option(
-        "Run", default=None, default_text=f"{DEFAULT_STEPS:,}, unless epochs are set"
-    )
-    epochs: Annotated[int, Range(1)] | None = make_option(
-        "Run", default=None, default_text="items are sampled with replacement"
-    )
-    seed: Annotated[int, Range(0, 2**31 - 1)] = make_option("Run", default=0, identifies=True)
-    deterministic: bool = make_option("Run", default=False)
-    allow_config_mismatch: bool = make_option("Run", default=False)
+    algo: Any = _run(metavar="NAME", values_text="name, class or function", identifies=True)  # noqa: RUF009 - immutable
+    steps: Annotated[int, Range(0)] | None = _run(None, f"{DEFAULT_STEPS:,}, unless epochs are set")
+    epochs: Annotated[int, Range(1)] | None = _run(None, "items are sampled with replacement")
+    seed: Annotated[int, Range(0, 2**31 - 1)] = _run(0, identifies=True)
+    deterministic: bool = _run(False)
+    allow_config_mismatch: bool = _run(False)
     hyperparameters: Mapping[str, Any] = field(
         default_factory=dict,
         metadata={"group": "Agent", "metavar": "NAME=VALUE", "default_text": "as published", "values_text": "dict"},
     )
-    gamma: Annotated[float, Range(0, 1)] = make_option("Agent", default=0.99, identifies=True)
-    n_step: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
-    chunk_length: Annotated[int, Range(1)] = make_option("Agent", default=1, identifies=True)
-    execution_horizon: Annotated[int, Range(1)] | None = make_option(
-        "Agent", default=None, default_text="all of them", identifies=True
+    gamma: Annotated[float, Range(0, 1)] = _agent(0.99, identifies=True)
+    n_step: Annotated[int, Range(1)] = _agent(1, identifies=True)
+    chunk_length: Annotated[int, Range(1)] = _agent(1, identifies=True)
+    execution_horizon: Annotated[int, Range(1)] | None = _agent(None, "all of them", identifies=True)
+    jit_compile: bool = _agent(False)
+    batch_size: Annotated[int, Range(1)] | None = _batches(
+        None, "as published for the algorithm, mostly 256", identifies=True
     )
-    jit_compile: bool = make_option("Agent", default=False)
-    batch_size: Annotated[int, Range(1)] | None = make_option(
-        "Batches", default=None, default_text="as published for the algorithm, mostly 256", identifies=True
+    sampler: Literal["uniform", "prioritized"] = _batches("uniform", identifies=True)
+    cache_dir: str | None = _batches(None, "data that fit are kept in memory", metavar="DIR", values_text="path")
+    top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = _batches(
+        None, "all episodes", metavar="P", identifies=True
     )
-    sampler: Literal["uniform", "prioritized"] = make_option("Batches", default="uniform", identifies=True)
-    cache_dir: str | None = make_option(
-        "Batches", default=None, metavar="DIR", default_text="data that fit are kept in memory", values_text="path"
-    )
-    top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = make_option(
-        "Batches", default=None, metavar="P", default_text="all episodes", identifies=True
-    )
-    validation: Annotated[float, Range(0, 1, max_open=True)] = make_option(
-        "Batches", default=0.0, metavar="SHARE", default_text="none", identifies=True
-    )
-    random_shift: Annotated[int, Range(0)] = make_option(
-        "Batches", default=0, metavar="PIXELS", default_text="no shifts", identifies=True
-    )
-    online_steps: Annotated[int, Range(0)] = make_option(
-        _ONLINE, default=0, metavar="STEPS", default_text="no online phase"
-    )
-    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = make_option(_ONLINE, default=0.5, identifies=True)
-    updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = make_option(
-        _ONLINE, default=1.0, identifies=True
-    )
-    update_every: Annotated[int, Range(1)] = make_option(_ONLINE, default=50, identifies=True)
-    warmup_steps: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000, identifies=True)
-    num_envs: Annotated[int, Range(1)] = make_option(_ONLINE, default=1, identifies=True)
-    online_replay: Literal["memory", "reverb"] = make_option(_ONLINE, default="memory", identifies=True)
-    replay_size: Annotated[int, Range(1)] = make_option(_ONLINE, default=1_000_000, identifies=True)
-    env: Any = make_option(  # noqa: RUF009 - an immutable default
-        _EVALUATION,
-        default=AUTO,
+    validation: Annotated[float, Range(0, 1, max_open=True)] = _batches(0.0, "none", metavar="SHARE", identifies=True)
+    random_shift: Annotated[int, Range(0)] = _batches(0, "no shifts", metavar="PIXELS", identifies=True)
+    online_steps: Annotated[int, Range(0)] = _online(0, "no online phase", metavar="STEPS")
+    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = _online(0.5, identifies=True)
+    updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = _online(1.0, identifies=True)
+    update_every: Annotated[int, Range(1)] = _online(50, identifies=True)
+    warmup_steps: Annotated[int, Range(1)] = _online(1_000, identifies=True)
+    num_envs: Annotated[int, Range(1)] = _online(1, identifies=True)
+    online_replay: Literal["memory", "reverb"] = _online("memory", identifies=True)
+    replay_size: Annotated[int, Range(1)] = _online(1_000_000, identifies=True)
+    env: Any = _evaluation(  # noqa: RUF009 - an immutable default
+        AUTO,
+        "the dataset's own, or derived from its name",
         metavar="ID",
-        default_text="the dataset's own, or derived from its name",
         values_text="id, environment, description, function or None",
     )
-    eval_every: Annotated[int, Range(1)] = make_option(_EVALUATION, default=5_000)
-    eval_episodes: Annotated[int, Range(1)] = make_option(_EVALUATION, default=10)
-    eval_max_episode_steps: Annotated[int, Range(1)] | None = make_option(
-        _EVALUATION,
-        default=None,
-        metavar="STEPS",
-        default_text="the environment's own limit, or 10,000 if it has none",
-        identifies=True,
+    eval_every: Annotated[int, Range(1)] = _evaluation(5_000)
+    eval_episodes: Annotated[int, Range(1)] = _evaluation(10)
+    eval_max_episode_steps: Annotated[int, Range(1)] | None = _evaluation(
+        None, "the environment's own limit, or 10,000 if it has none", metavar="STEPS", identifies=True
     )
-    reference_returns: str | tuple[float, float] | None = make_option(
-        _EVALUATION, default=None, metavar="FILE|d4rl", default_text="no scores", values_text="two numbers or text"
+    reference_returns: str | tuple[float, float] | None = _evaluation(
+        None, "no scores", metavar="FILE|d4rl", values_text="two numbers or text"
     )
-    checkpoint_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=10_000)
-    keep_checkpoints: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=3)
-    log_every: Annotated[int, Range(1)] = make_option("Checkpoints and logs", default=500)
-    hooks: tuple[Any, ...] = make_option(
-        "Checkpoints and logs", default=(), metavar="MODULE:HOOK", values_text="hooks, dicts or text"
+    checkpoint_every: Annotated[int, Range(1)] = _logs(10_000)
+    keep_checkpoints: Annotated[int, Range(1)] = _logs(3)
+    log_every: Annotated[int, Range(1)] = _logs(500)
+    hooks: tuple[Any, ...] = _logs((), metavar="MODULE:HOOK", values_text="hooks, dicts or text")
+    track: tuple[Any, ...] = _logs((TENSORBOARD,), "tensorboard", metavar="NAME", values_text="names or objects")
+    drop_fields: tuple[str, ...] = _preprocessing((), metavar="PATH", values_text="paths", identifies=True)
+    cut_at_terminal: bool = _preprocessing(False, identifies=True)
+    reward: str | None = _preprocessing(None, "unchanged", metavar="RECIPE", identifies=True)
+    normalize_observations: bool | None = _preprocessing(
+        None, "as published for the algorithm, mostly not", identifies=True
     )
-    track: tuple[Any, ...] = make_option(
-        "Checkpoints and logs",
-        default=(TENSORBOARD,),
-        metavar="NAME",
-        default_text="tensorboard",
-        values_text="names or objects",
-    )
-    drop_fields: tuple[str, ...] = make_option(
-        "Preprocessing", default=(), metavar="PATH", values_text="paths", identifies=True
-    )
-    cut_at_terminal: bool = make_option("Preprocessing", default=False, identifies=True)
-    reward: str | None = make_option(
-        "Preprocessing", default=None, metavar="RECIPE", default_text="unchanged", identifies=True
-    )
-    normalize_observations: bool | None = make_option(
-        "Preprocessing", default=None, default_text="as published for the algorithm, mostly not", identifies=True
-    )
-    clip_actions: bool = make_option("Preprocessing", default=False, identifies=True)
-    action_bounds: tuple[float, float] | None = make_option(
-        "Preprocessing",
-        default=None,
+    clip_actions: bool = _preprocessing(False, identifies=True)
+    action_bounds: tuple[float, float] | None = _preprocessing(
+        None,
+        "those of the environment, else those that the data contain",
         metavar="LOW HIGH",
-        default_text="those of the environment, else those that the data contain",
         values_text="two numbers",
         identifies=True,
     )
@@ -297,36 +263,37 @@ class TrainingConfig:
         if isinstance(self.drop_fields, str):
             raise TypeError(f"drop_fields must be a list of paths, such as [{self.drop_fields!r}], got a string")
         algorithm = get_algorithm(self.algo)
-        object.__setattr__(self, "algo", algorithm.name)
-        object.__setattr__(self, "hooks", _read_hooks(self.hooks))
-        object.__setattr__(self, "track", require_trackers(self.track))
-        if self.steps is None and self.epochs is None:
-            object.__setattr__(self, "steps", DEFAULT_STEPS)
-        if self.batch_size is None:
-            object.__setattr__(self, "batch_size", algorithm.batch_size)
-        if self.normalize_observations is None:
-            object.__setattr__(self, "normalize_observations", algorithm.normalizes_observations)
-        object.__setattr__(self, "drop_fields", tuple(self.drop_fields))
-        object.__setattr__(self, "hyperparameters", dict(self.hyperparameters))
+        vars(self).update(
+            algo=algorithm.name,
+            hooks=_read_hooks(self.hooks),
+            track=require_trackers(self.track),
+            drop_fields=tuple(self.drop_fields),
+            hyperparameters=dict(self.hyperparameters),
+        )
+        defaults = {"batch_size": algorithm.batch_size, "normalize_observations": algorithm.normalizes_observations}
+        if self.epochs is None:
+            defaults["steps"] = DEFAULT_STEPS
+        vars(self).update({name: value for name, value in defaults.items() if getattr(self, name) is None})
         if isinstance(self.env, str) and self.env == NO_ENVIRONMENT:
-            object.__setattr__(self, "env", None)
+            vars(self).update(env=None)
         if self.reward is not None:
             parse_reward(self.reward)
         if self.action_bounds is not None:
-            object.__setattr__(self, "action_bounds", require_action_bounds(self.action_bounds))
+            vars(self).update(action_bounds=require_action_bounds(self.action_bounds))
         _require_reference_returns(self.reference_returns)
-        self._require_consistent()
-        self._require_chunks()
+        self._require_consistent(algorithm)
+        self._require_chunks(algorithm)
         self._require_online()
 
-    def _require_consistent(self) -> None:
-        algorithm = get_algorithm(self.algo)
+    def _require_consistent(self, algorithm: Algorithm) -> None:
         if self.epochs is not None and self.steps is not None:
             sentence = f"cannot be combined with {self.steps:,} updates; leave out one of them"
             raise ArgumentError(sentence, about="epochs", steps=...)
         if self.epochs is not None and self.sampler == "prioritized":
             raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
-        self._require_fixed_options()
+        for name, (value, reason) in _FIXED_OPTIONS.get(algorithm.items or "", {}).items():
+            if getattr(self, name) != value:
+                raise ArgumentError(f"must be {value} for {self.algo}, {reason}", about=name)
         if self.sampler == "prioritized" and algorithm.has_td_errors is False:
             sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
             raise ArgumentError(sentence, about="sampler")
@@ -338,19 +305,12 @@ class TrainingConfig:
                 sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
                 raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
 
-    def _require_fixed_options(self) -> None:
-        """Raises `ValueError` for options that do not apply to the items of the algorithm."""
-        for name, (value, reason) in _FIXED_OPTIONS.get(get_algorithm(self.algo).items or "", {}).items():
-            if getattr(self, name) != value:
-                raise ArgumentError(f"must be {value} for {self.algo}, {reason}", about=name)
-
-    def _require_chunks(self) -> None:
+    def _require_chunks(self, algorithm: Algorithm) -> None:
         if (self.execution_horizon or 1) > self.chunk_length:
             sentence = f"must be at most chunk_length, which is {self.chunk_length}, got {self.execution_horizon}"
             raise ArgumentError(sentence, about="execution_horizon")
         if self.chunk_length == 1:
             return
-        algorithm = get_algorithm(self.algo)
         if (algorithm.actions, algorithm.items) != ("continuous", "transitions"):
             sentence = f"must be 1 for {self.algo}, which does not learn from transitions with continuous actions"
             raise ArgumentError(sentence, about="chunk_length")
@@ -361,8 +321,7 @@ class TrainingConfig:
         if not self.online_steps:
             require_count("steps", 1 if self.steps is None else self.steps)
             return
-        algorithm = get_algorithm(self.algo)
-        if not algorithm.learns_from_rewards:
+        if not get_algorithm(self.algo).learns_from_rewards:
             sentence = f"requires an algorithm that learns from rewards, unlike {self.algo}"
             raise ArgumentError(sentence, about="online_steps")
         if self.env is None:
@@ -426,9 +385,7 @@ class TrainingConfig:
         Raises:
           ValueError: If an option is missing or unknown, or as for the class.
         """
-        known = declared_options()
-        unknown = [name for name in values if name not in known]
-        if unknown or "algo" not in values:
+        if "algo" not in values or values.keys() - declared_options().keys():
             raise ValueError(
                 f"a configuration must contain 'algo' and only options of TrainingConfig, got {sorted(values)}"
             )
@@ -480,7 +437,7 @@ class TrainingConfig:
         if self.epochs is None:
             return self
         config = self.replace()
-        object.__setattr__(config, "steps", -(-self.epochs * num_items // (self.batch_size or 1)))
+        vars(config).update(steps=-(-self.epochs * num_items // (self.batch_size or 1)))
         return config
 
     @property
@@ -555,12 +512,13 @@ class TrainingConfig:
         for group, missing in unused.items():
             names = [name for name in changed if declared[name].group == group]
             sentences += [Message(f"has no effect without {missing}", about=name) for name in names]
-        if not get_algorithm(self.algo).learns_from_rewards:
-            of_rewards = [] if get_algorithm(self.algo).items == "goals" else ["gamma", "n_step"]
+        algorithm = get_algorithm(self.algo)
+        if not algorithm.learns_from_rewards:
+            of_rewards = [] if algorithm.items == "goals" else ["gamma", "n_step"]
             of_rewards += [] if self.top_percent else ["reward"]
             sentence = f"has no effect on {self.algo}, which does not learn from rewards"
             sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
-        if get_algorithm(self.algo).items == "windows" and "gamma" in changed:
+        if algorithm.items == "windows" and "gamma" in changed:
             sentences.append(Message(f"has no effect on {self.algo}, whose returns are undiscounted", about="gamma"))
         return sentences
 
@@ -571,10 +529,9 @@ class TrainingConfig:
           environment: name of the evaluation environment; None without evaluation.
           spec: its description; see `describe_env`.
         """
+        options = declared_options().items()
         names = [
-            name
-            for name, option in declared_options().items()
-            if option.identifies and (self.online_steps or option.group != _ONLINE)
+            name for name, option in options if option.identifies and (self.online_steps or option.group != _ONLINE)
         ]
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()

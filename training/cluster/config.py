@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from rlds2reverb.learners.options import Range
 
 from ..config import check_options, make_option
 
-_CLUSTER = "Cluster"
+_cluster = partial(make_option, "Cluster")
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,16 @@ class ClusterConfig:
       ValueError: If an option is out of its range or of the wrong type.
     """
 
-    address: str | None = make_option(
-        _CLUSTER, default=None, metavar="ADDRESS", default_text="a new one on this machine"
+    address: str | None = _cluster(None, "a new one on this machine", metavar="ADDRESS")
+    num_collectors: Annotated[int, Range(1)] = _cluster(2)
+    num_shards: Annotated[int, Range(1)] = _cluster(1)
+    num_learners: Annotated[int, Range(1)] = _cluster(1)
+    num_cpus: Annotated[float, Range(0, 1024)] | None = _cluster(
+        None, "1, or less if the cluster has too few", metavar="N"
     )
-    num_collectors: Annotated[int, Range(1)] = make_option(_CLUSTER, default=2)
-    num_shards: Annotated[int, Range(1)] = make_option(_CLUSTER, default=1)
-    num_learners: Annotated[int, Range(1)] = make_option(_CLUSTER, default=1)
-    num_cpus: Annotated[float, Range(0, 1024)] | None = make_option(
-        _CLUSTER, default=None, metavar="N", default_text="1, or less if the cluster has too few"
-    )
-    learner_gpus: Annotated[float, Range(0, 64)] = make_option(_CLUSTER, default=0.0, metavar="N")
-    checkpoint_secs: Annotated[float, Range(0, 86_400)] = make_option(_CLUSTER, default=60.0, metavar="SECS")
-    lead_steps: Annotated[int, Range(1)] = make_option(_CLUSTER, default=1_000)
+    learner_gpus: Annotated[float, Range(0, 64)] = _cluster(0.0, metavar="N")
+    checkpoint_secs: Annotated[float, Range(0, 86_400)] = _cluster(60.0, metavar="SECS")
+    lead_steps: Annotated[int, Range(1)] = _cluster(1_000)
 
     def __post_init__(self) -> None:
         check_options(self)
