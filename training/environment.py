@@ -26,16 +26,10 @@ from .environment_spec import describe_env, restore_env
 
 #: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
-    "ant": "Ant-v5",
-    "halfcheetah": "HalfCheetah-v5",
-    "hopper": "Hopper-v5",
-    "inverteddoublependulum": "InvertedDoublePendulum-v5",
-    "invertedpendulum": "InvertedPendulum-v5",
-    "pendulum": "Pendulum-v1",
-    "reacher": "Reacher-v5",
-    "swimmer": "Swimmer-v5",
-    "walker2d": "Walker2d-v5",
-}
+    name.partition("-")[0].lower(): name
+    for name in ("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
+                 "Pendulum-v1", "Reacher-v5", "Swimmer-v5", "Walker2d-v5")
+}  # fmt: skip
 #: Part of the names of OGBench's environments that have one task.
 _SINGLE_TASK = "singletask"
 _NO_TASK = "no evaluation, because the tasks of the dataset's environment are goals; train an agent that observes them"
@@ -134,9 +128,8 @@ def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> Ev
         sentence = "no evaluation, because the environment of the dataset is unknown; choose one"
         return EvaluationEnvironment("", None, Message(f"{sentence} after pip install '.[eval]'", env="Hopper-v5"))
     if name not in _read_registry():
-        return EvaluationEnvironment(
-            "", None, f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
-        )
+        note = f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
+        return EvaluationEnvironment("", None, note)
     return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset" + _DISABLE)
 
 
@@ -167,53 +160,29 @@ def _find_own(env_spec: str) -> EvaluationEnvironment:
       env_spec: Gymnasium's `EnvSpec` as JSON. Its author may be anyone: it may name any module as its entry point, as a
         wrapper, or as an argument of a harmless environment.
     """
-    spec = _OwnSpec.parse(env_spec)
-    registered = _read_registry().get(spec.name)
+    spec: Any = {}  # Any part of the JSON may be damaged.
+    with contextlib.suppress(ValueError, RecursionError):
+        spec = json.loads(env_spec)
+    if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
+        spec = {}
+    name, arguments, steps = spec.get("id", ""), spec.get("kwargs"), spec.get("max_episode_steps")
+    arguments = arguments if isinstance(arguments, dict) else {}
+    has_wrappers, registered = bool(spec.get("additional_wrappers")), _read_registry().get(name)
     if registered is None:
-        reason = f"{spec.name or 'its description'} is not registered with Gymnasium"
-        advice, env = "import its module", f"{spec.module or 'MODULE'}:{spec.name or 'NAME'}"
-    elif spec.has_wrappers or any(isinstance(value, str) for value in spec.arguments.values()):
-        reason = f"its {spec.name} has {'wrappers' if spec.has_wrappers else 'arguments'} that may import other modules"
-        advice, env = "pass a function that creates it", "MODULE:NAME"
-    else:
-        limit = spec.max_episode_steps or registered.max_episode_steps
-        own = replace(registered, kwargs={**registered.kwargs, **spec.arguments}, max_episode_steps=limit)
-        note = f"evaluating in {spec.name}, the environment of the dataset" + _DISABLE
-        return EvaluationEnvironment(spec.name, spec.name if own == registered else own, note)
-    return EvaluationEnvironment(
-        "", None, Message(f"no evaluation in the dataset's environment, because {reason}; {advice}", env=env)
-    )
-
-
-@dataclass(frozen=True)
-class _OwnSpec:
-    """The parts of Gymnasium's `EnvSpec` that are used; empty where the JSON is damaged."""
-
-    name: str
-    module: str
-    arguments: Mapping[str, Any]
-    max_episode_steps: int | None
-    has_wrappers: bool
-
-    @classmethod
-    def parse(cls, env_spec: str) -> _OwnSpec:
-        """Parses the JSON."""
-        try:
-            spec = json.loads(env_spec)
-        except (ValueError, RecursionError):
-            spec = None
-        if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
-            return cls("", "", {}, None, False)
         module = str(spec.get("entry_point")).partition(":")[0].partition(".")[0]
         is_importable = module.isidentifier() and module not in ("None", "__main__", "gymnasium")
-        arguments, steps = spec.get("kwargs"), spec.get("max_episode_steps")
-        return cls(
-            name=spec["id"],
-            module=module if is_importable else "",
-            arguments=arguments if isinstance(arguments, dict) else {},
-            max_episode_steps=steps if isinstance(steps, int) and steps > 0 else None,
-            has_wrappers=bool(spec.get("additional_wrappers")),
-        )
+        reason = f"{name or 'its description'} is not registered with Gymnasium"
+        advice, env = "import its module", f"{module if is_importable else 'MODULE'}:{name or 'NAME'}"
+    elif has_wrappers or any(isinstance(value, str) for value in arguments.values()):
+        reason = f"its {name} has {'wrappers' if has_wrappers else 'arguments'} that may import other modules"
+        advice, env = "pass a function that creates it", "MODULE:NAME"
+    else:
+        limit = steps if isinstance(steps, int) and steps > 0 else registered.max_episode_steps
+        own = replace(registered, kwargs={**registered.kwargs, **arguments}, max_episode_steps=limit)
+        note = f"evaluating in {name}, the environment of the dataset" + _DISABLE
+        return EvaluationEnvironment(name, name if own == registered else own, note)
+    note = Message(f"no evaluation in the dataset's environment, because {reason}; {advice}", env=env)
+    return EvaluationEnvironment("", None, note)
 
 
 def evaluator_arguments(config: TrainingConfig, environment: EvaluationEnvironment) -> dict[str, Any]:
@@ -273,10 +242,8 @@ def resolve_reference_returns(value: Any, environment: str) -> tuple[float, floa
     if isinstance(value, str) and value == D4RL:
         key = d4rl_environment(environment)
         if key is None:
-            raise ArgumentError(
-                f"D4RL has no reference returns for {environment}; pass two numbers or a JSON file",
-                reference_returns=...,
-            )
+            sentence = f"D4RL has no reference returns for {environment}; pass two numbers or a JSON file"
+            raise ArgumentError(sentence, reference_returns=...)
         return REFERENCE_RETURNS[key]
     if isinstance(value, (str, Path)):
         return read_reference_returns(value, environment)
