@@ -87,8 +87,8 @@ def _list_parts(actions: Nest) -> list[tuple[tuple[Any, ...], Any]]:
     return parts if "f" in kinds and kinds <= set("fiub") else []
 
 
-def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> ArraySpec:
-    """Returns the spec of the actions after checking it.
+def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> None:
+    """Checks the spec of the actions.
 
     Args:
       spec: nest of specs of one action of the dataset.
@@ -105,7 +105,16 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
     is_discrete = np.issubdtype(spec.dtype, np.integer)
     if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
         raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
-    _require_same_actions(spec, action_space)
+    if action_space is not None and tuple(action_space.shape) != tuple(spec.shape):
+        raise SpecMismatchError(
+            f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
+            f"{tuple(action_space.shape)}; " + _ADVICE
+        )
+    if action_space is not None and np.issubdtype(action_space.dtype, np.integer) != is_discrete:
+        raise SpecMismatchError(
+            f"the dataset's actions are {spec.dtype.name}, but those of the environment "
+            f"{np.dtype(action_space.dtype).name}; " + _ADVICE
+        )
     if is_discrete and spec.shape == (1,):
         raise SpecMismatchError(f"discrete actions must be single integers, got {got}; remove the last axis")
     if is_discrete and spec.shape != ():
@@ -122,37 +131,10 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
             f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
             f"one of {names}"
         )
-    return spec
-
-
-def _require_same_actions(spec: ArraySpec, action_space: Any) -> None:
-    """Raises `SpecMismatchError` unless the dataset's and the environment's actions have the same shape and kind.
-
-    Args:
-      spec: spec of one action of the dataset.
-      action_space: action space of the environment; None if unknown.
-    """
-    if action_space is None:
-        return
-    if tuple(action_space.shape) != tuple(spec.shape):
-        raise SpecMismatchError(
-            f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
-            f"{tuple(action_space.shape)}; " + _ADVICE
-        )
-    if np.issubdtype(spec.dtype, np.integer) != np.issubdtype(action_space.dtype, np.integer):
-        raise SpecMismatchError(
-            f"the dataset's actions are {spec.dtype.name}, but those of the environment "
-            f"{np.dtype(action_space.dtype).name}; " + _ADVICE
-        )
 
 
 def make_action_spec(
-    actions: ActionStatistics,
-    config: TrainingConfig,
-    action_space: Any,
-    data_space: Any,
-    *,
-    is_complete: bool = True,
+    actions: ActionStatistics, config: TrainingConfig, action_space: Any, data_space: Any, *, is_complete: bool = True
 ) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
     """Returns the bounded spec of a dataset's actions, and a sentence about bounds that are not the environment's.
 
@@ -176,9 +158,8 @@ def make_action_spec(
     elif space is None and describes(data_space, actions.spec):
         space, origin = data_space, "those of the dataset's own action space"
     if space is None and config.clip_actions and not actions.is_discrete and not _are_within_one(actions):
-        raise SpecMismatchError(
-            "clipping requires the bounds of the actions, which are unknown and not [-1, 1]" + _BOUNDS_ADVICE
-        )
+        sentence = "clipping requires the bounds of the actions, which are unknown and not [-1, 1]"
+        raise SpecMismatchError(sentence + _BOUNDS_ADVICE)
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_complete=is_complete)
     bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
@@ -214,7 +195,7 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
     num_values, num_actions = len(actions.values), last - first + 1
     if num_values == 1 or 2 * num_values < num_actions:
         listed = _list_values(actions.values[:_MAX_LISTED]) + (", ..." if num_values > _MAX_LISTED else "")
-        problem = f"the only action is {listed}" if num_values == 1 else f"the only actions are {listed}"
+        problem = f"the only action{' is' if num_values == 1 else 's are'} {listed}"
         raise SpecMismatchError(
             f"the number of discrete actions is unknown, because {problem}; re-encode the actions as 0, 1, 2, ..., or "
             + _ADVICE
@@ -228,31 +209,25 @@ def _choose_continuous(
     # A constant action still needs an interval around it.
     is_constant = actions.low == actions.high
     widest_low, widest_high = actions.low - is_constant, actions.high + is_constant
-    if space is None:
-        if _are_within_one(actions):
-            return -1.0, 1.0, f"which all {'' if is_complete else 'sampled '}actions are within"
-        _require_complete(actions, is_complete=is_complete)
-        return widest_low, widest_high, "the minimum and maximum of the data"
-    low, high = action_bounds(space)
+    if space is None and _are_within_one(actions):
+        return -1.0, 1.0, f"which all {'' if is_complete else 'sampled '}actions are within"
+    low, high = (-np.inf, np.inf) if space is None else action_bounds(space)
     has_bounds = np.isfinite(low) & np.isfinite(high)
     if has_bounds.all():
         return low, high, origin
-    _require_complete(actions, is_complete=is_complete)
+    if not is_complete:
+        raise SpecMismatchError(
+            f"the action bounds are unknown, and sampled actions range from {_list_values(np.ravel(actions.low))} to "
+            f"{_list_values(np.ravel(actions.high))}" + _BOUNDS_ADVICE
+        )
+    if space is None:
+        return widest_low, widest_high, "the minimum and maximum of the data"
     low, high = np.where(has_bounds, low, widest_low), np.where(has_bounds, high, widest_high)
     return low, high, f"{origin}, or the minimum and maximum of the data where those are infinite"
 
 
 def _are_within_one(actions: ActionStatistics) -> bool:
     return bool((actions.low >= -1).all() and (actions.high <= 1).all())
-
-
-def _require_complete(actions: ActionStatistics, *, is_complete: bool) -> None:
-    """Raises `SpecMismatchError` if bounds would have to be derived from a sample of the actions."""
-    if not is_complete:
-        raise SpecMismatchError(
-            f"the action bounds are unknown, and sampled actions range from {_list_values(np.ravel(actions.low))} to "
-            f"{_list_values(np.ravel(actions.high))}" + _BOUNDS_ADVICE
-        )
 
 
 def describe_bounds(spec: tensor_spec.BoundedTensorSpec) -> str:

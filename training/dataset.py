@@ -22,38 +22,19 @@ from rlds2reverb.errors import Message
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.transforms import (
-    Clipping,
-    ScaleRewards,
-    clip_actions,
-    parse_reward,
-)
-from rlds2reverb.specs import (
-    Nest,
-    map_structure,
-    to_tensor_spec,
-)
+from rlds2reverb.sources.moments import mark_transitions
+from rlds2reverb.sources.transforms import Clipping, ScaleRewards, clip_actions, parse_reward
+from rlds2reverb.specs import Nest, map_structure, to_tensor_spec
 from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.step_columns import StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.report import IngestWarning
 
-from .actions import (
-    describe_bounds,
-    make_action_spec,
-)
+from .actions import describe_bounds, make_action_spec
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
-from .data import (
-    Batches,
-    Moments,
-    TrainingData,
-    find_goal_sampling,
-    make_adder,
-    sample_table,
-    start_isolated,
-)
+from .data import Batches, Moments, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
 from .loaded_dataset import (
     LoadedDataset,
     TooLargeError,
@@ -69,6 +50,8 @@ from .validation import find_held_out
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
 _TABLE = "replay"
+#: A function that converts columns of steps as the algorithm learns from them.
+_Convert = Callable[[dict[str, Nest]], dict[str, Nest]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +94,9 @@ class EpisodeData(TrainingData):
 
     def _start_server(self, *, isolate: bool) -> ReplayServer:
         """Starts a server with an empty table."""
-        signature = packed_signature(
-            Packing(self.adder.item_spec(self.episodes.step_spec), getattr(self.adder, "squeeze", False))
-        )
+        packing = Packing(self.adder.item_spec(self.episodes.step_spec), getattr(self.adder, "squeeze", False))
         tables = [TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))]
-        return ReplayServer(tables, signature, isolate=isolate)
+        return ReplayServer(tables, packed_signature(packing), isolate=isolate)
 
     def _fill(self, server: ReplayServer) -> None:
         with warnings.catch_warnings():
@@ -143,7 +124,7 @@ def open_dataset(
     notes += dataset.notes
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
     notes += [] if about_bounds is None else [about_bounds]
-    _report_clipping(dataset.find_clipping(action_spec), action_spec, config, notes, warnings)
+    _report_clipping(dataset, action_spec, config, notes, warnings)
     is_kept, is_held_out = _select_episodes(dataset.returns, config, notes)
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
@@ -199,12 +180,11 @@ def _read_or_store(
 
 
 def _report_clipping(
-    clipping: Clipping,
-    action_spec: tensor_spec.BoundedTensorSpec,
-    config: TrainingConfig,
-    notes: list[str],
-    warnings: list[str],
+    dataset: LoadedDataset, action_spec: Any, config: TrainingConfig, notes: list[str], warnings: list[str]
 ) -> None:
+    clipping = Clipping(action_spec)
+    for steps, num_steps in dataset.steps.read_batches([fields.ACTION]):
+        clipping.add_actions(convert_columns(steps)[fields.ACTION][mark_transitions(num_steps)])
     if clipping.counts[1] and config.clip_actions:
         notes.append(clipping.describe())
     elif clipping.counts[1]:
@@ -213,14 +193,24 @@ def _report_clipping(
 
 
 def _select_episodes(returns: np.ndarray, config: TrainingConfig, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which episodes are trained on, and which are held out, bool `[E]` each, and notes their numbers."""
+    """Returns which episodes are trained on, and which are held out, bool `[E]` each, and notes their numbers.
+
+    Chen et al. (2021), "Decision Transformer", section 5.1, clone the episodes with the highest returns: 10 %, 25 % and
+    so on. Of episodes with equal returns, the earlier ones count as better. At least one is kept.
+    """
     is_held_out = find_held_out(len(returns), config.validation, config.seed)
     is_kept = ~is_held_out
     if config.validation:
         notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
     if config.top_percent is not None:
-        is_kept[is_kept] = find_best(returns[is_kept], config.top_percent)
-        notes.append(_describe_kept(returns, is_kept, config.top_percent))
+        ranked = np.flatnonzero(is_kept)[np.argsort(-returns[is_kept], kind="stable")]
+        num_kept = max(1, round(len(ranked) * config.top_percent / 100))
+        is_kept[ranked[num_kept:]] = False
+        best = returns[ranked[:num_kept]]
+        notes.append(
+            f"training on the best {config.top_percent:g} % of episodes: {len(best):,} of {len(returns):,}, with "
+            f"returns from {best.min():,.1f} to {best.max():,.1f}"
+        )
     return is_kept, is_held_out
 
 
@@ -249,9 +239,7 @@ def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | 
     return Transitions(adder.n, adder.gamma, other_fields, reads_next=reads_next)
 
 
-def _read_step_info(
-    steps: StepColumns, convert: Callable[[dict[str, Nest]], dict[str, Nest]], config: TrainingConfig
-) -> dict[str, Nest]:
+def _read_step_info(steps: StepColumns, convert: _Convert, config: TrainingConfig) -> dict[str, Nest]:
     """Returns the field with what the algorithm learns from in addition to the steps; {} if it needs nothing else."""
     algorithm = get_algorithm(config.algo)
     names, gamma = algorithm.step_info, 1.0 if algorithm.items == "windows" else config.gamma
@@ -279,20 +267,7 @@ def _prepare(
     return steps
 
 
-def _describe_kept(returns: np.ndarray, is_kept: np.ndarray, percent: float) -> str:
-    kept = returns[is_kept]
-    return (
-        f"training on the best {percent:g} % of episodes: {len(kept):,} of {len(returns):,}, with returns from "
-        f"{kept.min():,.1f} to {kept.max():,.1f}"
-    )
-
-
-def _make_source(
-    dataset: LoadedDataset,
-    is_used: np.ndarray,
-    convert: Callable[[dict[str, Nest]], dict[str, Nest]],
-    config: TrainingConfig,
-) -> Source:
+def _make_source(dataset: LoadedDataset, is_used: np.ndarray, convert: _Convert, config: TrainingConfig) -> Source:
     """Returns the episodes to train on."""
     names = get_algorithm(config.algo).step_info
 
@@ -309,18 +284,6 @@ def _make_source(
 
     num_rows = int(dataset.steps.num_steps[is_used].sum())
     return Source(dataset.name, "memory", read, int(is_used.sum()), num_rows)
-
-
-def find_best(returns: np.ndarray, percent: float) -> np.ndarray:
-    """Returns which episodes are among the given percentage with the highest returns, at least one; bool `[E]`.
-
-    Chen et al. (2021), "Decision Transformer", section 5.1, clone the best 10 %, 25 % and so on. Of episodes with equal
-    returns, the earlier ones count as better.
-    """
-    num_kept = max(1, round(len(returns) * percent / 100))
-    is_best = np.zeros(len(returns), bool)
-    is_best[np.argsort(-returns, kind="stable")[:num_kept]] = True
-    return is_best
 
 
 def fit_reward(config: TrainingConfig, returns: np.ndarray, name: str) -> ScaleRewards | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tf_agents.specs import tensor_spec
 
 from rlds2reverb import fields
 from rlds2reverb._system.memory import free_memory_bytes
@@ -25,33 +24,12 @@ from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.moments import ObservationMoments, mark_transitions
 from rlds2reverb.sources.store import cache_store, find_store, open_columns, open_store
-from rlds2reverb.sources.transforms import (
-    CastFloats,
-    Clipping,
-    CutAtTerminal,
-    DropFields,
-    EpisodeFn,
-    Transform,
-    apply_transforms,
-)
-from rlds2reverb.specs import (
-    ArraySpec,
-    Nest,
-    describe,
-    leaves,
-    make_step_spec,
-    map_structure,
-    path_name,
-)
+from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name
 from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 
-from .actions import (
-    ActionStatistics,
-    describe_joined_actions,
-    join_actions,
-    require_trainable_actions,
-)
+from .actions import ActionStatistics, describe_joined_actions, join_actions, require_trainable_actions
 from .config import TrainingConfig
 
 #: Share of the free memory that a dataset may take.
@@ -80,13 +58,6 @@ class LoadedDataset:
     moments: ObservationMoments
     actions: ActionStatistics
     notes: list[str]
-
-    def find_clipping(self, action_spec: tensor_spec.BoundedTensorSpec) -> Clipping:
-        """Returns the clipping of the actions to the bounds of a spec, with its counts."""
-        clipping = Clipping(action_spec)
-        for steps, num_steps in self.steps.read_batches([fields.ACTION]):
-            clipping.add_actions(convert_columns(steps)[fields.ACTION][mark_transitions(num_steps)])
-        return clipping
 
 
 def read_dataset(
@@ -130,27 +101,11 @@ def read_dataset(
             num_empty += len(batch.num_steps)
             continue
         if builder is None:
-            observations = Layout.of_steps({fields.OBSERVATION: batch.steps[fields.OBSERVATION]})
-            step_spec = {**make_step_spec(batch.steps), **observations.step_spec}
-            action_spec = make_step_spec(join_actions(batch.steps[fields.ACTION]))
-            require_trainable({**step_spec, fields.ACTION: action_spec}, config, action_space)
-            _require_numbers(step_spec, other_fields)
-            if stored is None:
-                _require_memory(source, observations.hide_images(batch) if source.decodes_images else batch)
-            has_raw_digests = stored.has_images if stored is not None else has_images(batch.episodes[0].steps)
-            builder = _DatasetBuilder(
-                step_spec,
-                cast_spec(action_spec),
-                observations,
-                stored,
-                has_raw_digests=has_raw_digests,
-                decodes_images=source.decodes_images,
-                other_fields=other_fields,
-            )
+            builder = _DatasetBuilder(source, config, stored, batch, action_space, other_fields)
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
-    dataset = builder.finish(source.name)
+    dataset = builder.finish()
     if texts:
         dataset.notes.append(f"{', '.join(texts)}: text is left out, because agents cannot learn from it")
     if num_empty:
@@ -305,30 +260,37 @@ class _DatasetBuilder:
 
     def __init__(
         self,
-        step_spec: Nest,
-        action_spec: ArraySpec,
-        observations: Layout,
+        source: Source,
+        config: TrainingConfig,
         stored: StepColumns | None,
-        *,
-        has_raw_digests: bool,
-        decodes_images: bool,
+        first: EpisodeBatch,
+        action_space: Any,
         other_fields: Sequence[str],
     ):
-        self.step_spec, self._observations, self._stored = step_spec, observations, stored
+        """Checks the first episodes; see `read_dataset`, and `TooLargeError`."""
+        self._source, self._stored = source, stored
+        self._observations = Layout.of_steps({fields.OBSERVATION: first.steps[fields.OBSERVATION]})
+        self.step_spec = {**make_step_spec(first.steps), **self._observations.step_spec}
+        action_spec = make_step_spec(join_actions(first.steps[fields.ACTION]))
+        require_trainable({**self.step_spec, fields.ACTION: action_spec}, config, action_space)
+        _require_numbers(self.step_spec, other_fields)
+        if stored is None:
+            _require_memory(source, self._observations.hide_images(first) if source.decodes_images else first)
         self._field_names = (*fields.STEP_FIELDS, *other_fields)
         #: Whether the fingerprint is that of the episodes before they are converted: a store has it, so that its images
         #: need not be read.
-        self._has_raw_digests, self._decodes_images = has_raw_digests, decodes_images
+        self._has_raw_digests = stored.has_images if stored is not None else has_images(first.episodes[0].steps)
         self._steps: MemoryColumns | None = None
         self.returns: list[float] = []
-        self.fingerprint = Fingerprint()
-        self.moments = ObservationMoments(step_spec[fields.OBSERVATION])
-        self.actions = ActionStatistics(action_spec)
-        self.left_out = LeftOut()
+        self.fingerprint, self.left_out = Fingerprint(), LeftOut()
+        self.moments = ObservationMoments(self.step_spec[fields.OBSERVATION])
+        self.actions = ActionStatistics(cast_spec(action_spec))
 
     def add(self, raw: EpisodeBatch) -> None:
         """Validates some episodes and keeps those with transitions."""
-        self._require_valid(raw)
+        without_images = self._observations.hide_images(raw)  # Images need not be decoded to validate the episodes.
+        without_images.require_valid(self.step_spec)
+        self.moments.add_batch(without_images)  # Before the cast, which would round the times of a clock.
         self.left_out.count_left_out(raw)
         batch = _convert_batch(raw)
         if self._stored is None or not self._has_raw_digests:
@@ -341,37 +303,27 @@ class _DatasetBuilder:
         self.returns += sum_rewards(kept)
         if self._stored is not None:
             return
-        if self._decodes_images:
+        if self._source.decodes_images:
             kept = self._observations.decode_images(kept, decode_images)
         steps = {name: kept.steps[name] for name in self._field_names}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
         self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
 
-    def _require_valid(self, raw: EpisodeBatch) -> None:
-        """Validates episodes, whose images need not be decoded for that, and adds their observations to the moments."""
-        raw = self._observations.hide_images(raw)
-        raw.require_valid(self.step_spec)
-        self.moments.add_batch(raw)  # Before the cast, which would round the times of a clock.
-
-    def finish(self, name: str) -> LoadedDataset:
+    def finish(self) -> LoadedDataset:
         """Returns the result."""
-        stored = self._stored
-        if stored is None:
+        steps, fingerprint = self._stored, self.fingerprint.hexdigest()
+        if steps is None:
             assert self._steps is not None
-            stored = self._steps.finish()
-        return LoadedDataset(
-            name,
-            stored,
-            np.array(self.returns),
-            stored.fingerprint if self._stored is not None and self._has_raw_digests else self.fingerprint.hexdigest(),
-            self.moments,
-            self.actions,
-            [
-                *self.left_out.describe_left_out(),
-                *describe_joined_actions(self.step_spec[fields.ACTION]),
-                *_describe_unused(self.step_spec, self._field_names),
-            ],
-        )
+            steps = self._steps.finish()
+        elif self._has_raw_digests:
+            fingerprint = steps.fingerprint
+        notes = [
+            *self.left_out.describe_left_out(),
+            *describe_joined_actions(self.step_spec[fields.ACTION]),
+            *_describe_unused(self.step_spec, self._field_names),
+        ]
+        name, returns = self._source.name, np.array(self.returns)
+        return LoadedDataset(name, steps, returns, fingerprint, self.moments, self.actions, notes)
 
 
 def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:

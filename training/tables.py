@@ -30,7 +30,7 @@ from rlds2reverb.specs import ArraySpec, Nest, path_name
 from rlds2reverb.store.goals import add_goal
 
 from .actions import ActionStatistics, make_action_spec, require_trainable_actions
-from .config import TrainingConfig
+from .config import TrainingConfig, declared_options
 from .data import PREFETCH, Batches, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
 from .dataset import make_cut
 from .loaded_dataset import convert_columns
@@ -45,6 +45,9 @@ SAMPLE_SECS = 30.0
 #: Number of episodes from which the items of a batch with goals are drawn.
 _NUM_EPISODES = 64
 _DEFAULT_TABLE = "replay"
+#: Options that determine the items of a dataset.
+_CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "drop_fields", "cut_at_terminal", "reward",
+               "clip_actions")  # fmt: skip
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 
@@ -125,23 +128,19 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
     has_goals = get_algorithm(config.algo).items == "goals"
     location, table_name = split_source(source)
     with ExitStack() as stack:
-        is_directory = isinstance(location, (str, Path)) and is_table_directory(location)
-        server = location
+        server, is_directory = location, isinstance(location, (str, Path)) and is_table_directory(location)
         if is_directory:
             server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location)))
         table = describe_table(server, table_name, holds_episodes=has_goals)
-        sample = sample_items(table)
+        # Counts in their `times_sampled`.
+        (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
         action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
         observation = table.row_spec["observation"]
         time_step_spec = time_step.time_step_spec(add_goal(observation, observation) if has_goals else observation)
         adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder, sample)
-        name = str(location)
-        if not isinstance(location, (str, Path)):
-            name = ",".join(find_addresses(server))
-        notes, warnings = [], []
-        if about_bounds is not None:
-            notes.append(about_bounds)
+        name = str(location) if isinstance(location, (str, Path)) else ",".join(find_addresses(server))
+        notes, warnings = [] if about_bounds is None else [about_bounds], []
         if not has_one_priority and config.sampler == "uniform":
             sentence = "the table samples items by priority; do the same here for importance weights"
             warnings.append(Message(sentence, sampler="prioritized"))
@@ -218,7 +217,12 @@ def describe_table(server: Any, table: str | None = None, *, holds_episodes: boo
     if not size:
         raise SourceError(f"table {name!r} at {where} has no items, but training requires them")
     for address, server_infos in zip(addresses, all_infos, strict=True):
-        _require_enough_items(server_infos[name], address)
+        info, minimum = server_infos[name], server_infos[name].rate_limiter_info.min_size_to_sample
+        if 0 < info.current_size < minimum:  # No samples would be returned yet.
+            raise SourceError(
+                f"table {name!r} at {address} has {info.current_size:,} items, but its rate limiter waits for "
+                f"{minimum:,} before it returns samples; insert more, or serve it with the rate limiter min_size:1"
+            )
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
@@ -250,22 +254,6 @@ def _require_float32(rows: Nest, table: str) -> None:
             )
 
 
-def _require_enough_items(info: Any, address: str) -> None:
-    """Raises `SourceError` if a table's rate limiter returns no samples yet."""
-    minimum = info.rate_limiter_info.min_size_to_sample
-    if 0 < info.current_size < minimum:
-        raise SourceError(
-            f"table {info.name!r} at {address} has {info.current_size:,} items, but its rate limiter waits for "
-            f"{minimum:,} before it returns samples; insert more, or serve it with the rate limiter min_size:1"
-        )
-
-
-def sample_items(table: ServedTable) -> Any:
-    """Returns some items of a table, to check them; counts in their `times_sampled`."""
-    (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
-    return sample
-
-
 def make_table_action_spec(
     table: ServedTable, config: TrainingConfig, action_space: Any, sample: Any
 ) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
@@ -275,7 +263,7 @@ def make_table_action_spec(
       table: the table.
       config: the options of the run.
       action_space: action space of the environment; None if unknown.
-      sample: some items, from `sample_items`.
+      sample: some items of the table.
 
     Raises:
       SpecMismatchError: If the algorithm cannot learn from the actions, if those of the environment differ, or if their
@@ -302,7 +290,7 @@ def require_matching_items(table: ServedTable, config: TrainingConfig, adder: An
       table: the table.
       config: the options of the run.
       adder: adder of the items that the agent requires, `NStep` or `TrajectoryWindows`.
-      sample: some items, from `sample_items`.
+      sample: some items of the table.
 
     Returns:
       Whether all sampled items have the same priority.
@@ -341,26 +329,15 @@ def require_table_options(config: TrainingConfig) -> None:
     if config.epochs is not None:
         raise ArgumentError("requires a dataset; servers choose the items of a batch themselves", about="epochs")
     if config.deterministic:
-        raise ArgumentError(
-            "requires a dataset; servers sample nondeterministically", about="deterministic", value=True
-        )
+        sentence = "requires a dataset; servers sample nondeterministically"
+        raise ArgumentError(sentence, about="deterministic", value=True)
     if get_algorithm(config.algo).items == "windows":
         raise SpecMismatchError(f"{config.algo} learns from windows of a dataset's steps; train on the dataset itself")
-    is_set = {
-        "top_percent": config.top_percent is not None,
-        "validation": config.validation > 0,
-        "n_step": config.n_step > 1,
-        "chunk_length": config.chunk_length > 1,
-        "drop_fields": bool(config.drop_fields),
-        "cut_at_terminal": config.cut_at_terminal,
-        "reward": config.reward is not None,
-        "clip_actions": config.clip_actions,
-        "normalize_observations": bool(config.normalize_observations)
-        and not get_algorithm(config.algo).normalizes_observations,
-    }
-    for name, value in is_set.items():
-        if value:
-            raise ArgumentError("requires a dataset; the items of a table are already converted", about=name)
+    changed = [name for name in _CONVERSION if getattr(config, name) != declared_options()[name].default]
+    if config.normalize_observations and not get_algorithm(config.algo).normalizes_observations:
+        changed.append("normalize_observations")
+    if changed:
+        raise ArgumentError("requires a dataset; the items of a table are already converted", about=changed[0])
 
 
 def identify_table(source: Any, table: str) -> str:
