@@ -18,8 +18,8 @@ from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
 from rlds2reverb.learners.train_loop import count_workers
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 
-from ..collected_table import TABLE
 from ..data import FIRST_BETA, LAST_BETA, PREFETCH
+from ..online import TABLE
 from .caller import Caller
 from .channels import VariableClient
 from .coordinator import LearnOrder
@@ -73,12 +73,7 @@ class ReverbCommLearner(BaseCommLearner):
     """
 
     def __init__(
-        self,
-        call: Caller,
-        tables: ReplayTables,
-        *,
-        strategy: tf.distribute.Strategy | None = None,
-        rank: int = 0,
+        self, call: Caller, tables: ReplayTables, *, strategy: tf.distribute.Strategy | None = None, rank: int = 0
     ):
         """Sets the coordinator and the tables.
 
@@ -160,9 +155,8 @@ class ReverbCommLearner(BaseCommLearner):
         if self._tables.is_prioritized:
             servers = list(self._tables.offline_servers or self._shards.values())
             lost = _log_server_lost if len(servers) > 1 else None
-            self._writer = PriorityWriter(
-                servers, self._tables.offline_table, new_items_first=True, on_server_lost=lost
-            )
+            table = self._tables.offline_table
+            self._writer = PriorityWriter(servers, table, new_items_first=True, on_server_lost=lost)
         return self._writer
 
     # --- Training
