@@ -49,14 +49,7 @@ _WRITE_SECS = 600.0
 class ReplayActor:
     """A shard of the replay: a server that writes checkpoints when it is asked to, and starts from its newest one."""
 
-    def __init__(
-        self,
-        call: Caller,
-        shard: int,
-        tables: Sequence[TableConfig],
-        signature: Nest,
-        root: str | Path,
-    ):
+    def __init__(self, call: Caller, shard: int, tables: Sequence[TableConfig], signature: Nest, root: str | Path):
         """Starts the server.
 
         Args:
@@ -95,7 +88,7 @@ class ReplayActor:
 class LearnerActor:
     """A `ReverbCommLearner` that trains the tasks of the coordinator, one after the other."""
 
-    def __init__(self, call: Caller, tables: ReplayTables, *, rank: int = 0, num_learners: int = 1):
+    def __init__(self, call: Caller, tables: ReplayTables, rank: int = 0, num_learners: int = 1):
         """Joins the other learners, if there are several.
 
         Args:
@@ -144,11 +137,9 @@ class LearnerActor:
             if self._num_learners > 1 and isinstance(error, (tf.errors.OpError, ServerUnavailableError)):
                 # TensorFlow cannot form a new group in this process. Ray starts a new one, as it does for the others.
                 os._exit(1)
-            self._report(task, "failed", 0, f"{type(error).__name__}: {error}")
-            return
-        self._report(task, "complete" if step >= task["learner"]["num_iterations"] else "stopped", step)
-
-    def _report(self, task: Mapping[str, Any], state: str, step: int, reason: str = "") -> None:
+            state, step, reason = "failed", 0, f"{type(error).__name__}: {error}"
+        else:
+            state, reason = "complete" if step >= task["learner"]["num_iterations"] else "stopped", ""
         if self._rank == 0:
             self._call("report_task", task["name"], state, step, reason)
 
@@ -160,7 +151,6 @@ class _PolicyCopy:
         """Creates the agent of a task's policy config."""
         task = read_policy(policy)
         self.agent = make_agent(task.algo, task.time_step_spec, task.action_spec, **task.hyperparameters)
-        self.observation_spec, self.action_spec = task.time_step_spec.observation, task.action_spec
         self._variables = tf.nest.flatten(self.agent.collect_policy.variables())
         self._client: VariableClient | None = None
         #: Number of updates of the policy; -1 for random weights.
@@ -219,9 +209,9 @@ class CollectorActor:
 
     def run(self) -> None:
         """Collects until the run is stopped."""
+        collector = self._collector
         try:
             while True:
-                collector = self._collector
                 arguments = (collector.num_collected, collector.returns, self._policy.step)
                 order = self._call("order_steps", self._name, self._life, *arguments)
                 if order.is_stopped:
@@ -231,10 +221,10 @@ class CollectorActor:
                 if not order.num_steps or not order.shards:
                     time.sleep(_POLL_SECS)
                     continue
-                for piece in self._collector.collect(order.num_steps, is_random=order.is_random):
+                for piece in collector.collect(order.num_steps, is_random=order.is_random):
                     self._write(self._convert(piece), order.shards)
         finally:
-            self._collector.close()
+            collector.close()
             for writer in self._writers.values():
                 writer.close()
 
@@ -246,22 +236,20 @@ class CollectorActor:
         while len(items):
             addresses = list(shards.values())
             for number in range(len(addresses)):
+                address = addresses[(turn + number) % len(addresses)]
+                if address not in self._writers:
+                    name = f"{self._name}/{self._life}"
+                    self._writers[address] = ItemWriter(address, COLLECTED_TABLE, name=name, timeout_secs=10.0)
                 try:
-                    self._open_writer(addresses[(turn + number) % len(addresses)]).write(items, first)
+                    self._writers[address].write(items, first)
                     return
                 except (ServerUnavailableError, ServerRestartedError) as error:
                     _LOG.warning("trying another replay server: %s", error)
-                    self._writers.pop(addresses[(turn + number) % len(addresses)]).close()
+                    self._writers.pop(address).close()
             if time.monotonic() > until:
                 raise ServerUnavailableError(f"waited {_WRITE_SECS:g} s for a replay server that accepts items")
             time.sleep(_POLL_SECS)
             shards = self._call("shards")
-
-    def _open_writer(self, address: str) -> ItemWriter:
-        if address not in self._writers:
-            name = f"{self._name}/{self._life}"
-            self._writers[address] = ItemWriter(address, COLLECTED_TABLE, name=name, timeout_secs=10.0)
-        return self._writers[address]
 
 
 class EvaluatorActor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from rlds2reverb.errors import ServerUnavailableError
 
@@ -11,11 +12,8 @@ from rlds2reverb.errors import ServerUnavailableError
 _CALL_SECS = 180.0
 
 
-class Caller(Protocol):
-    """A function that calls a method of the coordinator."""
-
-    def __call__(self, method: str, *arguments: Any) -> Any:
-        """Returns the result of the method."""
+#: A function `(method, *arguments)` that calls a method of the coordinator, and returns its result.
+Caller = Callable[..., Any]
 
 
 def call_actor(name: str, method: str, *arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport
 _SAVE_SECS, _RATE_SECS = 1.0, 30.0
 #: Maximum time for which the replay servers wait, after a stop, for learners and collectors to end.
 _END_SECS = 60.0
+#: The state that a restarted coordinator continues from.
+_SAVED = ("tasks", "counts", "policy_step", "learner_step", "evaluated")
 #: States of a task in which no learner has to train it any more.
 _ENDED = ("complete", "failed", "stopped")
 
@@ -121,22 +123,15 @@ class Coordinator:
         with self._lock:
             known = self._tasks.get(task["name"])
             if known is None or known["state"] in _ENDED:
-                self._tasks[task["name"]] = {
-                    "task": dict(task),
-                    "state": "waiting",
-                    "learner": "",
-                    "step": 0,
-                    "reason": "",
-                }
+                entry = {"task": dict(task), "state": "waiting", "learner": "", "step": 0, "reason": ""}
+                self._tasks[task["name"]] = entry
                 self._save()
 
     def next_task(self, learner: str) -> dict[str, Any] | None:
         """Returns the task that a learner was training before it was restarted, or else one that waits, or None."""
         with self._lock:
-            running = (entry for entry in self._tasks.values() if entry["state"] == "running")
-            own = (entry for entry in running if entry["learner"] == learner)
-            waiting = (entry for entry in self._tasks.values() if entry["state"] == "waiting")
-            chosen = next(own, None) or next(waiting, None)
+            own = (entry for entry in self._list_tasks("running") if entry["learner"] == learner)
+            chosen = next(own, None) or next(self._list_tasks("waiting"), None)
             if chosen is None or self._stop_reason:
                 return None
             chosen.update(state="running", learner=learner)
@@ -157,8 +152,10 @@ class Coordinator:
     def running_task(self) -> dict[str, Any] | None:
         """Returns the task that is being trained, for learners that take part in it; None if there is none."""
         with self._lock:
-            running = (entry["task"] for entry in self._tasks.values() if entry["state"] == "running")
-            return next(running, None)
+            return next((entry["task"] for entry in self._list_tasks("running")), None)
+
+    def _list_tasks(self, *states: str) -> Iterator[dict[str, Any]]:
+        return (entry for entry in self._tasks.values() if entry["state"] in states)
 
     def join_learners(self, rank: int, life: str, address: str, num_learners: int) -> list[str]:
         """Returns the addresses of all learners that train together, by rank; an empty list until all have joined.
@@ -198,10 +195,10 @@ class Coordinator:
                 if self._variables is not None:
                     self._variables.stop()
                 self._variables, self._signature = start_variable_server(variables), variables
-            return self._variables_address()
+            return str(self._variables_address())
 
-    def _variables_address(self) -> str:
-        return f"{self._host}:{self._variables.port}"
+    def _variables_address(self) -> str | None:
+        return None if self._variables is None else f"{self._host}:{self._variables.port}"
 
     def report_learn_info(self, info: Mapping[str, Any]) -> None:
         """Records the progress of the learner; see `comm_learner.make_learn_info`."""
@@ -219,9 +216,8 @@ class Coordinator:
         """Returns the order for a learner that has completed `step` updates."""
         with self._lock:
             self._set_learner_step(step)
-            return LearnOrder(
-                self._config.count_updates(self._num_collected), self._replay.addresses(), bool(self._stop_reason)
-            )
+            until = self._config.count_updates(self._num_collected)
+            return LearnOrder(until, self._replay.addresses(), bool(self._stop_reason))
 
     def _set_learner_step(self, step: int) -> None:
         self._learner_step = step
@@ -247,19 +243,18 @@ class Coordinator:
         """
         with self._lock:
             self._counts[f"{collector}/{life}"] = num_collected
-            self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
             if self._stop_reason:  # The collector ends.
-                del self._collectors[collector]
+                self._collectors.pop(collector, None)
+            else:
+                self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
             self._rates["collectors"].add(self._num_collected)
             self._save_sometimes()
             config, total = self._config, self._num_collected
             num_steps = min(config.update_every, max(self._max_collected() - total, 0))
             is_random = not config.num_offline_updates and total < config.warmup_steps
-            variables = None if self._variables is None else self._variables_address()
+            shards, variables = self._replay.addresses(), self._variables_address()
             step = self._policy_step if variables else -1
-            return CollectOrder(
-                num_steps, is_random, self._replay.addresses(), variables, step, bool(self._stop_reason)
-            )
+            return CollectOrder(num_steps, is_random, shards, variables, step, bool(self._stop_reason))
 
     def _alive_collectors(self) -> list[_CollectorState]:
         now = time.monotonic()
@@ -282,19 +277,15 @@ class Coordinator:
         """
         with self._lock:
             every, step = self._config.eval_every, self._policy_step
-            is_last = bool(self._tasks) and all(entry["state"] in _ENDED for entry in self._tasks.values())
-            is_due = step > 0 and (
-                step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
-            )
-            variables = None if self._variables is None else self._variables_address()
-            return EvaluateOrder(is_due and variables is not None, variables, bool(self._stop_reason))
+            is_last = bool(self._tasks) and not any(self._list_tasks("waiting", "running"))
+            is_next = step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
+            is_due = step > 0 and is_next and self._variables is not None
+            return EvaluateOrder(is_due, self._variables_address(), bool(self._stop_reason))
 
     def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:
         """Records an evaluation of the policy of `step` updates."""
         with self._lock:
-            self._evaluated = {"step": step, "mean_return": mean_return}
-            if score is not None:
-                self._evaluated["score"] = score
+            self._evaluated = {"step": step, "mean_return": mean_return, **({} if score is None else {"score": score})}
             self._save()
 
     # --- Replay servers
@@ -308,8 +299,7 @@ class Coordinator:
         """Returns whether the replay servers may end: all who use them have, or do not in time."""
         if not self._stop_reason:
             return False
-        is_training = any(entry["state"] == "running" for entry in self._tasks.values())
-        is_used = is_training or bool(self._alive_collectors())
+        is_used = any(self._list_tasks("running")) or bool(self._alive_collectors())
         return not is_used or time.monotonic() - self._stop_time > _END_SECS
 
     def commit_replay(self, request: str) -> bool:
@@ -373,14 +363,7 @@ class Coordinator:
 
     def _save(self) -> None:
         self._saved_time = time.monotonic()
-        state = {
-            "tasks": self._tasks,
-            "counts": self._counts,
-            "policy_step": self._policy_step,
-            "learner_step": self._learner_step,
-            "evaluated": self._evaluated,
-        }
-        save_json(self._path, state)
+        save_json(self._path, {name: getattr(self, f"_{name}") for name in _SAVED})
 
 
 class _CollectorState(NamedTuple):

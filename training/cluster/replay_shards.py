@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -130,8 +131,7 @@ class ReplayShards:
 
     def sizes(self) -> dict[str, int]:
         """Returns the number of items of all servers, by table."""
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for report in self._reports.values():
-            for name, size in report.sizes.items():
-                sizes[name] = sizes.get(name, 0) + size
-        return sizes
+            sizes.update(report.sizes)
+        return dict(sizes)
