@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,14 @@ from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import keep_images_encoded
 from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec
+from rlds2reverb.specs import ArraySpec, map_structure, to_tensor_spec
 
-from .config import AUTO, TrainingConfig
+from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from .data import TrainingData, make_adder
 from .dataset import fit_reward, open_dataset
+from .environment import EvaluationEnvironment, find_environment, make_evaluator
 from .loaded_dataset import cast_spec, compute_fingerprint, require_trainable
+from .progress import Progress
 from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
 
 #: Fingerprint of a run without data.
@@ -114,24 +116,48 @@ def open_data(
     )
 
 
+def open_environment(
+    source: Any, config: TrainingConfig, progress: Progress
+) -> tuple[Any, EvaluationEnvironment | None, Evaluator | None]:
+    """Opens the source of a run without reading it, and creates the environment of the evaluations.
+
+    Args:
+      source: see `open_data`; None for a run that only collects in the environment.
+      config: the options of the run.
+      progress: prints a note about an environment that the user did not choose.
+
+    Returns:
+      The opened source, and the environment and the evaluator; None for both without evaluation.
+
+    Raises:
+      ValueError: If there is no environment to collect in.
+      Exception: See `open_source`, `resolve_environment` and `make_evaluator`.
+    """
+    if source is not None:
+        with progress.activity("opening the data"):
+            source = open_source(source)
+    environment = find_environment(config, source)
+    if config.online_steps and (environment is None or environment.make_env is None):
+        raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
+    if environment is not None and environment.note:
+        progress.note(environment.note)
+    evaluator = make_evaluator(config, environment, progress.warn)
+    return source, None if evaluator is None else environment, evaluator
+
+
 def open_evaluated_data(
-    source: Any,
-    config: TrainingConfig,
-    evaluator: Evaluator | None,
-    warn: Callable[[str], None],
-    *,
-    as_episodes: bool = False,
+    source: Any, config: TrainingConfig, evaluator: Evaluator | None, progress: Progress, *, as_episodes: bool = False
 ) -> tuple[TrainingData, Evaluator | None]:
     """Opens the data of a run, and checks that they match the environment of the evaluations.
 
-    If that environment was derived from the name of the dataset and does not match, `warn` is called, and there is no
+    If that environment was derived from the name of the dataset and does not match, there is a warning, and no
     evaluation.
 
     Args:
       source: see `open_data`; None for a run that only collects in the environment.
       config: the options of the run.
       evaluator: the evaluator; None without evaluation.
-      warn: function called with a sentence.
+      progress: prints the notes and warnings.
       as_episodes: see `open_data`.
 
     Returns:
@@ -140,41 +166,40 @@ def open_evaluated_data(
     Raises:
       Exception: See `open_data`.
     """
-    if source is None and evaluator is not None:
-        name, spec, space = evaluator.name, evaluator.observation_spec, evaluator.action_space
-        return describe_environment(name, spec, space, config), evaluator
     action_space = None if evaluator is None else evaluator.action_space
-    try:
-        data = open_data(source, config, action_space=action_space, as_episodes=as_episodes)
-        if evaluator is not None:
-            evaluator.require_observations(data.time_step_spec.observation)
-        return data, evaluator
-    except SpecMismatchError as error:
-        if evaluator is None or config.env != AUTO or config.online_steps:
-            raise
-        # Raises an error if the algorithm cannot learn from the data in any environment.
-        data = open_data(source, config, as_episodes=as_episodes)
-        message = get_message(error)
-        warn("no evaluation: " + (message if isinstance(message, Message) else Message(message, env=...)))
-        return data, None
+    with progress.activity("reading the data"):
+        try:
+            if source is None and evaluator is not None:
+                data: TrainingData = _describe_environment(evaluator, config)
+            else:
+                data = open_data(source, config, action_space=action_space, as_episodes=as_episodes)
+                if evaluator is not None:
+                    evaluator.require_observations(data.time_step_spec.observation)
+        except SpecMismatchError as error:
+            if evaluator is None or config.env != AUTO or config.online_steps:
+                raise
+            # Raises an error if the algorithm cannot learn from the data in any environment.
+            data, evaluator = open_data(source, config, as_episodes=as_episodes), None
+            message = get_message(error)
+            progress.warn("no evaluation: " + (message if isinstance(message, Message) else Message(message, env=...)))
+    for note in data.notes:
+        progress.note(note)
+    for warning in data.warnings:
+        progress.warn(warning)
+    return data, evaluator
 
 
-def describe_environment(
-    name: str, observation_spec: Nest, action_space: Any, config: TrainingConfig
-) -> EnvironmentData:
+def _describe_environment(evaluator: Evaluator, config: TrainingConfig) -> EnvironmentData:
     """Returns the specs of an environment as data without items, for an agent that learns only from what it collects.
 
-    Args:
-      name: name of the environment.
-      observation_spec: nest of specs of its observations; floats become float32.
-      action_space: its Gymnasium action space.
-      config: the options of the run.
+    Floats in observations become float32.
 
     Raises:
       SpecMismatchError: If the algorithm cannot learn from such observations or actions.
       ValueError: If the actions have no bounds, or `reward` depends on the returns of a dataset.
     """
-    observations = map_structure(cast_spec, observation_spec)
+    name, action_space = evaluator.name, evaluator.action_space
+    observations = map_structure(cast_spec, evaluator.observation_spec)
     action = cast_spec(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
     step_spec = {
         fields.OBSERVATION: observations, fields.ACTION: action, fields.REWARD: ArraySpec((), np.dtype(np.float32))

@@ -25,14 +25,14 @@ from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 from rlds2reverb.scores import d4rl_score
 
-from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
+from .config import AUTO, TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
-from .environment import EvaluationEnvironment, environment_key, find_environment, make_evaluator
+from .environment import environment_key
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .plans import is_experiment
 from .progress import Progress, raise_if_interrupted
-from .sources import open_evaluated_data, open_source
+from .sources import open_environment, open_evaluated_data
 from .trackers import TENSORBOARD, RunTrackers
 from .validation import ValidationHook
 
@@ -140,9 +140,18 @@ class Training:
             if config.deterministic:
                 stack.enter_context(op_determinism())
             repeat = repeat or _python_command(source, config, self.run_dir)
-            source = self._open_source(source)
-            require_same_run(self.run_dir, config, self._evaluated_in)
-            self.data = stack.enter_context(self._open_data(source))
+            source, self.environment, self.evaluator = open_environment(source, config, self._progress)
+            if self.evaluator is not None and not self.evaluator.is_limited:
+                sentence = f"{self.evaluator.name} has no time limit; evaluations truncate episodes after"
+                steps = f"{self.evaluator.max_episode_steps:,} steps"
+                self._progress.note(Message(f"{sentence} {steps}", eval_max_episode_steps=...))
+            require_same_run(self.run_dir, config, environment_key(self.environment))
+            data, self.evaluator = open_evaluated_data(source, config, self.evaluator, self._progress)
+            self.data = stack.enter_context(data)
+            if self.evaluator is None:
+                self.environment = None
+            for note in config.describe_unused():
+                self._progress.note(note)
             self.config = config = self._resolve_steps()
             self.agent = make_run_agent(config, self.data)
             batches = stack.enter_context(self.data.open_batches(config))
@@ -172,11 +181,6 @@ class Training:
         self._resources.close()
 
     @property
-    def _evaluated_in(self) -> tuple[str | None, dict[str, Any] | None]:
-        """The name and the description of the evaluation environment, or None for both."""
-        return (None, None) if self.evaluator is None else environment_key(self.environment)
-
-    @property
     def collected_at(self) -> str | None:
         """The address of the server with the table 'collected' of an online phase; None if there is none."""
         return None if self._online is None else self._online.address
@@ -202,42 +206,21 @@ class Training:
                 if self._online is not None:
                     self._online.run(self.learner)
             with self._progress.activity("exporting the policy"):
-                run = self._write_results()
+                last = self.learner.export_policy(self.run_dir / POLICY_FOLDER)
+                if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER, current=last) is None:
+                    shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
+                run = load_run(self.run_dir)
+                if run.best_return is not None:
+                    run.plot(self.run_dir / "curve.png")
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
         self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
         raise_if_interrupted(self.learner.stop_reason, f"{run}; the same training continues it")
         return run
 
-    def _write_results(self) -> Run:
-        last = self.learner.export_policy(self.run_dir / POLICY_FOLDER)
-        if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER, current=last) is None:
-            shutil.rmtree(self.run_dir / BEST_POLICY_FOLDER, ignore_errors=True)
-        run = load_run(self.run_dir)
-        if run.best_return is not None:
-            run.plot(self.run_dir / "curve.png")
-        return run
-
     def _log(self, step: int, numbers: dict[str, float]) -> None:
         self._progress.log(step, numbers)
         self._trackers.log(step, numbers)
-
-    def _open_source(self, source: Any) -> Any:
-        """Returns the opened source, and finds its environment."""
-        if source is not None:
-            with self._progress.activity("opening the data"):
-                source = open_source(source)
-        self.environment = self._find_environment(source)
-        self.evaluator = make_evaluator(self.config, self.environment, self._progress.warn)
-        if self.evaluator is not None and not self.evaluator.is_limited:
-            self._progress.note(
-                Message(
-                    f"{self.evaluator.name} has no time limit; evaluations truncate episodes after "
-                    f"{self.evaluator.max_episode_steps:,} steps",
-                    eval_max_episode_steps=...,
-                )
-            )
-        return source
 
     def _make_learner(self, batches: Batches | None, hooks: list[LearnerHook]) -> Learner:
         config = self.config
@@ -250,19 +233,11 @@ class Training:
             hooks=hooks,
             jit_compile=config.jit_compile,
             augment=make_augmentation(config, self.data.time_step_spec.observation),
-            identity=identify_run(config, self.data, *self._evaluated_in),
+            identity=identify_run(config, self.data, *environment_key(self.environment)),
             addable=config.online_options(),
             keep_checkpoints=config.keep_checkpoints,
             on_log=self._log,
         )
-
-    def _find_environment(self, source: Any) -> EvaluationEnvironment | None:
-        environment = find_environment(self.config, source)
-        if self.config.online_steps and (environment is None or environment.make_env is None):
-            raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
-        if environment is not None and environment.note:
-            self._progress.note(environment.note)
-        return environment
 
     def _make_online(self, batches: Batches | None, stack: ExitStack) -> OnlinePhase | None:
         if not self.config.online_steps or self.environment is None:
@@ -273,18 +248,6 @@ class Training:
             self._progress.note(f"the collected items are in the table 'collected' of {online.address}")
         return online
 
-    def _open_data(self, source: Any) -> TrainingData:
-        """Returns the data; without evaluation if the environment of the dataset's name does not match them."""
-        with self._progress.activity("reading the data"):
-            data, evaluator = open_evaluated_data(source, self.config, self.evaluator, self._progress.warn)
-        if evaluator is None:
-            self.environment = self.evaluator = None
-        for note in (*data.notes, *self.config.describe_unused()):
-            self._progress.note(note)
-        for warning in data.warnings:
-            self._progress.warn(warning)
-        return data
-
     def _resolve_steps(self) -> TrainingConfig:
         """Returns the options of the run, whose number of updates is known now.
 
@@ -293,20 +256,11 @@ class Training:
         """
         config = self.data.resolve_steps(self.config)
         if config.epochs is not None:
-            require_same_run(self.run_dir, config, self._evaluated_in)
+            require_same_run(self.run_dir, config, environment_key(self.environment))
             self._progress.num_iterations = config.num_updates
             sentence = f"takes {config.num_offline_updates:,} updates"
             self._progress.note(Message(sentence, about="epochs", value=config.epochs))
         return config
-
-    def _require_td_errors(self) -> None:
-        """Raises `ValueError` if batches are sampled by priority, but the agent has no TD errors."""
-        if self.config.sampler == "prioritized" and not self.learner.has_td_errors:
-            raise ArgumentError(
-                "must be 'uniform' for an agent that does not return a TD error for each item, such as "
-                f"{get_algorithm(self.config.algo).name}; or return 'td_error' [B] in the extra of its LossInfo",
-                about="sampler",
-            )
 
     def _make_hooks(self) -> list[LearnerHook]:
         config = self.config
@@ -334,7 +288,12 @@ class Training:
     def _restore(self, fill: Callable[[], None]) -> bool:
         """Continues the run in the directory, or fills the table of a new one; returns whether it is continued."""
         with self._progress.activity("preparing the update"):
-            self._require_td_errors()
+            if self.config.sampler == "prioritized" and not self.learner.has_td_errors:
+                raise ArgumentError(
+                    "must be 'uniform' for an agent that does not return a TD error for each item, such as "
+                    f"{self.config.algo}; or return 'td_error' [B] in the extra of its LossInfo",
+                    about="sampler",
+                )
             if not self.learner.load_checkpoint(allow_config_mismatch=self.config.allow_config_mismatch):
                 fill()
                 return False
@@ -342,12 +301,11 @@ class Training:
             self._online.require_reachable(self.learner.step)
         self._progress.note(f"continuing from iteration {self.learner.step:,}")
         saved = read_run_config(self.run_dir)
-        before, now = ((saved.get("hyperparameters") or {}).get("num_updates"),
-                       self.config.resolved_hyperparameters.get("num_updates"))  # fmt: skip
+        before = (saved.get("hyperparameters") or {}).get("num_updates")
+        now = self.config.resolved_hyperparameters.get("num_updates")
         if before and now and before != now:
-            self._progress.note(
-                f"the actor's learning rate schedule now ends after {now:,} updates instead of {before:,}"
-            )
+            sentence = f"the actor's learning rate schedule now ends after {now:,} updates instead of {before:,}"
+            self._progress.note(sentence)
         return True
 
     def _write_config(self, repeat: str | None) -> None:
@@ -359,7 +317,7 @@ class Training:
             latest["evaluation/score"] = d4rl_score(mean, references)
         elif references is None:
             latest.pop("evaluation/score", None)
-        document = describe_run(self.config, self.data, self._evaluated_in, references)
+        document = describe_run(self.config, self.data, environment_key(self.environment), references)
         self.learner.run.write_config(document, repeat=repeat)
 
 

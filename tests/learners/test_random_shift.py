@@ -12,6 +12,7 @@ from rlds2reverb.cli.main import USER_ERROR, run
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.learners.random_shift import shift_images
+from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster.preparation import prepare
 
 SPEC = {
@@ -159,7 +160,7 @@ def test_data_without_suitable_images_raise(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Training(make_episodes(), config, tmp_path / "run")
     with pytest.raises(ValueError, match=message):
-        prepare(make_episodes(), config, tmp_path / "run", 1)
+        prepare(make_episodes(), config, tmp_path / "run", 1, Progress(4, quiet=True))
 
 
 def test_command_names_its_option(data, tmp_path, capsys):

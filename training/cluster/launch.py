@@ -20,13 +20,14 @@ from rlds2reverb.server.commits import CommitLog
 from rlds2reverb.writing.report import IngestWarning
 
 from ..config import TrainingConfig
+from ..dataset import EpisodeData
 from ..progress import Progress, raise_if_interrupted
 from ..training import require_same_run, require_single_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import call_actor
 from .config import ClusterConfig
 from .coordinator import Coordinator
-from .preparation import Preparation, prepare
+from .preparation import prepare
 from .reverb_comm_learner import OFFLINE_TABLE
 from .status import format_status
 
@@ -73,7 +74,7 @@ class ClusterTraining:
           ValueError: If an option requires a single process.
           Exception: See `Training`.
         """
-        ray = import_ray()
+        self._ray = ray = import_ray()
         self.config, self.cluster = config.for_source(source), cluster or ClusterConfig()
         self.run_dir = Path(run_dir).resolve()
         require_single_run(self.run_dir)
@@ -82,12 +83,7 @@ class ClusterTraining:
         self._coordinator_name = f"rlds2reverb-{uuid.uuid4().hex}"
         self._runs: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}
-        with self._progress.activity("reading the data"):
-            self._parts = prepare(source, self.config, self.run_dir, self.cluster.num_shards)
-        for note in self._parts.notes:
-            self._progress.note(note)
-        for warning in self._parts.warnings:
-            self._progress.warn(warning)
+        self._parts = prepare(source, self.config, self.run_dir, self.cluster.num_shards, self._progress)
         document = self._parts.document
         key = document["environment"], document["environment_spec"]
         require_same_run(self.run_dir, self.config, key, document["data"]["fingerprint"])
@@ -96,7 +92,7 @@ class ClusterTraining:
         with ExitStack() as stack:
             stack.callback(self._progress.close)
             if not ray.is_initialized():
-                _connect(ray, self.cluster.address)
+                self._connect()
                 stack.callback(ray.shutdown)
             stack.callback(self._kill)
             self._resources = stack.pop_all()
@@ -170,10 +166,21 @@ class ClusterTraining:
         """
         if not name.startswith("collector_") or name not in self._actors:
             raise ValueError(f"there is no collector {name!r}; there are {', '.join(sorted(self._actors))}")
-        import_ray().kill(self._actors.pop(name))
+        self._ray.kill(self._actors.pop(name))
         del self._runs[name]
 
     # --- Start
+
+    def _connect(self) -> None:
+        options: dict[str, Any] = {"address": self.cluster.address}
+        if self.cluster.address is None:
+            options = {"address": "local", "include_dashboard": False}
+        try:
+            self._ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except ConnectionError as error:
+            raise ServerUnavailableError(
+                f"there is no Ray cluster at {self.cluster.address!r}; start one with `ray start --head`"
+            ) from error
 
     def _start_replay(self) -> None:
         """Starts the coordinator and the replay servers, and writes the dataset to them unless they have it."""
@@ -183,36 +190,27 @@ class ClusterTraining:
             replay_root = self.run_dir / _REPLAY
             for note in CommitLog(replay_root, cluster.num_shards).return_to_newest(verify=True):
                 self._progress.warn(note)
-            self._start(
-                "coordinator",
-                0,
-                Coordinator,
-                self.run_dir / _STATE,
-                self.config,
-                lead_steps=cluster.lead_steps,
-                replay_root=replay_root,
-                num_shards=cluster.num_shards,
-                checkpoint_secs=cluster.checkpoint_secs,
-            )
+            options: dict[str, Any] = {"replay_root": replay_root, "checkpoint_secs": cluster.checkpoint_secs}
+            options |= {"lead_steps": cluster.lead_steps, "num_shards": cluster.num_shards}
+            self._start("coordinator", 0, Coordinator, self.run_dir / _STATE, self.config, **options)
             self._call = partial(call_actor, self._coordinator_name)
             for shard in range(cluster.num_shards):
                 arguments = (self._call, shard, parts.tables, parts.signature, replay_root)
                 self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments)
             self._wait(lambda: len(self._call("shards")) == cluster.num_shards, "the replay servers to start")
-        if parts.episodes is not None:
+        if parts.dataset is not None:
             with self._progress.activity("writing the dataset to the replay servers"):
-                self._fill(parts)
+                self._fill(parts.dataset)
 
-    def _fill(self, parts: Preparation) -> None:
+    def _fill(self, dataset: EpisodeData) -> None:
         """Writes the dataset to the replay servers. Items that they have already are stored once."""
-        assert parts.episodes is not None
-        num_items = sum(len(parts.adder(episode)) for episode in parts.episodes)
+        num_items = sum(len(dataset.adder(episode)) for episode in dataset.episodes)
         if self.status()["replay_size"].get(OFFLINE_TABLE) == num_items:
             return
         servers = list(self._call("shards").values())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", IngestWarning)
-            ingest(parts.episodes, servers, OFFLINE_TABLE, adder=parts.adder, layout="packed", resume=False)
+            ingest(dataset.episodes, servers, OFFLINE_TABLE, adder=dataset.adder, layout="packed", resume=False)
         request = uuid.uuid4().hex
         self._wait(lambda: self._call("commit_replay", request), "the replay servers to write checkpoints")
 
@@ -222,8 +220,7 @@ class ClusterTraining:
         num_learners = self.cluster.num_learners
         for rank in range(num_learners):
             name = f"learner_{rank}" if rank else "learner"
-            options = {"rank": rank, "num_learners": num_learners}
-            self._start(name, first + rank, LearnerActor, self._call, parts.replay, **options)
+            self._start(name, first + rank, LearnerActor, self._call, parts.replay, rank, num_learners)
         first += num_learners
         if parts.evaluator is not None:
             arguments = (self._call, parts.task["policy"], parts.evaluator, self.run_dir)
@@ -241,18 +238,17 @@ class ClusterTraining:
 
     def _place(self) -> None:
         """Reserves resources for all processes, on different machines if possible."""
-        ray = import_ray()
-        cluster = self.cluster
+        ray, cluster = self._ray, self.cluster
         num_collectors = cluster.num_collectors if self.config.online_steps else 0
         num_actors = 2 + cluster.num_shards + cluster.num_learners + num_collectors
         total = ray.cluster_resources().get("CPU", 1.0)
-        self._num_cpus = (
-            cluster.num_cpus if cluster.num_cpus is not None else min(1.0, round(total / num_actors - 0.005, 2))
-        )
-        bundles = [{"CPU": self._num_cpus} for _ in range(num_actors)]
+        share = min(1.0, round(total / num_actors - 0.005, 2))
+        self._num_cpus = share if cluster.num_cpus is None else cluster.num_cpus
+        # Ray rejects empty resources, and bundles without any.
+        bundles = [{"CPU": self._num_cpus} if self._num_cpus else {} for _ in range(num_actors)]
         for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
             bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
-        self._group = ray.util.placement_group([_drop_zeros(bundle) for bundle in bundles], strategy="SPREAD")
+        self._group = ray.util.placement_group([bundle or {"CPU": 0.001} for bundle in bundles], strategy="SPREAD")
         # A cluster of several machines may still grow.
         is_too_small = cluster.address is None and self._num_cpus * num_actors > total
         if is_too_small or not self._group.wait(_START_SECS):
@@ -263,7 +259,7 @@ class ClusterTraining:
 
     def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, **options: Any) -> None:
         """Starts an actor, in a bundle of the placement group or anywhere, and its method `run` if it has one."""
-        ray = import_ray()
+        ray = self._ray
         resources: dict[str, Any] = {"num_cpus": self._num_cpus}
         if kind is LearnerActor and self.cluster.learner_gpus:
             resources["num_gpus"] = self.cluster.learner_gpus
@@ -305,7 +301,7 @@ class ClusterTraining:
 
     def _require_running(self) -> None:
         """Raises the error of a process that has failed; Ray restarts those that were killed."""
-        ray = import_ray()
+        ray = self._ray
         done, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
         for name, run in list(self._runs.items()):
             if run in done:
@@ -327,7 +323,7 @@ class ClusterTraining:
 
     def _stop(self, reason: str) -> None:
         """Makes all processes save what they have, and waits until they have ended."""
-        ray, until = import_ray(), time.monotonic() + _STOP_SECS
+        ray, until = self._ray, time.monotonic() + _STOP_SECS
         with self._progress.activity("stopping"):
             while time.monotonic() < until:
                 self._call("stop", reason)  # The coordinator may have been restarted since the first call.
@@ -339,12 +335,11 @@ class ClusterTraining:
 
     def _kill(self) -> None:
         """Kills all processes, and releases their resources."""
-        ray = import_ray()
         for actor in self._actors.values():
-            ray.kill(actor)
+            self._ray.kill(actor)
         self._actors.clear()
         if hasattr(self, "_group"):
-            ray.util.remove_placement_group(self._group)
+            self._ray.util.remove_placement_group(self._group)
 
 
 def import_ray() -> Any:
@@ -366,33 +361,11 @@ def import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str | None) -> None:
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
-        options |= {"address": "local", "include_dashboard": False}
-    else:
-        options["address"] = address
-    try:
-        ray.init(**options)
-    except ConnectionError as error:
-        raise ServerUnavailableError(
-            f"there is no Ray cluster at {address!r}; start one with `ray start --head`"
-        ) from error
-
-
-def _drop_zeros(bundle: dict[str, float]) -> dict[str, float]:
-    """Returns a bundle without empty resources, but with at least one: Ray rejects others."""
-    return {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
-
-
 def _make_error(reason: str) -> Exception:
     """Returns the error of a task, with its own type if it is one of this package's."""
     name, _, message = reason.partition(": ")
     kind = getattr(errors, name, None)
-    if (
-        isinstance(kind, type)
-        and issubclass(kind, errors.Rlds2ReverbError)
-        and issubclass(kind, (ValueError, ArithmeticError))
-    ):
-        return kind(message)
+    bases = kind.__mro__ if isinstance(kind, type) else ()
+    if errors.Rlds2ReverbError in bases and {ValueError, ArithmeticError}.intersection(bases):
+        return kind(message)  # type: ignore[misc]
     return RuntimeError(f"the learner failed: {reason}")

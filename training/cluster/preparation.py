@@ -15,26 +15,23 @@ from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
 from rlds2reverb.locations import is_table_directory
-from rlds2reverb.sources import Source
 
 from ..collected_pieces import PieceConverter
-from ..config import NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
-from ..data import TrainingData, identify_run, make_augmentation
+from ..config import TrainingConfig
+from ..data import TrainingData, make_augmentation
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
-from ..environment import (
-    EvaluationEnvironment,
-    environment_key,
-    evaluator_arguments,
-    find_environment,
-    make_evaluator,
-)
-from ..sources import EnvironmentData, open_evaluated_data, open_source
+from ..environment import EvaluationEnvironment, environment_key, evaluator_arguments
+from ..progress import Progress
+from ..sources import EnvironmentData, open_environment, open_evaluated_data
 from ..tables import TableData
 from ..trackers import TENSORBOARD
 from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
 
 _TASK = "train"
+#: Options of a run that are also those of a task.
+_TASK_OPTIONS = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoints", "jit_compile", "random_shift",
+                 "seed", "allow_config_mismatch")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,7 @@ class Preparation:
       tables: configurations of the tables on each replay server.
       signature: signature of their items.
       replay: the tables that the learner's batches come from.
-      episodes: the episodes to write to the replay servers; None if there are none.
-      adder: the adder of their items.
-      notes: sentences for the user.
-      warnings: sentences that the user should not miss.
+      dataset: the episodes to write to the replay servers; None if there are none.
     """
 
     task: dict[str, Any]
@@ -64,13 +58,12 @@ class Preparation:
     tables: list[TableConfig]
     signature: Any
     replay: ReplayTables
-    episodes: Source | None
-    adder: Any
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    dataset: EpisodeData | None
 
 
-def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards: int) -> Preparation:
+def prepare(
+    source: Any, config: TrainingConfig, run_dir: str | Path, num_shards: int, progress: Progress
+) -> Preparation:
     """Reads the data and checks that a run is possible.
 
     Args:
@@ -79,53 +72,46 @@ def prepare(source: Any, config: TrainingConfig, run_dir: str | Path, num_shards
       config: the options of the run.
       run_dir: directory of the run, which all machines share.
       num_shards: number of replay servers.
+      progress: prints notes and warnings.
 
     Raises:
       ValueError: If an option requires a single process.
       Exception: See `Training`.
     """
     _require_options(source, config)
-    source = None if source is None else open_source(source)
-    environment = find_environment(config, source)
-    has_environment = environment is not None and environment.make_env is not None
-    if config.online_steps and not has_environment:
-        raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
-    notes = [environment.note] if environment is not None and environment.note else []
-    warnings: list[str] = []
-    evaluator = make_evaluator(config, environment, warnings.append)
-    data, evaluator = open_evaluated_data(source, config, evaluator, warnings.append, as_episodes=True)
+    source, environment, evaluator = open_environment(source, config, progress)
+    data, evaluator = open_evaluated_data(source, config, evaluator, progress, as_episodes=True)
+    environment = None if evaluator is None else environment
     with data:
         make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
-        key = environment_key(None if evaluator is None else environment)
+        key = environment_key(environment)
         if environment is not None and isinstance(environment.make_env, str):
             # The other processes may not have registered it.
             environment = replace(environment, make_env=find_spec(environment.make_env))
-        arguments = None if evaluator is None or environment is None else evaluator_arguments(config, environment)
+        document = describe_run(config, data, key, None if evaluator is None else evaluator.reference_returns)
         convert = PieceConverter.of_run(config, data)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
         return Preparation(
-            task=_make_task(config, data, key, run_dir),
-            document=describe_run(config, data, key, None if evaluator is None else evaluator.reference_returns),
-            environment=None if evaluator is None else environment,
-            evaluator=arguments,
+            task=_make_task(config, data, document["identity"], run_dir),
+            document=document,
+            environment=environment,
+            evaluator=None if environment is None else evaluator_arguments(config, environment),
             convert=convert,
             tables=_make_tables(config, data, num_shards),
             signature=packed_signature(Packing(item_spec, convert.squeeze)),
             replay=_describe_replay(config, data),
-            episodes=data.episodes if isinstance(data, EpisodeData) else None,
-            adder=data.adder,
-            notes=(*notes, *data.notes),
-            warnings=(*warnings, *data.warnings),
+            dataset=data if isinstance(data, EpisodeData) else None,
         )
 
 
 def _require_options(source: Any, config: TrainingConfig) -> None:
+    single = "requires a single process; use train"
     if config.chunk_length > 1:
-        raise ArgumentError("requires a single process; use train", about="chunk_length")
+        raise ArgumentError(single, about="chunk_length")
     if get_algorithm(config.algo).items == "windows":
         raise ArgumentError(f"cannot be {config.algo}, which requires a single process; use train", about="algo")
     if config.deterministic:
-        raise ArgumentError("requires a single process; use train", about="deterministic", value=True)
+        raise ArgumentError(single, about="deterministic", value=True)
     if config.epochs is not None:
         sentence = "requires a single process, because servers choose the items of a batch themselves; use train"
         raise ArgumentError(sentence, about="epochs")
@@ -141,10 +127,7 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
 
 
 def _make_task(
-    config: TrainingConfig,
-    data: TrainingData,
-    environment: tuple[str | None, dict[str, Any] | None],
-    run_dir: str | Path,
+    config: TrainingConfig, data: TrainingData, identity: dict[str, Any], run_dir: str | Path
 ) -> dict[str, Any]:
     hyperparameters = {name: describe_callable(value) for name, value in agent_hyperparameters(config, data).items()}
     return make_task(
@@ -155,24 +138,16 @@ def _make_task(
         hyperparameters=hyperparameters,
         run_dir=str(Path(run_dir).resolve()),
         num_iterations=config.num_updates,
-        batch_size=config.batch_size,
-        log_every=config.log_every,
-        checkpoint_every=config.checkpoint_every,
-        keep_checkpoints=config.keep_checkpoints,
-        jit_compile=config.jit_compile,
-        random_shift=config.random_shift,
-        seed=config.seed,
         hooks=config.as_dict()["hooks"],
-        identity=identify_run(config, data, *environment),
-        allow_config_mismatch=config.allow_config_mismatch,
+        identity=identity,
+        **{name: getattr(config, name) for name in _TASK_OPTIONS},
     )
 
 
 def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:
     tables = []
     if isinstance(data, EpisodeData):
-        is_uniform = config.sampler == "uniform"
-        sampler = Selector("uniform") if is_uniform else Selector("prioritized", PRIORITY_EXPONENT)
+        sampler = Selector("uniform") if config.sampler == "uniform" else Selector("prioritized", PRIORITY_EXPONENT)
         tables.append(TableConfig(OFFLINE_TABLE, sampler))
     if config.online_steps or not tables:
         size = -(-config.replay_size // num_shards)

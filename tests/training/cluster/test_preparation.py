@@ -3,9 +3,11 @@
 import pytest
 
 from rlds2reverb import CheckpointError, TrainingConfig, load_run, train
+from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster import ClusterTraining, launch
 from rlds2reverb.training.cluster.preparation import prepare
 
+QUIET = Progress(4, quiet=True)
 SMALL = {"steps": 4, "batch_size": 8, "env": None, "hyperparameters": {"hidden_sizes": (8, 8)}}
 
 
@@ -29,18 +31,21 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
 
 def test_algorithms_on_windows_raise(hopper, tmp_path):
     with pytest.raises(ValueError, match="algo cannot be decision_transformer, which requires a single process"):
-        prepare(hopper, TrainingConfig("decision_transformer", **SMALL | {"hyperparameters": {}}), tmp_path, 1)
+        config = TrainingConfig("decision_transformer", **SMALL | {"hyperparameters": {}})
+        prepare(hopper, config, tmp_path, 1, QUIET)
 
 
-def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path):
+def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path, capsys):
     path = tmp_path / "pendulum_x.hdf5"
     path.symlink_to(hopper)
-    parts = prepare(path, TrainingConfig("bc", **{**SMALL, "env": "auto"}), tmp_path / "run", 1)
+    config = TrainingConfig("bc", **{**SMALL, "env": "auto"})
+    parts = prepare(path, config, tmp_path / "run", 1, Progress(4, quiet=True))
     assert parts.evaluator is None and parts.environment is None and parts.document["environment"] is None
-    assert parts.warnings[0].startswith("no evaluation: ") and parts.warnings[0].endswith("was recorded in (env)")
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith("warning: no evaluation: ") and warning.endswith("was recorded in (env)")
 
 
 def test_replay_servers_share_the_capacity(tmp_path):
     config = TrainingConfig("sac", env="Pendulum-v1", steps=0, online_steps=20_000, replay_size=10)
-    (table,) = prepare(None, config, tmp_path / "run", 4).tables
+    (table,) = prepare(None, config, tmp_path / "run", 4, QUIET).tables
     assert table.max_size == 3
