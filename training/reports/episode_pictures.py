@@ -32,8 +32,8 @@ def select_episodes(statistics: SourceStatistics) -> dict[int, str]:
     """Returns the positions of episodes worth looking at, each with the reason: by return, by length, or invalid."""
     returns, lengths = np.asarray(statistics.returns), np.asarray(statistics.lengths)
     usable = np.flatnonzero(np.asarray(statistics.ends) != EMPTY)
-    reasons = {position: "has problems" for position in statistics.invalid if position in usable}
-    reasons = dict(list(reasons.items())[:_MAX_INVALID])
+    invalid = [position for position in statistics.invalid if position in usable]
+    reasons = dict.fromkeys(invalid[:_MAX_INVALID], "has problems")
     ranked = usable[np.isfinite(returns[usable])]
     ranked = ranked[np.argsort(returns[ranked], kind="stable")]
     if len(ranked):
@@ -137,12 +137,9 @@ def _draw_curves(
 ) -> None:
     """Draws curves; the meaningless action and reward of the last step are left out."""
     for number, (name, values) in enumerate(curves[:_MAX_CURVES]):
-        style = get_line_style(number, values[:num_steps])
-        drawstyle = "steps-post" if is_step else "default"
-        label = escape_label(name)
         shown = values[:num_steps].astype(np.float64)
-        steps = first_step + np.arange(len(shown))
-        axes.plot(steps, shown, drawstyle=drawstyle, linewidth=1.0, label=label, **style)
+        style = get_line_style(number, shown) | {"drawstyle": "steps-post" if is_step else "default", "linewidth": 1.0}
+        axes.plot(first_step + np.arange(len(shown)), shown, label=escape_label(name), **style)
     if 1 < len(curves) <= _MAX_LABELS:
         axes.legend(frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     if len(curves) > _MAX_CURVES:

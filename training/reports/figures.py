@@ -145,13 +145,12 @@ def draw_lines(series: Sequence[tuple[str, np.ndarray, np.ndarray]], y_label: st
       y_label: label of the y axis.
     """
     figure, axes = make_axes()
-    labels = list(dict.fromkeys(label for label, _, _ in series))
-    seen: set[str] = set()
-    for label, steps, values in series:
+    all_labels = [label for label, _, _ in series]
+    labels = list(dict.fromkeys(all_labels))
+    for number, (label, steps, values) in enumerate(series):
+        is_named = len(labels) > 1 and all_labels.index(label) == number
         style = get_line_style(labels.index(label), values)
-        name = None if label in seen or len(labels) == 1 else escape_label(label)
-        axes.plot(steps, values, label=name, linewidth=1.2, **style)
-        seen.add(label)
+        axes.plot(steps, values, label=escape_label(label) if is_named else None, linewidth=1.2, **style)
     style_axes(axes, "training steps", y_label, has_steps=True)
     add_legend(axes)
     return figure

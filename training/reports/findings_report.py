@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,15 +77,13 @@ def add_findings(page: Page, source: Source, findings: Sequence[Finding]) -> Non
 def _find_episodes(source: Source, indices: set[int]) -> Iterator[Episode]:
     """Yields the episodes with these indices, as far as the source can be read."""
     remaining = set(indices)
-    try:
+    with suppress(SourceError):
         for episode in source.read():
             if episode.index in remaining:
                 remaining.remove(episode.index)
                 yield episode
             if not remaining:
                 return
-    except SourceError:
-        return
 
 
 def draw_place(episode: Episode, step: int | None, field_names: Sequence[str] = ()) -> Figure:

@@ -72,40 +72,33 @@ class Page:
 
     def add_section(self, heading: str, text: str = "") -> None:
         """Starts a section with a heading and, optionally, a paragraph."""
-        self._close_grid()
         self._headings.append(heading)
-        self._parts.append(f'<h2 id="section-{len(self._headings)}">{escape(heading)}</h2>')
+        self._add(f'<h2 id="section-{len(self._headings)}">{escape(heading)}</h2>')
         if text:
             self.add_text(text)
 
     def add_text(self, text: str) -> None:
         """Adds a paragraph."""
-        self._close_grid()
-        self._parts.append(f"<p>{escape(text)}</p>")
+        self._add(f"<p>{escape(text)}</p>")
 
     def add_facts(self, facts: Iterable[tuple[str, str]]) -> None:
         """Adds a list of names and values."""
-        self._close_grid()
         rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
-        self._parts.append(f'<div class="panel"><dl>{rows}</dl></div>')
+        self._add(f'<div class="panel"><dl>{rows}</dl></div>')
 
     def add_table(self, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Adds a table."""
-        self._close_grid()
         head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        self._parts.append(
-            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        self._add(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
     def add_findings(self, findings: Iterable[tuple[str, str]]) -> None:
         """Adds a list of (kind, sentence), where a kind is 'problem', 'warning', 'note' or the like."""
-        self._close_grid()
         items = (
             f'<li class="{"problem" if kind == "problem" else "note"}"><b>{escape(kind)}</b>{escape(sentence)}</li>'
             for kind, sentence in findings
         )
-        self._parts.append(f'<ul class="findings">{"".join(items)}</ul>')
+        self._add(f'<ul class="findings">{"".join(items)}</ul>')
 
     def add_figure(self, heading: str, figure: Figure, *, caption: str = "", is_wide: bool = False) -> None:
         """Adds a figure; consecutive figures share a grid.
@@ -116,72 +109,47 @@ class Page:
           caption: explanation below the figure.
           is_wide: whether the figure takes the full width.
         """
-        self._open_grid()
         image = base64.b64encode(render_png(figure)).decode()
-        self._parts.append(
-            f"<figure{' class=wide' if is_wide else ''}><h3>{escape(heading)}</h3>"
-            f'<img class="plot" alt="{escape(heading)}" src="data:image/png;base64,{image}">'
-            + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "")
-            + "</figure>"
-        )
+        plot = f'<img class="plot" alt="{escape(heading)}" src="data:image/png;base64,{image}">'
+        self._add_to_grid(heading, plot, caption, attributes=" class=wide" if is_wide else "")
 
     def add_film(self, heading: str, film: Film, *, caption: str) -> None:
         """Adds a film to the grid."""
-        self._open_grid()
-        self._parts.append(
-            f"<figure><h3>{escape(heading)}</h3>{film.to_html()}<figcaption>{escape(caption)}</figcaption></figure>"
-        )
+        self._add_to_grid(heading, film.to_html(), caption)
 
     def build(self, path: str | Path | None = None) -> Report:
         """Returns the report, and writes it to a file if there is a path."""
-        self._close_grid()
         links = "".join(
             f'<a href="#section-{number}">{escape(heading)}</a>' for number, heading in enumerate(self._headings, 1)
         )
-        style = resources.files(__package__) / "assets" / "report.css"
-        document = _DOCUMENT.format(
-            policy=_SECURITY_POLICY,
-            title=escape(self._title),
-            subtitle=escape(self._subtitle),
-            style=style.read_text(encoding="utf-8"),
-            links=links,
-            body="\n".join(self._parts),
+        assets = resources.files(__package__) / "assets"
+        document = (
+            (assets / "report.html")
+            .read_text(encoding="utf-8")
+            .format(
+                policy=_SECURITY_POLICY,
+                title=escape(self._title),
+                subtitle=escape(self._subtitle),
+                style=(assets / "report.css").read_text(encoding="utf-8"),
+                links=links,
+                body="\n".join([*self._parts, *(["</div>"] if self._is_in_grid else [])]),
+            )
         )
         report = Report(self._title, document)
         if path is not None:
             report.write(path)
         return report
 
-    def _open_grid(self) -> None:
-        if not self._is_in_grid:
-            self._parts.append('<div class="grid">')
-            self._is_in_grid = True
+    def _add_to_grid(self, heading: str, content: str, caption: str, *, attributes: str = "") -> None:
+        below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+        self._add(f"<figure{attributes}><h3>{escape(heading)}</h3>{content}{below}</figure>", is_in_grid=True)
 
-    def _close_grid(self) -> None:
-        if self._is_in_grid:
-            self._parts.append("</div>")
-            self._is_in_grid = False
-
-
-_DOCUMENT = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="generator" content="rlds2reverb">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1><p class="muted">{subtitle}</p><nav>{links}</nav></header>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    def _add(self, part: str, *, is_in_grid: bool = False) -> None:
+        """Adds a part, after the beginning or the end of a grid if it is not where the part before it is."""
+        if is_in_grid != self._is_in_grid:
+            self._parts.append('<div class="grid">' if is_in_grid else "</div>")
+            self._is_in_grid = is_in_grid
+        self._parts.append(part)
 
 
 def escape(text: str) -> str:

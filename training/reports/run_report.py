@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import (
-    Curve,
     data_wait_shares,
     draw_data_waits,
     draw_histograms,
@@ -187,10 +186,7 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
 
 def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps, int64 [N], and values of a logged number, without gaps, thinned out to `_MAX_POINTS`."""
-    steps = run.progress.get(STEP, np.zeros(0))
-    values = run.progress.get(name, np.full(len(steps), np.nan))
-    is_valid = np.isfinite(values)
-    steps, values = steps[is_valid].astype(np.int64), values[is_valid]
+    steps, values = _get_finite(run.progress, name)
     stride = -(-len(steps) // _MAX_POINTS) or 1
     chosen = np.arange(len(steps) - 1, -1, -stride)[::-1]  # Includes the last one.
     return steps[chosen], values[chosen]
@@ -206,8 +202,12 @@ def _get_reward_scale(run: Run) -> float | None:
 
 def _get_achieved(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Returns the steps of evaluations and their discounted returns; both empty if they were not logged."""
-    steps = run.evaluations.get(STEP, np.zeros(0)).astype(np.int64)
-    values = run.evaluations.get(DISCOUNTED_RETURN, np.full(len(steps), np.nan))
+    return _get_finite(run.evaluations, DISCOUNTED_RETURN)
+
+
+def _get_finite(log: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
+    steps = log.get(STEP, np.zeros(0)).astype(np.int64)
+    values = log.get(name, np.full(len(steps), np.nan))
     is_valid = np.isfinite(values)
     return steps[is_valid], values[is_valid]
 
@@ -218,7 +218,10 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
     for environment in dict.fromkeys(run.environment for run in evaluated):
         curves = learning_curves([run for run in evaluated if run.environment == environment])
         metric = "normalised score" if curves[0].metric == "score" else "return"
-        page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), map(_make_row, curves))
+        rows = [
+            [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"] for curve in curves
+        ]
+        page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), rows)
         over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
         caption = f"Mean ± standard deviation over {over}."
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
@@ -233,10 +236,6 @@ def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.n
     """Returns the label, the steps and the values of a logged number of each run that has logged it."""
     series = [(label, *_get_logged(run, name)) for label, group in groups.items() for run in group]
     return [line for line in series if len(line[1])]
-
-
-def _make_row(curve: Curve) -> list[str]:
-    return [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"]
 
 
 def _add_held_out(page: Page, groups: dict[str, list[Run]]) -> None:

@@ -28,18 +28,12 @@ if TYPE_CHECKING:
 
 _MAX_POINTS = 3000
 _MAX_PARTS = 40
-_END_NAMES = {
-    TERMINAL: "terminal",
-    TIMEOUT: "timeout (truncated)",
-    OPEN: "open end (no flag)",
-    EMPTY: "empty",
-}
-#: Marker and colour of each kind of end.
+#: Label, marker and colour of each kind of end.
 _END_STYLES = {
-    TERMINAL: ("o", COLOURS[1]),
-    TIMEOUT: ("D", COLOURS[0]),
-    OPEN: ("x", COLOURS[3]),
-    EMPTY: ("+", COLOURS[4]),
+    TERMINAL: ("terminal", "o", COLOURS[1]),
+    TIMEOUT: ("timeout (truncated)", "D", COLOURS[0]),
+    OPEN: ("open end (no flag)", "x", COLOURS[3]),
+    EMPTY: ("empty", "+", COLOURS[4]),
 }
 
 
@@ -73,48 +67,40 @@ def report_source(
       StorageFullError: If the disk is full.
     """
     source = load(source)
-    reading, statistics = _TolerantReading(source), SourceStatistics()
-    checks = DatasetChecks(source)
-
-    show = isolate(on_episode)
+    readable, errors = _read_until_error(source)
+    statistics, checks, show = SourceStatistics(), DatasetChecks(source), isolate(on_episode)
 
     def add(episode: Episode) -> None:
         show(episode)
         statistics.add(episode)
         checks.add(episode)
 
-    summary = summarize(reading.source, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)
+    summary = summarize(readable, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)
     statistics.finish()
     if not statistics.returns:
-        raise SourceError(reading.error or f"{source.name} has no episodes; there is nothing to report")
+        raise SourceError(errors[0] if errors else f"{source.name} has no episodes; there is nothing to report")
     reference, _ = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
     page = Page(source.name, f"rlds2reverb report on a dataset of kind {source.kind}")
     _add_summary(page, summary)
-    _add_validation(page, summary, statistics, reading.error)
-    add_findings(page, reading.source, checks.finish())
+    _add_validation(page, summary, statistics, errors)
+    add_findings(page, readable, checks.finish())
     _add_episodes(page, statistics, reference)
     _add_marginals(page, statistics)
-    _add_pictures(page, reading, statistics)
+    _add_pictures(page, readable, statistics)
     return page.build(path)
 
 
-class _TolerantReading:
-    """A source that ends where reading fails.
+def _read_until_error(source: Source) -> tuple[Source, list[str]]:
+    """Returns a source that ends where reading fails, and a list to which the message of the error is then added."""
+    errors: list[str] = []
 
-    Attributes:
-      source: the source.
-      error: the message of the error; '' if there was none.
-    """
-
-    def __init__(self, source: Source):
-        self.error, self._read = "", source.read
-        self.source = replace(source, read=self._read_until_error)
-
-    def _read_until_error(self) -> Iterator[Episode]:
+    def read() -> Iterator[Episode]:
         try:
-            yield from self._read()
+            yield from source.read()
         except SourceError as error:
-            self.error = str(error)
+            errors.append(str(error))
+
+    return replace(source, read=read), errors
 
 
 def _add_summary(page: Page, summary: Summary) -> None:
@@ -127,8 +113,8 @@ def _add_summary(page: Page, summary: Summary) -> None:
     page.add_table(("field", "one step", "NaN or Inf"), rows)
 
 
-def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, error: str) -> None:
-    findings = [("problem", f"the dataset could not be read any further: {error}")] if error else []
+def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, errors: list[str]) -> None:
+    findings = [("problem", f"the dataset could not be read any further: {error}") for error in errors]
     findings += [("problem", str(problem)) for problem in statistics.problems]
     if hidden := statistics.num_problems - len(statistics.problems):
         findings.append(("problem", f"and {hidden:,} more; rlds2reverb validate lists them"))
@@ -170,11 +156,11 @@ def _draw_ends(statistics: SourceStatistics) -> Figure:
     figure = make_figure(*FULL_WIDTH)
     upper, lower = figure.subplots(2, sharex=True, height_ratios=[1.4, 1])
     below = np.zeros(len(edges) - 1)
-    for end, (marker, colour) in _END_STYLES.items():
+    for end, (label, marker, colour) in _END_STYLES.items():
         chosen = number[ends == end]
         if len(chosen):
             shown = chosen[:: -(-len(chosen) // _MAX_POINTS)]
-            upper.plot(shown, lengths[shown], marker, color=colour, markersize=4, label=_END_NAMES[end])
+            upper.plot(shown, lengths[shown], marker, color=colour, markersize=4, label=label)
             counts = np.histogram(chosen, edges)[0]
             lower.bar(edges[:-1], counts, np.diff(edges), below, align="edge", color=colour, edgecolor="white")
             below += counts
@@ -190,19 +176,14 @@ def _add_marginals(page: Page, statistics: SourceStatistics) -> None:
     observation_names, action_names, reward_names = statistics.column_names
     if not len(sample.rewards):
         return
-    is_sample = len(sample.rewards) < statistics.num_steps
-    scope = (
-        f"A random sample of {len(sample.rewards):,} of {statistics.num_steps:,} steps" if is_sample else "All steps"
-    )
-    page.add_section(
-        "Rewards, actions and states", f"{scope}; the last step of an episode has no action and no reward."
-    )
-    if reward_names:
-        if len(reward_names) == 1:
-            figure = draw_histogram(sample.rewards[:, 0], "reward per step", "steps")
-        else:
-            figure = draw_marginals(sample.rewards, reward_names, "reward per step", "steps")
-        page.add_figure("Rewards", figure)
+    num, total = len(sample.rewards), statistics.num_steps
+    scope = f"A random sample of {num:,} of {total:,} steps" if num < total else "All steps"
+    sentence = f"{scope}; the last step of an episode has no action and no reward."
+    page.add_section("Rewards, actions and states", sentence)
+    if len(reward_names) == 1:
+        page.add_figure("Rewards", draw_histogram(sample.rewards[:, 0], "reward per step", "steps"))
+    elif reward_names:
+        page.add_figure("Rewards", draw_marginals(sample.rewards, reward_names, "reward per step", "steps"))
     if action_names:
         page.add_figure("Actions", _draw_actions(sample, action_names))
     if sample.observations.shape[1] > 1:
@@ -224,14 +205,8 @@ def _add_coverage(page: Page, statistics: SourceStatistics, sample: StepSample, 
     shown = np.linspace(0, len(components) - 1, min(len(components), 4000)).astype(int)
     returns = np.array(statistics.returns)[sample.episodes[shown]]
     titles = [f"component {number + 1} ({100 * share:.0f} % of variance)" for number, share in enumerate(shares[:2])]
-    figure = draw_scatter(
-        components[shown, 0],
-        components[shown, 1],
-        returns,
-        x_label=titles[0],
-        y_label=titles[1],
-        colour_label="return",
-    )
+    x, y = components[shown].T
+    figure = draw_scatter(x, y, returns, x_label=titles[0], y_label=titles[1], colour_label="return")
     what = "thinned-out images" if statistics.uses_images else f"{num_columns} standardised columns of the observations"
     caption = f"{len(shown):,} states, projected onto the first two principal components of {what}. "
     caption += "The colour is the return of the episode."
@@ -264,11 +239,11 @@ def find_principal_components(observations: np.ndarray) -> tuple[np.ndarray, np.
     return projected, variances[::-1][:2] / variances.sum()
 
 
-def _add_pictures(page: Page, reading: _TolerantReading, statistics: SourceStatistics) -> None:
+def _add_pictures(page: Page, source: Source, statistics: SourceStatistics) -> None:
     """Adds a picture of each selected episode, in the order of their selection."""
     reasons = select_episodes(statistics)
     found: dict[int, Episode] = {}
-    for position, episode in enumerate(reading.source):
+    for position, episode in enumerate(source):
         if position in reasons:
             found[position] = episode
         if len(found) == len(reasons):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -143,7 +143,8 @@ class SourceStatistics:
         ranks = self._random.random(num_rows)
         rows = np.flatnonzero(is_followed & (ranks < self._highest_rank))
         episodes = np.repeat(np.arange(position, position + len(batch.episodes)), batch.num_steps)
-        self._rows.append(StepSample(*self._layout.select(batch.steps, rows), episodes[rows], ranks[rows]))
+        observations, actions, rewards = self._layout.select(batch.steps, rows)
+        self._rows.append(StepSample(observations, actions, rewards, episodes[rows], ranks[rows]))
         if sum(len(kept.ranks) for kept in self._rows) > 2 * _SAMPLE_SIZE:
             self._shrink()
             self._highest_rank = float(self._rows[0].ranks.max(initial=0.0))
@@ -173,15 +174,12 @@ class _StepLayout:
         self._columns = {**numeric, fields.OBSERVATION: vectors or numeric[fields.OBSERVATION]}
         self.names = tuple(_name_columns(name, columns) for name, columns in self._columns.items())
 
-    def select(self, steps: Nest, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the observations, actions and rewards of some rows, each float32 `[N, columns]`."""
-        observations, actions, rewards = (self._select(steps, name, rows) for name in self._columns)
-        return observations, actions, rewards
-
-    def _select(self, steps: Nest, name: str, rows: np.ndarray) -> np.ndarray:
-        found = dict(leaves(steps[name]))
-        parts = [_flatten(found[path], rows, thin_out=self.uses_images) for path, _ in self._columns[name]]
-        return np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], 1)[:, :_MAX_COLUMNS]
+    def select(self, steps: Nest, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the observations, actions and rewards of some rows, each float32 `[N, columns]`."""
+        for name, columns in self._columns.items():
+            found = dict(leaves(steps[name]))
+            parts = [_flatten(found[path], rows, thin_out=self.uses_images) for path, _ in columns]
+            yield np.concatenate([np.zeros((len(rows), 0), np.float32), *parts], 1)[:, :_MAX_COLUMNS]
 
 
 def is_image(shape: Sequence[Any], dtype: np.dtype) -> bool:

@@ -70,20 +70,22 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
 
 
 def _describe_config(config: Any) -> list[tuple[str, str]]:
-    is_limited = config.max_size is not None and config.max_size < MAX_ITEMS
+    rows = [("remover", str(config.remover)), ("rate limiter", str(config.rate_limiter))]
+    return [*rows, *_describe_limits(config)]
+
+
+def _describe_limits(table: Any) -> list[tuple[str, str]]:
+    is_limited, times = table.max_size is not None and table.max_size < MAX_ITEMS, table.max_times_sampled
     return [
-        ("remover", str(config.remover)),
-        ("rate limiter", str(config.rate_limiter)),
-        ("max size", f"{config.max_size:,}" if is_limited else "no limit"),
-        ("max times sampled", f"{config.max_times_sampled:,}" if config.max_times_sampled else "no limit"),
+        ("max size", f"{table.max_size:,}" if is_limited else "no limit"),
+        ("max times sampled", f"{times:,}" if times else "no limit"),
     ]
 
 
 def _describe_info(info: Any) -> list[tuple[str, str]]:
     limiter = info.rate_limiter_info
     rows = [
-        ("max size", f"{info.max_size:,}" if info.max_size < MAX_ITEMS else "no limit"),
-        ("max times sampled", f"{info.max_times_sampled:,}" if info.max_times_sampled else "no limit"),
+        *_describe_limits(info),
         ("min size to sample", f"{limiter.min_size_to_sample:,}"),
         ("inserted", f"{limiter.insert_stats.completed:,} items since the server started"),
         ("sampled", f"{limiter.sample_stats.completed:,} items since the server started"),
@@ -114,7 +116,7 @@ def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) 
     if items.probabilities is not None and items.times_sampled.any():
         page.add_figure(
             "Expected and empirical sampling frequency",
-            _draw_frequencies(items),
+            _draw_frequencies(items, items.probabilities),
             caption="Share of all samples by priority. Expected: from today's priorities and the sampler. Empirical: "
             "from the sample counts of the items. They differ if priorities changed, or items were added, in between.",
         )
@@ -124,17 +126,13 @@ def _add_table(page: Page, items: ItemStatistics, facts: list[tuple[str, str]]) 
 
 def _summarize(items: ItemStatistics) -> list[tuple[str, str]]:
     order = np.argsort(items.priorities)
-    cumulative = np.cumsum(items.weights[order])
-    last = len(order) - 1
-    places = np.clip(np.searchsorted(cumulative, [0.0, 0.5, 1.0 - 1e-9]), 0, last)
+    places = np.searchsorted(np.cumsum(items.weights[order]), [0.0, 0.5, 1.0 - 1e-9]).clip(0, len(order) - 1)
     low, median, high = (format_number(items.priorities[order[place]]) for place in places)
-    never = float(items.weights[items.times_sampled == 0].sum())
-    facts = [("priority", f"from {low} to {high}, median {median}")]
-    mean = float((items.weights * items.times_sampled).sum())
-    sampled = f"{mean:,.3g} times per item"
+    sampled = f"{float((items.weights * items.times_sampled).sum()):,.3g} times per item"
     if not items.is_sample:
+        never = float(items.weights[items.times_sampled == 0].sum())
         sampled += f"; {100 * never:.1f} % of the items have never been sampled"
-    return [*facts, ("samples", sampled)]
+    return [("priority", f"from {low} to {high}, median {median}"), ("samples", sampled)]
 
 
 def _bin_priorities(priorities: np.ndarray, num_bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -157,12 +155,10 @@ def _draw_priorities(items: ItemStatistics) -> Figure:
     return figure
 
 
-def _draw_frequencies(items: ItemStatistics) -> Figure:
-    if items.probabilities is None:
-        raise ValueError("items must have probabilities")
+def _draw_frequencies(items: ItemStatistics, probabilities: np.ndarray) -> Figure:
     figure, axes = make_axes()
     edges, bins = _bin_priorities(items.priorities, _NUM_GROUPS)
-    expected = np.bincount(bins, items.weights * items.probabilities, minlength=_NUM_GROUPS)
+    expected = np.bincount(bins, items.weights * probabilities, minlength=_NUM_GROUPS)
     empirical = np.bincount(bins, items.weights * items.times_sampled, minlength=_NUM_GROUPS)
     axes.stairs(100 * expected / expected.sum(), edges, fill=True, color=COLOURS[5], label="expected")
     axes.stairs(100 * empirical / empirical.sum(), edges, color="black", linestyle="--", label="empirical")
