@@ -58,12 +58,10 @@ class EvaluatedPolicy:
         self.has_goals = algo is not None and get_algorithm(algo).items == "goals"
         is_discrete = tf.nest.flatten(self._policy.action_spec)[0].dtype.is_integer
         self.actions: Any = (DiscreteActions if is_discrete else BoundedActions)(self._policy.action_spec)
-        number = tf.TensorSpec([1], tf.float32)
-        observation = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([1, *leaf.shape], leaf.dtype), self._policy.time_step_spec.observation
-        )
-        inputs = TimeStep(tf.TensorSpec([1], tf.int32), number, number, observation), state
-        batched = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), inputs)
+        number, observation = tf.TensorSpec([], tf.float32), self._policy.time_step_spec.observation
+        time_step = TimeStep(tf.TensorSpec([], tf.int32), number, number, observation)
+        inputs = time_step, tf.nest.map_structure(lambda leaf: leaf[0], state)
+        batched = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape], leaf.dtype), inputs)
         self._act = tf.function(self._call, autograph=False).get_concrete_function(
             *batched, tf.TensorSpec([2], tf.int32)
         )
@@ -155,11 +153,15 @@ class EvaluatedPolicy:
           ArgumentError: If the policy has no probabilities.
           ValueError: If a probability is not a number below infinity.
         """
-        if self.has_state:
-            raise self._error()
-        log_probs = self._find_log_prob(observation, action)
+        log_probs = None if self.has_state else self._find_log_prob(observation, action)
         if log_probs is None:
-            self._require_certain(observation)
+            if self.has_state or not self.is_discrete or self._acts_randomly(observation):
+                raise ArgumentError(
+                    f"must be 'fqe' for {self.name}, whose actions have no probabilities that importance weights "
+                    "require: it was saved without them, or takes a single continuous action in each state; or pass "
+                    "the collect_policy of an agent with a stochastic actor",
+                    about="method",
+                )
             return np.where(self._sample(observation, 0) == action, 0.0, -np.inf)
         if not (log_probs < np.inf).all():
             raise ValueError(f"the log probabilities of {self.name} must be below infinity, got {log_probs.max()}")
@@ -183,18 +185,6 @@ class EvaluatedPolicy:
             return None
         log_probs = distribution.log_prob(given).numpy().astype(np.float64)
         return log_probs.reshape(len(log_probs), -1).sum(axis=1)
-
-    def _require_certain(self, observation: Nest) -> None:
-        if not self.is_discrete or self._acts_randomly(observation):
-            raise self._error()
-
-    def _error(self) -> ArgumentError:
-        return ArgumentError(
-            f"must be 'fqe' for {self.name}, whose actions have no probabilities that importance weights require: it "
-            "was saved without them, or takes a single continuous action in each state; or pass the collect_policy of "
-            "an agent with a stochastic actor",
-            about="method",
-        )
 
     def _acts_randomly(self, observation: Nest) -> bool:
         """Returns whether two calls of the policy differ, in the first states that it is called with."""

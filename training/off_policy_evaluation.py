@@ -132,10 +132,7 @@ def rank_policies(policies: Iterable[Any], source: Any, method: str = "fqe", **s
 
 
 def evaluate_policies(
-    policies: Sequence[Any],
-    source: Any,
-    methods: Sequence[str],
-    **settings: Any,
+    policies: Sequence[Any], source: Any, methods: Sequence[str], **settings: Any
 ) -> list[PolicyEstimate]:
     """Returns the estimates of several methods for each policy, which share what they can; see `evaluate_offline`."""
     for method in methods:
@@ -199,21 +196,12 @@ class _Evaluation:
         """Returns the terms of a method, float64 [K, N, T + 1]; T is 0 for fitted Q evaluation."""
         if method == "fqe":
             return self._estimate_values(self._data.firsts, self._data.first_goals)[..., None]
-        rewards, discounts = (pad(column, self._data.lengths) for column in (self._data.rewards, self._discounts))
+        rewards = pad(self._data.rewards, self._data.lengths)
+        discounts = pad(self._data.gamma * self._data.env_discounts, self._data.lengths)
         if not ESTIMATORS[method].uses_values:
             return estimator_terms(rewards, discounts)[None]
         values = pad(self._estimate_values(np.arange(self._data.num_steps.sum())), self._data.lengths + 1)
         return estimator_terms(rewards, discounts, pad(self._q_values, self._data.lengths), values)
-
-    @property
-    def _num_time_constants(self) -> float:
-        """The number of updates in time constants; see `FittedQOptions.target_update_rate`."""
-        options = self._settings.fqe
-        return options.num_updates * options.target_update_rate * (1 - self._data.gamma)
-
-    @property
-    def _discounts(self) -> np.ndarray:
-        return self._data.gamma * self._data.env_discounts
 
     @property
     def _moments(self) -> Moments:
@@ -226,11 +214,7 @@ class _Evaluation:
     @cached_property
     def _log_ratios(self) -> np.ndarray:
         """The logarithms of the importance ratios, float64 [E, T]."""
-        names = (fields.OBSERVATION, fields.ACTION)
-        new = self._data.map(
-            lambda steps, _: self._policy.log_prob(*(steps[name] for name in names)), self._data.starts, names
-        )
-        old = self._find_behaviour()
+        new, old = self._find_log_probs(self._policy), self._find_behaviour()
         if num_invalid := int((~np.isfinite(old)).sum()):
             raise SourceError(
                 f"the behaviour policy must give every action of the data a positive probability, but {num_invalid:,} "
@@ -387,6 +371,8 @@ class _Evaluation:
     def _find_problems(self, result: PolicyEstimate) -> list[str]:
         """Returns sentences about what may be wrong with an estimate."""
         problems, estimator, num = [], ESTIMATORS[result.method], result.num_episodes
+        options = self._settings.fqe
+        num_time_constants = options.num_updates * options.target_update_rate * (1 - self._data.gamma)
         size, ends = result.effective_sample_size, np.cumsum(self._data.lengths) - 1
         num_unknown = len(self._data.starts) - len(self._data.known)
         num_truncated = int((self._data.env_discounts[ends] > 0).sum()) + num_unknown
@@ -404,11 +390,11 @@ class _Evaluation:
             problems.append(
                 f"{num_truncated:,} of {num:,} episodes are truncated, and the estimate does not include later rewards"
             )
-        if estimator.uses_values and self._settings.fqe.ensemble_size == 1:
+        if estimator.uses_values and options.ensemble_size == 1:
             problems.append("a single Q-function was fitted; the interval does not include the uncertainty of the fit")
-        if estimator.uses_values and self._num_time_constants < _MIN_TIME_CONSTANTS:
+        if estimator.uses_values and num_time_constants < _MIN_TIME_CONSTANTS:
             problems.append(
-                f"the Q-functions may not have converged: the updates are {self._num_time_constants:.1f} time "
+                f"the Q-functions may not have converged: the updates are {num_time_constants:.1f} time "
                 f"constants, of which {_MIN_TIME_CONSTANTS} are enough; make more updates, or raise target_update_rate"
             )
         if estimator.uses_values and num_unknown:

@@ -61,13 +61,6 @@ def simulate_selection(
 
     random = np.random.default_rng(seed)
     policies = random.permuted(np.tile(np.arange(len(recorded)), (num_trials, 1)), axis=1)[:, :size]
-    return _run_trials(recorded, policies, num_episodes, exploration, random)
-
-
-def _run_trials(
-    recorded: list[np.ndarray], policies: np.ndarray, num_episodes: int, exploration: float, random: np.random.Generator
-) -> np.ndarray:
-    """Runs one trial for each row of `policies`, int64 [trials, policies of a trial]; see `simulate_selection`."""
     flat, lengths = np.concatenate(recorded), np.array([values.size for values in recorded])
     starts, means = np.cumsum(lengths) - lengths, np.array([values.mean() for values in recorded])
     counts, sums, trials = np.zeros(policies.shape), np.zeros(policies.shape), np.arange(len(policies))
