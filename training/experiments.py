@@ -69,10 +69,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the attributes as JSON values, with means and deviations by name."""
-        values = dict(vars(self))
-        for name in ("last", "last_five", "best"):
-            values[name] = _describe_pair(values[name])
-        return {**values, "scores": {name: _describe_pair(pair) for name, pair in self.scores.items()}}
+        pairs = {name: _describe_pair(getattr(self, name)) for name in ("last", "last_five", "best")}
+        return {**vars(self), **pairs, "scores": {name: _describe_pair(pair) for name, pair in self.scores.items()}}
 
 
 @dataclass(frozen=True)
@@ -156,22 +154,26 @@ class Experiment:
         return groups
 
     def _make_row(self, data: str, variant: str, names: Sequence[str]) -> Row:
-        begun = [name for name in names if name in self.runs and len(self.runs[name].progress.get(STEP, ()))]
-        evaluated = [name for name in begun if len(self.runs[name].evaluations.get(STEP, ()))]
-        runs = [self.runs[name] for name in begun]
-        row: dict[str, Any] = {"data": data, "variant": variant, "planned": len(names)}
-        row["seeds"] = tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun)
-        row["updates"] = min((run.num_updates for run in runs), default=0)
-        row["behaviour"] = next((run.behaviour_return for run in runs if run.behaviour_return is not None), None)
+        begun = {name: self.runs[name] for name in names if name in self.runs}
+        begun = {name: run for name, run in begun.items() if len(run.progress.get(STEP, ()))}
+        evaluated = {name: run for name, run in begun.items() if len(run.evaluations.get(STEP, ()))}
+        row = Row(
+            data,
+            variant,
+            seeds=tuple(int(self.plan[name]["configuration"]["seed"]) for name in evaluated or begun),
+            planned=len(names),
+            updates=min((run.num_updates for run in begun.values()), default=0),
+            behaviour=next((run.behaviour_return for run in begun.values() if run.behaviour_return is not None), None),
+        )
         if not evaluated:
-            return Row(**row)
-        runs = [self.runs[name] for name in evaluated]
-        returns = [run.evaluations["mean"] for run in runs]
-        row["swing"] = float(np.mean([np.std(means[-_NUM_LAST:]) for means in returns]))
-        scores = [run.evaluations.get("score", np.array([np.nan])) for run in runs]
-        has_scores = all(np.isfinite(series).all() for series in scores)
-        row |= {**_summarize(returns), "scores": _summarize(scores) if has_scores else {}}
-        return Row(**row)
+            return row
+        returns = [run.evaluations["mean"] for run in evaluated.values()]
+        results: dict[str, Any] = _summarize(returns)
+        results["swing"] = float(np.mean([np.std(means[-_NUM_LAST:]) for means in returns]))
+        scores = [run.evaluations.get("score", np.array([np.nan])) for run in evaluated.values()]
+        if all(np.isfinite(series).all() for series in scores):
+            results["scores"] = _summarize(scores)
+        return replace(row, **results)
 
 
 def load_experiment(run_dir: str | Path) -> Experiment:
@@ -349,9 +351,8 @@ def choose_placement(jobs: int, *, quiet: bool = False, describe: Callable[[str]
       ValueError: If `jobs` is not an integer >= 1.
     """
     require_count("jobs", jobs)
-    if jobs == 1:
-        return functools.partial(run_here, quiet=quiet, describe=describe)
-    return functools.partial(run_in_processes, jobs=jobs, quiet=quiet, describe=describe)
+    place: Any = run_here if jobs == 1 else functools.partial(run_in_processes, jobs=jobs)
+    return functools.partial(place, quiet=quiet, describe=describe)
 
 
 def _require_valid(runs: Sequence[PlannedRun]) -> None:
@@ -448,24 +449,19 @@ def _summarize(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:
 
 
 def _format_table(rows: Sequence[Row]) -> str:
-    has_scores = bool(rows) and all(row.scores for row in rows)
-    is_one_data = len({row.data for row in rows}) == 1
     headings = ["data", "agent", "seeds", "updates", "mean of data", "last", "last five", "swing", "best"]
-    headings += ["last five scores"] if has_scores else []
-    first = int(is_one_data)
-    return format_columns(headings[first:], [_format_row(row, has_scores=has_scores)[first:] for row in rows])
+    headings += ["last five scores"] if rows and all(row.scores for row in rows) else []
+    # The name of the data is left out if it is the same in all rows.
+    columns = slice(int(len({row.data for row in rows}) == 1), len(headings))
+    return format_columns(headings[columns], [_format_row(row)[columns] for row in rows])
 
 
-def _format_row(row: Row, *, has_scores: bool) -> list[str]:
+def _format_row(row: Row) -> list[str]:
     seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
     behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
-    cells = [row.data, row.variant, seeds, f"{row.updates:,}", behaviour]
-    cells += [_format_pair(row.last), _format_pair(row.last_five), swing, _format_pair(row.best)]
-    return [*cells, _format_pair(row.scores["last_five"])] if has_scores else cells
-
-
-def _format_pair(pair: tuple[float, float] | None) -> str:
-    return "-" if pair is None else f"{pair[0]:,.1f} ± {pair[1]:,.1f}"
+    pairs = (row.last, row.last_five, row.best, row.scores.get("last_five"))
+    last, last_five, best, scores = ("-" if pair is None else f"{pair[0]:,.1f} ± {pair[1]:,.1f}" for pair in pairs)
+    return [row.data, row.variant, seeds, f"{row.updates:,}", behaviour, last, last_five, swing, best, scores]
 
 
 def _describe_pair(pair: tuple[float, float] | None) -> dict[str, float] | None:

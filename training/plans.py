@@ -63,9 +63,8 @@ class PlannedRun:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns a description as JSON values; data in memory are described by their name."""
-        configuration = self.config.as_dict()
-        return {"source": _describe_source(self.source), "data": self.data, "variant": self.variant,
-                "configuration": configuration}  # fmt: skip
+        source, configuration = _describe_source(self.source), self.config.as_dict()
+        return {"source": source, "data": self.data, "variant": self.variant, "configuration": configuration}
 
 
 def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) -> tuple[PlannedRun, ...]:
@@ -112,7 +111,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
         sweep = _read_sweep(Path(sweep))
     parameters = inspect.signature(load).parameters.values()
     reading_options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    _require_names("a sweep", sweep, {_DATA, _SEEDS, _VARIANTS, _PRESETS, *reading_options, *declared_options()})
+    _require_options("a sweep", sweep, {_DATA, _SEEDS, _VARIANTS, _PRESETS, *reading_options, *declared_options()})
     if _DATA not in sweep:
         raise ValueError("a sweep must contain 'data': a path, a list of paths, or a dict of paths by name")
     reading = {name: sweep[name] for name in reading_options if name in sweep}
@@ -121,19 +120,13 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     sources, variants = _name_sources(sweep[_DATA]), list(_expand_variants(options, sweep.get(_VARIANTS)))
     if reading:
         sources = {name: load(source, **reading) for name, source in sources.items()}
-    repeated = [name for name, count in Counter(_name_directory(name) for name, _ in variants).items() if count > 1]
-    if repeated:
+    directories = [_name_directory(variant) for variant, _ in variants]
+    if repeated := [name for name, count in Counter(directories).items() if count > 1]:
         raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}, or name the options in 'variants'")
     return tuple(
-        PlannedRun(
-            f"{data}/{_name_directory(variant)}/seed_{seed}",
-            source,
-            _set_seed(config.for_source(source), seed),
-            data,
-            variant,
-        )
+        PlannedRun(f"{data}/{folder}/seed_{seed}", source, _set_seed(config.for_source(source), seed), data, variant)
         for data, source in sources.items()
-        for variant, config in variants
+        for folder, (variant, config) in zip(directories, variants, strict=True)
         for seed in seeds
     )
 
@@ -234,7 +227,6 @@ def _name_sources(data: Any) -> dict[str, Any]:
 
 def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tuple[str, TrainingConfig]]:
     """Yields the name and the configuration of every combination of values, for each of the variants."""
-    _require_hyperparameters("a sweep", options)
     if variants is None:
         yield from _expand("", options)
         return
@@ -243,8 +235,7 @@ def _expand_variants(options: Mapping[str, Any], variants: Any) -> Iterator[tupl
     if not variants:
         raise ValueError("the 'variants' of a sweep must contain at least one")
     for name, own in variants.items():
-        _require_names(f"variant {name!r}", own, {_PRESETS, *declared_options()})
-        _require_hyperparameters(f"variant {name!r}", own)
+        _require_options(f"variant {name!r}", own, {_PRESETS, *declared_options()})
         nested = {**options.get("hyperparameters", {}), **own.get("hyperparameters", {})}
         merged = {**options, **own, **({"hyperparameters": nested} if nested else {})}
         yield from _expand(str(name), merged)
@@ -254,17 +245,17 @@ def _expand(variant: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Tra
     flat: dict[tuple[str, ...], Any] = {(name,): value for name, value in options.items() if name != "hyperparameters"}
     flat |= {("hyperparameters", name): value for name, value in options.get("hyperparameters", {}).items()}
     flat |= {(name,): _read_list(flat[name,]) for name in _LISTS if (name,) in flat}
-    swept = [path for path, value in flat.items() if isinstance(value, list)]
-    for path in swept:
-        if not flat[path]:
+    swept = {path: value for path, value in flat.items() if isinstance(value, list)}
+    for path, values in swept.items():
+        if not values:
             raise ValueError(f"{path[-1]!r} of a sweep must contain at least one value; leave it out for the default")
-    varied = [path for path in swept if len(flat[path]) > 1]
-    for values in itertools.product(*[flat[path] for path in swept]):
+    for combination in itertools.product(*swept.values()):
+        by_path = dict(zip(swept, combination, strict=True))
         chosen: dict[str, Any] = {"hyperparameters": {}}
-        for path, value in {**flat, **dict(zip(swept, values, strict=True))}.items():
+        for path, value in {**flat, **by_path}.items():
             (chosen["hyperparameters"] if len(path) > 1 else chosen)[path[-1]] = _freeze(value)
-        by_path = dict(zip(swept, values, strict=True))
-        name = _name_variant(variant, chosen.get("algo"), {path: by_path[path] for path in varied})
+        varied = {path: value for path, value in by_path.items() if len(swept[path]) > 1}
+        name = _name_variant(variant, chosen.get("algo"), varied)
         yield name, _make_config(name, chosen, has_lists=bool(swept))
 
 
@@ -285,13 +276,10 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:
     """Returns a name such as 'iql, gamma=0.9'."""
     name = variant or _format_value(algo)
-    words = [
-        f"{path[-1]}={name_env(value) if path == ('env',) else _format_value(value)}"
-        for path, value in swept.items()
-        if path != ("algo",)
-    ]
-    if variant and ("algo",) in swept:
-        words.insert(0, _format_value(algo))
+    words = [_format_value(algo)] if variant and ("algo",) in swept else []
+    for path, value in swept.items():
+        if path != ("algo",):
+            words.append(f"{path[-1]}={name_env(value) if path == ('env',) else _format_value(value)}")
     return ", ".join([name, *words])
 
 
@@ -327,15 +315,12 @@ def _set_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
     return config.replace(seed=seed, hooks=hooks)
 
 
-def _require_names(owner: str, options: Mapping[str, Any], valid: set[str]) -> None:
-    """Raises `ValueError` if a sweep or a variant contains an option that does not exist there."""
+def _require_options(owner: str, options: Mapping[str, Any], valid: set[str]) -> None:
+    """Raises an error if a sweep or a variant contains an option that does not exist there, or invalid ones."""
     for name in options:
         if name == "seed" or name not in valid:
             advice = "; use 'seeds'" if name == "seed" else suggest(str(name), valid)
             raise ValueError(f"{owner} cannot contain {name!r}{advice}")
-
-
-def _require_hyperparameters(owner: str, options: Mapping[str, Any]) -> None:
     values = options.get("hyperparameters", {})
     if not isinstance(values, Mapping):
         raise TypeError(f"the 'hyperparameters' of {owner} must be a dict by name, got {values!r}")
