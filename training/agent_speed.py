@@ -47,12 +47,8 @@ def open_training(algo: str, **options: Any) -> Iterator[Training]:
     """Yields a running training of an agent on random data in memory, after its first updates; see `train`."""
     is_discrete = get_algorithm(algo).actions == "discrete"
     bounds = (0, _ACTION_SIZE - 1) if is_discrete else (-1, 1)
-    fixed: dict[str, Any] = {
-        **dict.fromkeys(_STEP_OPTIONS, 1_000_000),
-        "env": None,
-        "track": (),
-        "action_bounds": bounds,
-    }
+    fixed: dict[str, Any] = {"env": None, "track": (), "action_bounds": bounds}
+    fixed |= dict.fromkeys(_STEP_OPTIONS, 1_000_000)
     episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -81,16 +77,14 @@ class _NoNotes(Progress):
 
 
 def _make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
-    random, length = np.random.default_rng(0), _EPISODE_LENGTH
-
-    def make() -> dict[str, Any]:
-        observations = random.normal(size=(length + 1, _OBSERVATION_SIZE)).astype(np.float32)
-        actions = random.uniform(-1, 1, (length, _ACTION_SIZE)).astype(np.float32)
-        return from_transitions(
-            observations,
-            random.integers(0, _ACTION_SIZE, length) if is_discrete else actions,
-            rewards=random.normal(size=length).astype(np.float32),
+    random, shape = np.random.default_rng(0), (_NUM_EPISODES, _EPISODE_LENGTH, _ACTION_SIZE)
+    actions = random.uniform(-1, 1, shape).astype(np.float32)
+    return [
+        from_transitions(
+            random.normal(size=(_EPISODE_LENGTH + 1, _OBSERVATION_SIZE)).astype(np.float32),
+            random.integers(0, _ACTION_SIZE, _EPISODE_LENGTH) if is_discrete else actions[number],
+            rewards=random.normal(size=_EPISODE_LENGTH).astype(np.float32),
             terminated=False,
         )
-
-    return [make() for _ in range(_NUM_EPISODES)]
+        for number in range(_NUM_EPISODES)
+    ]

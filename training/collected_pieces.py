@@ -65,7 +65,7 @@ class PieceConverter:
 
     def item_spec(self, observation_spec: Nest, action_spec: Any) -> Nest:
         """Returns the spec of an item, a nest of `tf.TensorSpec`, for steps with these TF-Agents specs."""
-        number, flag = ArraySpec((), np.dtype(np.float32)), ArraySpec((), np.dtype(bool))
+        number = ArraySpec((), np.dtype(np.float32))
         info = {fields.POLICY_INFO: step_info_spec(self._step_info)} if self._step_info else {}
         return self._adder.item_spec(
             {
@@ -73,28 +73,23 @@ class PieceConverter:
                 fields.ACTION: _make_array_spec(action_spec),
                 fields.REWARD: number,
                 fields.DISCOUNT: number,
-                fields.IS_FIRST: flag,
-                fields.IS_LAST: flag,
-                fields.IS_TERMINAL: flag,
+                **dict.fromkeys(fields.FLAG_FIELDS, ArraySpec((), np.dtype(bool))),
                 **info,
             }
         )
 
     def __call__(self, piece: Piece) -> Items:
         """Returns the items of a piece."""
-        steps = piece.episode.steps
+        steps, num_steps = dict(piece.episode.steps), len(piece.episode.steps[fields.REWARD])
         if self._reward_transform is not None:
-            rewards = self._reward_transform.transform(steps)
-            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.REWARD: rewards}))
+            steps[fields.REWARD] = self._reward_transform.transform(steps)
         if self._step_info:
-            steps = piece.episode.steps
-            num_steps = np.array([len(steps[fields.REWARD])])
-            info = make_step_info(steps, num_steps, self._step_info, gamma=self._gamma)
-            piece = piece._replace(episode=replace(piece.episode, steps={**steps, fields.POLICY_INFO: info}))
-        items: Items = self._adder(piece.episode)
+            info = make_step_info(steps, np.array([num_steps]), self._step_info, gamma=self._gamma)
+            steps[fields.POLICY_INFO] = info
+        items: Items = self._adder(replace(piece.episode, steps=steps))
         if piece.is_complete:
             return items
-        end = len(piece.episode.steps[fields.REWARD]) - 1 - self.num_kept
+        end = num_steps - 1 - self.num_kept
         return Items(items.columns, items.starts[:end], items.lengths[:end], items.squeeze)
 
 

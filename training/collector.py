@@ -25,12 +25,14 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.learners.agents.chunk_policy import ChunkPolicy
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.specs import Nest, leaves
+from rlds2reverb.specs import leaves
 
 #: Separates the random numbers used here from those of other parts with the same seed.
 _SALT = 0x45_4E_56_53
 _NUM_RETURNS = 10
 _STATE, _ARRAYS = "collector.json", "collector.npz"
+#: Fields of the time steps after the first one by the names of their arrays.
+_SAVED_FIELDS = {"rewards": "reward", "discounts": "discount", "actions": "prev_action"}
 
 
 class Piece(NamedTuple):
@@ -59,15 +61,7 @@ class Collector:
       returns: undiscounted returns of the last ten episodes that ended.
     """
 
-    def __init__(
-        self,
-        make_env: Any,
-        policy: Any,
-        *,
-        num_envs: int = 1,
-        seed: int = 0,
-        num_kept: int = 0,
-    ):
+    def __init__(self, make_env: Any, policy: Any, *, num_envs: int = 1, seed: int = 0, num_kept: int = 0):
         """Checks nothing yet; the environments are created by `start`.
 
         Args:
@@ -107,10 +101,8 @@ class Collector:
             functools.partial(make_seeded, self._make_env, self._seed, index, track.get_progress(paths))
             for index, track in enumerate(self._tracks)
         ]
-        if self._num_envs == 1:
-            self._env = BatchedEnvironment([constructors[0]()])
-        else:
-            self._env = ParallelEnvironment(constructors)
+        is_single = self._num_envs == 1
+        self._env = BatchedEnvironment([constructors[0]()]) if is_single else ParallelEnvironment(constructors)
         env, space = self._env, make_space(self._env.action_spec())
         require_number_rewards(env, "the environment")
         require_policy(
@@ -119,8 +111,7 @@ class Collector:
         self._actions = PolicyActions(self._policy, space, state=self._policy_state)
         self._policy_state = self._actions.state
         self._rollout = Rollout(env, self._choose_actions, name="the environment", survives_failures=True)
-        time_step = next(self._rollout)
-        rows = self._read(time_step)
+        rows = self._read(next(self._rollout))
         for index, track in enumerate(self._tracks):
             track.start(rows(index))
 
@@ -146,8 +137,12 @@ class Collector:
         until = self.num_collected + num_steps
         while self.num_collected < until:
             self._add(next(self._rollout))
-        taken = [steps for track in self._tracks for steps in track.take(self._num_kept)]
-        return [_make_piece(steps, is_complete, self._observation_spec) for steps, is_complete in taken]
+        return [self._make_piece(*taken) for track in self._tracks for taken in track.take(self._num_kept)]
+
+    def _make_piece(self, steps: EpisodeSteps, is_complete: bool) -> Piece:
+        columns = steps.to_rlds(is_complete=is_complete)
+        observation = tf.nest.pack_sequence_as(self._observation_spec, columns[fields.OBSERVATION])
+        return Piece(Episode({**columns, fields.OBSERVATION: observation}, 0), is_complete)
 
     def _add(self, time_step: TimeStep) -> None:
         rows = self._read(time_step)
@@ -169,17 +164,15 @@ class Collector:
 
     def _choose_actions(self, time_step: TimeStep, is_used: np.ndarray, _: Any) -> np.ndarray:
         if self._is_random:
-            return self._actions.convert(self._sample_actions(), is_used, self._locate)
+            spec, dtype = self._action_spec, np.dtype(self._action_spec.dtype.as_numpy_dtype)
+            bounded = BoundedArraySpec(tuple(spec.shape), dtype, spec.minimum, spec.maximum)
+            random = np.random.default_rng([_SALT, self._seed, self.num_collected])
+            sampled = np.stack([sample_action(bounded, random) for _ in range(self._num_envs)])
+            return self._actions.convert(sampled, is_used, self._locate)
         seed = np.array([self._seed ^ _SALT, self.num_collected], np.int32) if self._is_seeded else None
         actions = self._actions(time_step, is_used, self._locate, seed=seed)
         self._policy_state = self._actions.state
         return actions
-
-    def _sample_actions(self) -> np.ndarray:
-        spec = self._action_spec
-        bounded = BoundedArraySpec(tuple(spec.shape), np.dtype(spec.dtype.as_numpy_dtype), spec.minimum, spec.maximum)
-        random = np.random.default_rng([_SALT, self._seed, self.num_collected])
-        return np.stack([sample_action(bounded, random) for _ in range(self._num_envs)])
 
     def _locate(self, env: int) -> str:
         return f"environment {env}, after {self.num_collected:,} collected steps"
@@ -275,7 +268,8 @@ class _Track:
         """Continues with the first time step of a new environment: that of a new episode unless it was repeated."""
         is_new = time_step.step_type == FIRST and bool(self._executed)
         last = self._steps.time_steps[-1:]
-        if self.has_failed or is_new or not last or not _has_observation(time_step, last[0]):
+        is_same = bool(last) and all(map(np.array_equal, time_step.observation, last[0].observation))
+        if self.has_failed or is_new or not is_same:
             self.begin(time_step)
         self.is_ended = bool(time_step.step_type == LAST)
 
@@ -314,12 +308,8 @@ class _Track:
         numbers = {"episode": self.episode, "is_ended": self.is_ended, "has_failed": self.has_failed,
                    "total_reward": self.total_reward, "begins_episode": self._steps.begins_episode}  # fmt: skip
         time_steps = self._steps.time_steps
-        arrays = {
-            "executed": self._executed,
-            "actions": [step.prev_action for step in time_steps[1:]],
-            "rewards": [step.reward for step in time_steps[1:]],
-            "discounts": [step.discount for step in time_steps[1:]],
-        }
+        arrays = {"executed": self._executed}
+        arrays |= {name: [getattr(step, field) for step in time_steps[1:]] for name, field in _SAVED_FIELDS.items()}
         columns = zip(*(step.observation for step in time_steps), strict=True)
         arrays |= {f"observation{number}": list(column) for number, column in enumerate(columns)}
         return numbers, {name: np.array(values) for name, values in arrays.items()}
@@ -333,19 +323,9 @@ class _Track:
         track.total_reward, track._executed = numbers["total_reward"], list(arrays["executed"])
         num_leaves = sum(name.startswith("observation") for name in arrays)
         observations = list(zip(*(arrays[f"observation{number}"] for number in range(num_leaves)), strict=True))
-        following = zip(*(arrays[name] for name in ("rewards", "discounts", "actions")), strict=True)
         time_steps = [TimeStep(FIRST, np.float32(0), np.float32(1), observations[0], ())] if observations else []
-        for observation, (reward, discount, action) in zip(observations[1:], following, strict=True):
+        following = zip(observations[1:], *(arrays[name] for name in _SAVED_FIELDS), strict=True)
+        for observation, reward, discount, action in following:
             time_steps.append(TimeStep(MID, np.float32(reward), np.float32(discount), observation, action))
         track._steps = EpisodeSteps(time_steps, begins_episode=numbers["begins_episode"])
         return track
-
-
-def _has_observation(time_step: TimeStep, other: TimeStep) -> bool:
-    return all(map(np.array_equal, time_step.observation, other.observation))
-
-
-def _make_piece(steps: EpisodeSteps, is_complete: bool, observation_spec: Nest) -> Piece:
-    columns = steps.to_rlds(is_complete=is_complete)
-    observation = tf.nest.pack_sequence_as(observation_spec, columns[fields.OBSERVATION])
-    return Piece(Episode({**columns, fields.OBSERVATION: observation}, 0), is_complete)

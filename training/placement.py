@@ -229,8 +229,8 @@ class _WorkerPool:
         self.stopped_by = ""
         self._output = output
         self._selector = selectors.DefaultSelector()
-        self._environment = {"TF_NUM_INTRAOP_THREADS": str(max(1, num_threads)), "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-                             **os.environ}  # fmt: skip
+        threads = {"TF_NUM_INTRAOP_THREADS": str(max(1, num_threads))}
+        self._environment = {**threads, "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
 
     def __enter__(self) -> _WorkerPool:
         return self

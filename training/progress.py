@@ -32,7 +32,7 @@ class Progress:
         """
         self.num_iterations, self._quiet, self.describe = num_iterations, quiet, describe
         self._console = make_console(soft_wrap=True)
-        self._line: _LiveLine = _NotebookLine() if in_notebook() else _TerminalLine()
+        self._line: _TerminalLine | _NotebookLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""
 
     def note(self, sentence: str) -> None:
@@ -146,9 +146,6 @@ class _NotebookLine:
 
     def clear(self) -> None:
         """Leaves the line that is shown."""
-
-
-_LiveLine = _TerminalLine | _NotebookLine
 
 
 def raise_if_interrupted(stop_reason: str, message: str) -> None:

@@ -108,7 +108,11 @@ class MlflowTracker:
             return
         tags = {"rlds2reverb.id": run.id, **({"rlds2reverb.group": run.group} if run.group else {})}
         self._id = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
-        for key, value in _list_parameters(run.config).items():
+        # Other parts of the config, such as versions, are not parameters.
+        options, hyperparameters = run.config.get("configuration", {}), run.config.get("hyperparameters", {})
+        parameters = {name: value for name, value in options.items() if name != "hyperparameters"}
+        parameters |= {f"hyperparameter.{name}": value for name, value in hyperparameters.items()}
+        for key, value in parameters.items():
             self._client.log_param(self._id, key, str(value)[:_MAX_MLFLOW_LENGTH])
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -124,11 +128,8 @@ class MlflowTracker:
         self._client.set_terminated(self._id, _MLFLOW_STATUS[status])
 
 
-#: The trackers that `track` accepts by name, besides 'tensorboard', and the module that each one requires.
-TRACKERS: dict[str, tuple[Callable[[], Tracker], str]] = {
-    "wandb": (WandbTracker, "wandb"),
-    "mlflow": (MlflowTracker, "mlflow"),
-}
+#: The trackers that `track` accepts by name, which is that of the package they require, besides 'tensorboard'.
+TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker}
 
 
 def require_trackers(trackers: Any) -> tuple[Any, ...]:
@@ -175,13 +176,12 @@ class RunTrackers:
             if tracker == TENSORBOARD:
                 continue
             if isinstance(tracker, str):
-                make, module = TRACKERS[tracker]
-                if importlib.util.find_spec(module) is None:
+                if importlib.util.find_spec(tracker) is None:
                     raise ImportError(
-                        f"the tracker {tracker!r} requires the package {module}; run pip install '.[{tracker}]' in the "
-                        "checkout, or make dev after make install"
+                        f"the tracker {tracker!r} requires the package {tracker}; run pip install '.[{tracker}]' in "
+                        "the checkout, or make dev after make install"
                     )
-                self._trackers[tracker] = make()
+                self._trackers[tracker] = TRACKERS[tracker]()
             else:
                 self._trackers[type(tracker).__name__] = tracker
         self._state: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "logged": {}}
@@ -205,7 +205,7 @@ class RunTrackers:
             if is_continued or not differences(saved.get("identity") or {}, identity or {}):
                 self._state |= saved
         self._state["identity"] = identity
-        self._save()
+        save_json(self._run_dir / _STATE_FILE, self._state)
         run_name, group = _find_names(self._run_dir)
         run = TrackedRun(self._state["id"], run_name, group, self._run_dir, config)
         started: dict[str, Tracker] = {}
@@ -229,7 +229,7 @@ class RunTrackers:
                 logged[kind] = step
                 waiting.append(name)
         if waiting:
-            self._save()
+            save_json(self._run_dir / _STATE_FILE, self._state)
         for name in waiting:
             self._call(name, "log", step, dict(numbers))
 
@@ -246,9 +246,6 @@ class RunTrackers:
             del self._trackers[name]
             self._warn(f"the tracker {name} failed, and the run continues without it: {error}")
 
-    def _save(self) -> None:
-        save_json(self._run_dir / _STATE_FILE, self._state)
-
 
 def _find_names(run_dir: Path) -> tuple[str, str | None]:
     """Returns the name of a run and of the experiment that it belongs to, or None."""
@@ -257,11 +254,3 @@ def _find_names(run_dir: Path) -> tuple[str, str | None]:
         if (folder / _PLAN_FILE).is_file():
             return path.relative_to(folder).as_posix(), folder.name
     return path.name, None
-
-
-def _list_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options and hyperparameters by name; others, such as versions, are not parameters."""
-    values: dict[str, Any] = dict(config.get("configuration", {}))
-    values.pop("hyperparameters", None)
-    hyperparameters = config.get("hyperparameters", {})
-    return {**values, **{f"hyperparameter.{name}": value for name, value in hyperparameters.items()}}
