@@ -230,10 +230,10 @@ class ClusterTraining:
                 self._start_collector(f"collector_{number}", first + 1 + number)
 
     def _start_collector(self, name: str, bundle: int | None) -> None:
-        parts, environment = self._parts, self._parts.environment
-        assert environment is not None
+        parts = self._parts
+        assert parts.evaluator is not None  # An online phase requires an environment.
         options = {"num_envs": self.config.num_envs, "seed": self.config.seed}
-        arguments = (self._call, name, parts.task["policy"], environment.make_env, parts.convert)
+        arguments = (self._call, name, parts.task["policy"], parts.evaluator["make_env"], parts.convert)
         self._start(name, bundle, CollectorActor, *arguments, **options)
 
     def _place(self) -> None:

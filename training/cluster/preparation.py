@@ -20,7 +20,7 @@ from ..collected_pieces import PieceConverter
 from ..config import TrainingConfig
 from ..data import TrainingData, make_augmentation
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
-from ..environment import EvaluationEnvironment, environment_key, evaluator_arguments
+from ..environment import environment_key, evaluator_arguments
 from ..progress import Progress
 from ..sources import EnvironmentData, open_environment, open_evaluated_data
 from ..tables import TableData
@@ -41,8 +41,7 @@ class Preparation:
     Attributes:
       task: the task of the learner; see `rlds2reverb.learners.tasks.make_task`.
       document: content of `config.json`.
-      environment: the environment to evaluate and to collect in; None if there is none.
-      evaluator: arguments of `Evaluator`; None without evaluation.
+      evaluator: arguments of `Evaluator`, whose environment is also that of the collectors; None without evaluation.
       convert: conversion of collected steps to items.
       tables: configurations of the tables on each replay server.
       signature: signature of their items.
@@ -52,7 +51,6 @@ class Preparation:
 
     task: dict[str, Any]
     document: dict[str, Any]
-    environment: EvaluationEnvironment | None
     evaluator: dict[str, Any] | None
     convert: PieceConverter
     tables: list[TableConfig]
@@ -94,7 +92,6 @@ def prepare(
         return Preparation(
             task=_make_task(config, data, document["identity"], run_dir),
             document=document,
-            environment=environment,
             evaluator=None if environment is None else evaluator_arguments(config, environment),
             convert=convert,
             tables=_make_tables(config, data, num_shards),
