@@ -42,10 +42,8 @@ def report_findings(
     """
     page = Page(source.name, f"rlds2reverb report on the checks of a dataset of kind {source.kind}")
     page.add_section("Problems")
-    if problems:
-        page.add_findings([("problem", problem) for problem in problems])
-    else:
-        page.add_text("No problems: flags, discounts, shapes and numbers of all episodes are valid.")
+    valid = "No problems: flags, discounts, shapes and numbers of all episodes are valid."
+    page.add_findings([("problem", problem) for problem in problems], valid)
     add_findings(page, source, findings)
     return page.build(path)
 

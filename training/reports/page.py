@@ -92,8 +92,16 @@ class Page:
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         self._add(f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>')
 
-    def add_findings(self, findings: Iterable[tuple[str, str]]) -> None:
-        """Adds a list of (kind, sentence), where a kind is 'problem', 'warning', 'note' or the like."""
+    def add_findings(self, findings: Sequence[tuple[str, str]], otherwise: str = "") -> None:
+        """Adds a list of (kind, sentence), where a kind is 'problem', 'warning', 'note' or the like.
+
+        Args:
+          findings: the list.
+          otherwise: paragraph in place of an empty list.
+        """
+        if not findings:
+            self.add_text(otherwise)
+            return
         items = (
             f'<li class="{"problem" if kind == "problem" else "note"}"><b>{escape(kind)}</b>{escape(sentence)}</li>'
             for kind, sentence in findings

@@ -139,13 +139,10 @@ def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]])
     not_evaluated = [str(run.path) for run in runs if not len(run.evaluations.get(STEP, ()))]
     if not_evaluated:
         findings.append(("note", f"no evaluations were logged in {', '.join(not_evaluated)}"))
+    where = "" if len(compared) == len(runs) else f" in {len(compared)} of {len(runs)} runs, which logged both"
+    agreement = f" The Q-values are of the magnitude of the achieved discounted returns{where}." if compared else ""
     page.add_section("Findings")
-    if findings:
-        page.add_findings(findings)
-    else:
-        where = "" if len(compared) == len(runs) else f" in {len(compared)} of {len(runs)} runs, which logged both"
-        agreement = f" The Q-values are of the magnitude of the achieved discounted returns{where}."
-        page.add_text("No run stopped with an error." + (agreement if compared else ""))
+    page.add_findings(findings, f"No run stopped with an error.{agreement}")
 
 
 def _name_seed(run: Run, group: Sequence[Run]) -> str:

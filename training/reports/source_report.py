@@ -124,10 +124,8 @@ def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, 
         sentence = f"{summary.unterminated:,} {ends} without a terminal or a timeout; treated as truncated"
         findings.append(("note", sentence))
     page.add_section("Validation")
-    if findings:
-        page.add_findings(findings)
-    else:
-        page.add_text("No problems, warnings or notes: flags, discounts, shapes and numbers of all episodes are valid.")
+    valid = "No problems, warnings or notes: flags, discounts, shapes and numbers of all episodes are valid."
+    page.add_findings(findings, valid)
 
 
 def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[float, float] | None) -> None:
