@@ -35,10 +35,7 @@ DEFAULT_STEPS = 100_000
 #: The options that agents of some kinds of items do not have: their value, and the reason.
 _FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
     "trajectories": {"n_step": (1, "which learns from the next action as well")},
-    "goals": {
-        "n_step": (1, "which learns to reach goals"),
-        "random_shift": (0, "which learns to reach goals"),
-    },
+    "goals": {"n_step": (1, "which learns to reach goals"), "random_shift": (0, "which learns to reach goals")},
     "windows": {
         "n_step": (1, "which learns from windows of single steps"),
         "reward": (None, "whose policy subtracts the environment's own rewards from its target return"),

@@ -217,11 +217,8 @@ def start_isolated(start: Callable[..., ReplayServer]) -> ReplayServer:
 
 
 def _warn_priorities_lost(address: str, reason: str) -> None:
-    warnings.warn(
-        f"new priorities for {address} are lost; continuing with the other servers: {reason}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+    sentence = f"new priorities for {address} are lost; continuing with the other servers: {reason}"
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 def find_goal_sampling(config: TrainingConfig, time_step_spec: Any, action_spec: Any) -> GoalSampling | None:

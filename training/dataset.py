@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from tf_agents.specs import tensor_spec
+from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
@@ -253,10 +253,7 @@ def _read_step_info(steps: StepColumns, convert: _Convert, config: TrainingConfi
 
 
 def _prepare(
-    config: TrainingConfig,
-    action_spec: tensor_spec.BoundedTensorSpec,
-    transform: ScaleRewards | None,
-    steps: dict[str, Nest],
+    config: TrainingConfig, action_spec: BoundedTensorSpec, transform: ScaleRewards | None, steps: dict[str, Nest]
 ) -> dict[str, Nest]:
     """Returns columns of some fields as the algorithm learns from them."""
     steps = convert_columns(steps)

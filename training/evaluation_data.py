@@ -50,8 +50,7 @@ class EvaluationSource:
         config = TrainingConfig(algo, env=None, **options)
         key = repr((config.algo, options))
         if key not in self._opened:
-            opened = open_source(self._source)
-            data = open_dataset(opened, config, other_fields=other_fields)
+            data = open_dataset(open_source(self._source), config, other_fields=other_fields)
             assert isinstance(data, ItemData)
             self._opened[key] = data
         return self._opened[key]

@@ -251,11 +251,7 @@ def train_seeds(
 
 
 def sweep(
-    options: Mapping[str, Any] | str | Path,
-    run_dir: str | Path,
-    *,
-    jobs: int = 1,
-    progress: bool = True,
+    options: Mapping[str, Any] | str | Path, run_dir: str | Path, *, jobs: int = 1, progress: bool = True
 ) -> Experiment:
     """Trains every combination of the data, options and seeds of a sweep; the same call continues what is incomplete.
 

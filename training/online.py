@@ -51,7 +51,7 @@ class OnlinePhase:
           make_env: see `Collector`.
           policy: the policy that collects.
         """
-        self._config, self._data = config, data
+        self._config = config
         self._convert = PieceConverter.of_run(config, data)
         self._collector = Collector(
             make_env, policy, num_envs=config.num_envs, seed=config.seed, num_kept=self._convert.num_kept

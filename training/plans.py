@@ -120,7 +120,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     sources, variants = _name_sources(sweep[_DATA]), list(_expand_variants(options, sweep.get(_VARIANTS)))
     if reading:
         sources = {name: load(source, **reading) for name, source in sources.items()}
-    directories = [_name_directory(variant) for variant, _ in variants]
+    directories = [re.sub(r"[^\w.+=,-]+", "_", variant.replace(", ", ",")) for variant, _ in variants]
     if repeated := [name for name, count in Counter(directories).items() if count > 1]:
         raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}, or name the options in 'variants'")
     return tuple(
@@ -281,11 +281,6 @@ def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any])
         if path != ("algo",):
             words.append(f"{path[-1]}={name_env(value) if path == ('env',) else _format_value(value)}")
     return ", ".join([name, *words])
-
-
-def _name_directory(variant: str) -> str:
-    """Returns the name of the directory of a variant."""
-    return re.sub(r"[^\w.+=,-]+", "_", variant.replace(", ", ","))
 
 
 def _format_value(value: Any) -> str:
