@@ -1,33 +1,8 @@
-"""Replay buffers in the learner's process, and a manager of several."""
+"""Replay buffers in the learner's process, and a manager of several.
 
-from rlds2reverb.errors import RateLimitedError
+The names are imported on first use.
+"""
 
-from .batches import Batch, SampleCheck, SampleRefusal
-from .buffer import (
-    AdvancedReplayBuffer,
-    EpisodeReplayBuffer,
-    NaiveReplayBuffer,
-    ReplayBuffer,
-    SequenceReplayBuffer,
-    make_buffer,
-)
-from .configs import BufferConfig
-from .manager import BufferManager
-from .monitors import BufferMonitor, MonitorConfig
+import lazy_loader
 
-__all__ = [
-    "AdvancedReplayBuffer",
-    "Batch",
-    "BufferConfig",
-    "BufferManager",
-    "BufferMonitor",
-    "EpisodeReplayBuffer",
-    "MonitorConfig",
-    "NaiveReplayBuffer",
-    "RateLimitedError",
-    "ReplayBuffer",
-    "SampleCheck",
-    "SampleRefusal",
-    "SequenceReplayBuffer",
-    "make_buffer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

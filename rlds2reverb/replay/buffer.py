@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import copy_arrays, is_user_code
@@ -31,10 +32,8 @@ from .transitions import make_transitions
 if TYPE_CHECKING:
     import tensorflow as tf
 
-Self = TypeVar("Self", bound="ReplayBuffer")
 
-
-class ReplayBuffer:
+class ReplayBuffer(Closing):
     """A buffer of items with priorities, use counts and limits. It is thread-safe; use it as a context manager.
 
     An item is a dict of numbers, arrays, or nested structures of them; all items have the structure of the first one.
@@ -107,12 +106,6 @@ class ReplayBuffer:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return self.contents.elements.count
@@ -314,10 +307,10 @@ class ReplayBuffer:
         update = validation.read_update(self._holder, info, td_errors, priority)
         if update is None:
             return 0
-        if update.owners is not None:
+        ids, priorities, owners = update
+        if owners is not None:
             raise ValueError(f"a batch of a manager cannot update {self._holder}; pass its info to manager.update")
-        numbers = self.validate_update(update.ids, update.priorities)
-        return self.set_priorities(numbers, update.priorities)
+        return self.set_priorities(self.validate_update(ids, priorities), priorities)
 
     def validate_update(self, ids: Any, priorities: np.ndarray) -> np.ndarray:
         """Returns the element numbers of an update; raises `ValueError` if an id or a priority is invalid."""

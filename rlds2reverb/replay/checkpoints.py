@@ -6,11 +6,13 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
@@ -19,7 +21,7 @@ _PREFIX, _LOCK = "checkpoint-", "buffer.lock"
 _NUM_KEPT = 2
 
 
-class CheckpointFolder:
+class CheckpointFolder(Closing):
     """The directory with a buffer's checkpoints; one buffer at a time has it open.
 
     Each checkpoint is a sealed folder with one raw file per array; its manifest holds dtypes, shapes and plain values.
@@ -40,18 +42,11 @@ class CheckpointFolder:
                 f"{path} is not a checkpoint root of a buffer (it holds {', '.join(foreign[:3])}); use a new directory"
             )
         path.mkdir(parents=True, exist_ok=True)
-        self.path = path
         self._resources = contextlib.ExitStack()
         self._resources.enter_context(FileLock(path / _LOCK, str(path), "close that buffer, or use another directory"))
         self._folders = SealedFolders(path, _PREFIX)
         self._damaged: set[int] = set()
         self._lock = threading.Lock()
-
-    def __enter__(self) -> CheckpointFolder:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """Releases the directory. Idempotent."""
@@ -67,13 +62,8 @@ class CheckpointFolder:
           StorageFullError: If the disk is full; earlier checkpoints are kept.
         """
         with self._lock:  # One thread at a time, so that a later checkpoint has a later state.
-            states = get_states()
-
-            def write_files(folder: Path) -> dict[str, Any]:
-                return {"buffers": {name: _write_state(folder, state, name) for name, state in states.items()}}
-
-            earlier = self._folders.numbers()
-            path = self._folders.write(max(earlier, default=0) + 1, write_files)
+            states, earlier = get_states(), self._folders.numbers()
+            path = self._folders.write(max(earlier, default=0) + 1, partial(_write_states, states))
             valid = [number for number in earlier if number not in self._damaged]
             self._folders.delete({*earlier} - {*valid[1 - _NUM_KEPT :]})
             return path
@@ -113,12 +103,15 @@ def read_saved(path: Path, *, of_manager: bool = False) -> dict[str, Any]:
     return states
 
 
-def _write_state(folder: Path, state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Writes each array of a buffer's state to its own file, and returns what the manifest records."""
-    for key, array in state["arrays"].items():
-        _locate(folder, name, key).write_bytes(_as_bytes(array))
-    arrays = {key: {"dtype": array.dtype.str, "shape": list(array.shape)} for key, array in state["arrays"].items()}
-    return {"header": state["header"], "arrays": arrays}
+def _write_states(states: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes each array of the buffers' states to its own file, and returns what the manifest records."""
+    buffers: dict[str, Any] = {}
+    for name, state in states.items():
+        buffers[name] = {"header": state["header"], "arrays": {}}
+        for key, array in state["arrays"].items():
+            _locate(folder, name, key).write_bytes(_as_bytes(array))
+            buffers[name]["arrays"][key] = {"dtype": array.dtype.str, "shape": list(array.shape)}
+    return {"buffers": buffers}
 
 
 def _locate(folder: Path, name: str, key: str) -> Path:

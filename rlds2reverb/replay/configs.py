@@ -126,11 +126,6 @@ class BufferConfig:
         return (self.length,) if self.kind in ("episode", "sequence") else ()
 
     @property
-    def counts_windows(self) -> bool:
-        """Whether the probability of an element is proportional to the number of its windows."""
-        return self.window is not None and self.window_sampling == "steps"
-
-    @property
     def _pads_windows(self) -> bool:
         return self.window is not None and self.short_episodes == "pad"
 

@@ -104,7 +104,7 @@ class ElementTable:
                 if tree is not None:
                     tree.grow(min(self.max_size, 1 << (num_slots - 1).bit_length()))
         powers = self._compute_powers(slots)
-        window = self._config.window if self._config.counts_windows else None
+        window = self._config.window if self._config.window_sampling == "steps" else None
         windows = 1 if window is None else np.maximum(self.lengths[slots] - window, 0) + 1
         self.sum_tree.set(slots, powers * windows)
         self.min_tree.set(slots, powers if powers.all() else np.where(powers > 0, powers, np.inf))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.mixtures import (
     allocate_items,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class BufferManager:
+class BufferManager(Closing):
     """Several replay buffers by name. It is thread-safe; use it as a context manager, or call `close`.
 
     `manager['demo']` is one of the buffers, which can also be used directly.
@@ -90,12 +91,6 @@ class BufferManager:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> BufferManager:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
     def __getitem__(self, name: str) -> ReplayBuffer:
         self._require_known([name])
@@ -231,12 +226,7 @@ class BufferManager:
         return owners, dict(zip(shares, counts.tolist(), strict=True))
 
     def _sample_each(
-        self,
-        sizes: Mapping[str, int],
-        cur_learner_iter: int | None,
-        sample: Callable[..., Any],
-        *,
-        must_match: bool,
+        self, sizes: Mapping[str, int], cur_learner_iter: int | None, sample: Callable[..., Any], *, must_match: bool
     ) -> dict[str, Any] | SampleRefusal:
         """Calls `sample`, a method of the buffers, for each buffer, unless one of them refuses."""
         with self.lock:
@@ -320,13 +310,13 @@ class BufferManager:
         update = validation.read_update("a manager", info, td_errors, priority)
         if update is None:
             return 0
-        updates, owners = [], self._find_owners(update.ids, update.owners)
+        ids, priorities, dataset_index = update
+        updates, owners = [], self._find_owners(ids, dataset_index)
         for owner in np.unique(owners).tolist():
-            indices = np.flatnonzero(owners == owner)
-            ids = update.ids[indices] if isinstance(update.ids, np.ndarray) else [update.ids[i] for i in indices]
-            buffer, priorities = self._buffers[self.names[owner]], update.priorities[indices]
-            updates.append((buffer, buffer.validate_update(ids, priorities), priorities))
-        return sum(buffer.set_priorities(numbers, priorities) for buffer, numbers, priorities in updates)
+            buffer, indices = self._buffers[self.names[owner]], np.flatnonzero(owners == owner)
+            own_ids = ids[indices] if isinstance(ids, np.ndarray) else [ids[index] for index in indices]
+            updates.append((buffer, buffer.validate_update(own_ids, priorities[indices]), priorities[indices]))
+        return sum(buffer.set_priorities(numbers, values) for buffer, numbers, values in updates)
 
     def _find_owners(self, ids: Any, owners: np.ndarray | None) -> np.ndarray:
         """Returns the index of the buffer of each id in an update, int `[M]`."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._system.text import format_columns, format_number
 
 #: Why items leave: the buffer is full, they are stale, they were sampled `max_use` times, or the buffer was cleared.
 REASONS = ("full", "stale", "used", "cleared")
@@ -44,9 +45,8 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         if not 0 < self.window_secs < math.inf:
             raise ValueError(f"window_secs must be a finite number above 0, got {self.window_secs}")
-        require_count("num_parts", self.num_parts, 2)
-        require_count("num_values", self.num_values)
-        require_count("num_buckets", self.num_buckets)
+        for name, lowest in (("num_parts", 2), ("num_values", 1), ("num_buckets", 1)):
+            require_count(name, getattr(self, name), lowest)
 
 
 class RateWindow:
@@ -141,8 +141,7 @@ class BufferMonitor:
         priorities = self._copy_priorities()
         if not len(priorities):
             return None
-        counts, edges = np.histogram(priorities, self.config.num_buckets)
-        return counts, edges
+        return np.histogram(priorities, self.config.num_buckets)
 
     def write_summaries(self, writer: Any, step: int) -> None:
         """Writes the values and the histogram for TensorBoard, as `NAME/throughput/push` and so on.
@@ -171,19 +170,11 @@ class BufferMonitor:
 
 def table(monitors: Sequence[BufferMonitor]) -> str:
     """Returns the values of monitors as a text table with one row per value and one column per buffer."""
-    columns = [monitor.values() for monitor in monitors]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [["", *(monitor.name for monitor in monitors)]]
-    rows += [[name, *(_format_value(column.get(name)) for column in columns)] for name in names]
-    widths = [max(len(cell) for cell in cells) for cells in zip(*rows, strict=True)]
-    lines = (
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _format_value(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.4g}"
+    values = [monitor.values() for monitor in monitors]
+    names = list(dict.fromkeys(name for numbers in values for name in numbers))
+    columns = []
+    for monitor, numbers in zip(monitors, values, strict=True):
+        cells = [monitor.name, *(format_number(numbers.get(name, math.nan)) for name in names)]
+        columns.append([cell.rjust(max(map(len, cells))) for cell in cells])
+    headings, *rows = zip(["", *names], *columns, strict=True)
+    return format_columns(headings, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -121,22 +121,15 @@ def read_learner_iter(value: Any, name: str) -> int:
 # --- updates
 
 
-class UpdateInfo(NamedTuple):
-    """The arguments of an update.
+def read_update(
+    holder: str, info: Any, td_errors: Any, priority: Any
+) -> tuple[Any, np.ndarray, np.ndarray | None] | None:
+    """Returns the arguments of an update in uniform types.
 
-    Attributes:
-      ids: array or list of `replay_unique_id`s.
-      priorities: float64 `[M]`, one per id.
-      owners: int `[M]`, `SampleInfo.dataset_index` of a manager's batch; None if a manager did not sample it.
-    """
-
-    ids: Any
-    priorities: np.ndarray
-    owners: np.ndarray | None
-
-
-def read_update(holder: str, info: Any, td_errors: Any, priority: Any) -> UpdateInfo | None:
-    """Returns the arguments of an update in a uniform type, or None if there are no priorities.
+    Returns:
+      An array or a list of `replay_unique_id`s; priorities, float64 `[M]`, one per id; and int `[M]`, the
+      `SampleInfo.dataset_index` of a manager's batch, or None if a manager did not sample it. None in place of these
+      if there are no priorities.
 
     Raises:
       TypeError: If the info is neither a mapping nor the info of a batch.
@@ -169,7 +162,7 @@ def read_update(holder: str, info: Any, td_errors: Any, priority: Any) -> Update
             f"an update of {holder} must have one priority per id, got {len(ids)} ids and priorities of shape "
             f"{list(priorities.shape)}"
         )
-    return UpdateInfo(ids, priorities if td_errors is None else np.abs(priorities), owners)
+    return ids, priorities if td_errors is None else np.abs(priorities), owners
 
 
 def read_ids(name: str, ids: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ def push_and_hold(channel, root, held_at):
             channel.recv()
 
     calls = {
-        "begin": (checkpoints, "_write_state"),
+        "begin": (checkpoints, "_write_states"),
         "arrays": (checkpoints, "_as_bytes"),
         "manifest": (sealed_files, "save_json"),
         "synced": (sealed_files, "sync"),

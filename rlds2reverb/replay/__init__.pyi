@@ -1,0 +1,13 @@
+from .batches import Batch as Batch, SampleCheck as SampleCheck, SampleRefusal as SampleRefusal
+from .buffer import (
+    AdvancedReplayBuffer as AdvancedReplayBuffer,
+    EpisodeReplayBuffer as EpisodeReplayBuffer,
+    NaiveReplayBuffer as NaiveReplayBuffer,
+    ReplayBuffer as ReplayBuffer,
+    SequenceReplayBuffer as SequenceReplayBuffer,
+    make_buffer as make_buffer,
+)
+from .configs import BufferConfig as BufferConfig
+from .contents import RateLimitedError as RateLimitedError
+from .manager import BufferManager as BufferManager
+from .monitors import BufferMonitor as BufferMonitor, MonitorConfig as MonitorConfig
