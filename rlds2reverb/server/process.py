@@ -8,7 +8,6 @@ this one close their copies of the control sockets, so that they do not keep its
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import json
 import os
@@ -18,13 +17,11 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.specs import Nest
-from rlds2reverb.tables import TableConfig
 
 from .interpreter import find_server_python
 
@@ -36,12 +33,12 @@ _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "OSError": OSEr
 
 
 class _Launcher:
-    """The process from which servers are forked."""
+    """The process from which servers are forked, by `fork_server` with its `control` socket."""
 
     def __init__(self) -> None:
         """Starts the process, without waiting until it has imported Reverb."""
         python, paths = find_server_python()
-        self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
                 [python, "-I", str(_FOLDER), str(other.fileno()), *paths],
@@ -50,13 +47,9 @@ class _Launcher:
                 pass_fds=[other.fileno()],
             )
 
-    def fork(self) -> socket.socket:
-        """Forks a server; see `fork_server`."""
-        return fork_server(self._control)
-
     def end(self) -> None:
         """Ends the launcher and its servers, unless processes that were forked from this one may still use it."""
-        self._control.close()
+        self.control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECS)
 
@@ -99,12 +92,12 @@ def _fork_server() -> socket.socket:
     start_launcher()
     assert _launcher is not None
     try:
-        return _launcher.fork()
+        return fork_server(_launcher.control)
     except OSError:  # It was killed.
         with _lock:
             _launcher.end()
             _launcher = _Launcher()
-        return _launcher.fork()
+        return fork_server(_launcher.control)
 
 
 @atexit.register
@@ -164,11 +157,9 @@ class ForkedProcess:
             raise _ERRORS.get(error["kind"], RuntimeError)(error["message"])
 
     def _read(self, lines: Any) -> dict[str, Any]:
-        line = lines.readline()
-        if not line:
-            raise self._unexpected_end()
-        message: dict[str, Any] = json.loads(line)
-        return message
+        if line := lines.readline():
+            return dict(json.loads(line))
+        raise self._unexpected_end()
 
     def _unexpected_end(self) -> ServerUnavailableError:
         return ServerUnavailableError(
@@ -188,52 +179,16 @@ class ForkedProcess:
         """Waits until the process has closed its end of the control socket; returns whether it has."""
         self._control.settimeout(timeout_secs)
         try:
-            while self._control.recv(4096):
-                pass
+            with contextlib.suppress(ConnectionResetError):  # It ended without having read everything.
+                while self._control.recv(4096):
+                    pass
+            return True
         except (TimeoutError, BlockingIOError):
             return False
-        except ConnectionResetError:  # It ended without having read everything.
-            pass
-        return True
 
 
 class ServerProcess(ForkedProcess):
     """A Reverb server in its own process."""
-
-    def __init__(
-        self,
-        tables: Sequence[TableConfig],
-        signature: Nest | None,
-        *,
-        checkpoints: Path,
-        port: int,
-        batch_port: int | None,
-        isolate: bool = False,
-    ):
-        """Starts the server and waits until it serves.
-
-        Args:
-          tables: configurations of the tables.
-          signature: signature of the items, or None to accept any item.
-          checkpoints: Reverb's own checkpoint root; the server starts from the newest checkpoint there.
-          port: Reverb's port.
-          batch_port: port of the batch service, or None not to start it.
-          isolate: whether to accept connections from this machine only.
-
-        Raises:
-          OSError: If the ports cannot be isolated.
-          ValueError, RuntimeError: If Reverb rejects the tables, or cannot load the checkpoint.
-          ServerUnavailableError: If the process ended while it was starting, or cannot run on this machine.
-        """
-        description = {
-            "tables": [table.as_reverb_values() for table in tables],
-            "signature": None if signature is None else _encode(signature),
-            "checkpoints": str(checkpoints.absolute()),
-            "port": port,
-            "batch_port": batch_port,
-            "isolate": isolate,
-        }
-        super().__init__(description, f"the server on port {port}")
 
     def require_running(self) -> None:
         """Raises `ServerUnavailableError` if the process has ended although it was not stopped."""
@@ -246,9 +201,3 @@ class ServerProcess(ForkedProcess):
             self._control.sendall(b"s")
             self._wait_for_end(_STOP_SECS)
         self.kill()
-
-
-def _encode(signature: Nest) -> str:
-    from rlds2reverb._internals.tensorflow import encode_spec  # The launcher imports Reverb while this is imported.
-
-    return base64.b64encode(encode_spec(signature)).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import warnings
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._internals.tensorflow import encode_spec
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.client import Connection, batch_port, require_table, table_infos
@@ -144,7 +146,10 @@ class ReplayServer:
             stack.enter_context(root.lock())
             self._keep_previous = keep_previous
             if verify:
-                _choose_checkpoint(root, fall_back=keep_previous)
+                with full_disk_as_error(root.path):
+                    skipped = root.choose_newest_valid(fall_back=keep_previous)
+                if skipped is not None:
+                    warnings.warn(skipped, RuntimeWarning, stacklevel=3)
             if directory is not None:
                 root.delete_interrupted()
                 if root.latest() is None:
@@ -163,30 +168,27 @@ class ReplayServer:
         root, signature = self._own_root, self._signature
         #: The checkpoint that the server started from; None if it started empty.
         self.started_from = root.latest()
+        description = {
+            "tables": [table.as_reverb_values() for table in self._tables],
+            "signature": None if signature is None else base64.b64encode(encode_spec(signature)).decode(),
+            "checkpoints": str(root.checkpoints.absolute()),
+            "port": self.port,
+            "batch_port": batch_port(self.port) if self._serve_batches else None,
+            "isolate": self._isolate,
+        }
         try:
-            self._process = ServerProcess(
-                self._tables,
-                signature,
-                checkpoints=root.checkpoints,
-                port=self.port,
-                batch_port=batch_port(self.port) if self._serve_batches else None,
-                isolate=self._isolate,
-            )
+            self._process = ServerProcess(description, f"the server on port {self.port}")
         except (RuntimeError, ValueError) as error:
             if self.started_from is None:
                 raise
             raise CheckpointError(f"Reverb cannot load the checkpoint {self.started_from} ({error})") from error
         try:
-            self._require_signature()
+            infos = table_infos(self.address, timeout_secs=_START_SECS)
+            for table in self._tables if signature is not None else ():
+                require_table(infos, table.name, signature)
         except BaseException:
             self._process.stop()
             raise
-
-    def _require_signature(self) -> None:
-        infos = table_infos(self.address, timeout_secs=_START_SECS)
-        if self._signature is not None:
-            for table in self._tables:
-                require_table(infos, table.name, self._signature)
 
     @property
     def client(self) -> Any:
@@ -335,13 +337,6 @@ def read_tables(directory: Path) -> list[TableConfig]:
             f"{directory / 'rlds2reverb.json'} is missing; restore it from a copy, or write the data again"
         )
     return tables
-
-
-def _choose_checkpoint(root: CheckpointRoot, *, fall_back: bool) -> None:
-    with full_disk_as_error(root.path):
-        skipped = root.choose_newest_valid(fall_back=fall_back)
-    if skipped is not None:
-        warnings.warn(skipped, RuntimeWarning, stacklevel=4)
 
 
 def _load_directory(
