@@ -23,15 +23,9 @@ from rlds2reverb.tables import Selector, TableConfig
 from .checkpoint_contents import FILES, require_readable
 
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
-_OWN_ENTRIES = {
-    "rlds2reverb.json",
-    "rlds2reverb.tmp",
-    "rlds2reverb.lock",
-    "checkpoints",
-    "manifests",
-    "previous",
-    "set_aside",
-}
+_CONFIG, _LOCK = "rlds2reverb.json", "rlds2reverb.lock"
+_FOLDERS = ("checkpoints", "manifests", "previous", "set_aside")
+_OWN_ENTRIES = {_CONFIG, "rlds2reverb.tmp", _LOCK, *_FOLDERS}
 _DONE = "DONE"
 
 
@@ -76,11 +70,9 @@ def _selector_options(selector: Selector) -> dict[str, Any]:
     """Returns the fields of Reverb's message `KeyDistributionOptions`."""
     if selector.kind == "prioritized":
         return {"prioritized": {"priority_exponent": selector.exponent}}
-    if selector.kind == "uniform":
-        return {"uniform": True}
-    if selector.kind in ("min_heap", "max_heap"):
-        return {"heap": {"min_heap": selector.kind == "min_heap"}, "is_deterministic": True}
-    return {selector.kind: True, "is_deterministic": True}
+    is_heap = selector.kind in ("min_heap", "max_heap")
+    options: dict[str, Any] = {"heap": {"min_heap": selector.kind == "min_heap"}} if is_heap else {selector.kind: True}
+    return {**options, "is_deterministic": selector.kind != "uniform"}
 
 
 class CheckpointRoot:
@@ -101,31 +93,26 @@ class CheckpointRoot:
         """
         if create:
             require_no_pattern_characters(path)
-        self.path = path
-        self.checkpoints = path / "checkpoints"
-        self._manifests = path / "manifests"
-        self._previous = path / "previous"
-        self._set_aside = path / "set_aside"
-        self._config = path / "rlds2reverb.json"
-        if path.exists():
-            foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in _OWN_ENTRIES)
-            if foreign:
-                raise CheckpointError(
-                    f"{path} is not a checkpoint root (it holds {', '.join(foreign[:3])}); use a new directory"
-                )
+        self.path, self._config = path, path / _CONFIG
+        self.checkpoints, self._manifests, self._previous, self._set_aside = (path / name for name in _FOLDERS)
+        names = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+        foreign = [name for name in names if name not in _OWN_ENTRIES]
+        if foreign:
+            raise CheckpointError(
+                f"{path} is not a checkpoint root (it holds {', '.join(foreign[:3])}); use a new directory"
+            )
         if create:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._manifests.mkdir(exist_ok=True)
-        if self.checkpoints.is_dir():
-            self.require_no_foreign_entries()
+        self.require_no_foreign_entries()
 
     def lock(self) -> FileLock:
         """Returns the lock that a server holds while it uses the root."""
-        return FileLock(self.path / "rlds2reverb.lock", str(self.path))
+        return FileLock(self.path / _LOCK, str(self.path))
 
     def require_no_foreign_entries(self) -> None:
         """Raises `CheckpointError` for a foreign entry in Reverb's root, where Reverb would delete it."""
-        for entry in self.checkpoints.iterdir():
+        for entry in _list(self.checkpoints):
             if not _CHECKPOINT_NAME.fullmatch(entry.name) or not entry.is_dir():
                 raise CheckpointError(f"{entry} is not a checkpoint; move it away, or Reverb may delete it")
 
@@ -159,9 +146,7 @@ class CheckpointRoot:
           CheckpointError: If the file with the configurations is damaged.
         """
         stored = load_root_file(self._config)
-        if stored is None:
-            return None
-        return [TableConfig.from_dict(values) for values in stored["tables"]]
+        return None if stored is None else [TableConfig.from_dict(values) for values in stored["tables"]]
 
     def start_from(self, other: CheckpointRoot, *, symlink: bool = True) -> Path:
         """Links the newest checkpoint of another root into this one, where it is then the newest, and returns its path.
@@ -185,12 +170,10 @@ class CheckpointRoot:
         copy.mkdir()
         for name in (*FILES, _DONE):
             link_or_copy((checkpoint / name).resolve(), copy / name, symlink=symlink)
-        for source, target in (
-            (other._config, self._config),
-            (other._manifest_path(checkpoint), self._manifest_path(copy)),
-        ):
+        sources, targets = (other._config, other._manifest_path(checkpoint)), (self._config, self._manifest_path(copy))
+        for source, target in zip(sources, targets, strict=True):
             if source.is_file():
-                target.write_bytes(source.read_bytes())
+                shutil.copyfile(source, target)
         return copy
 
     def latest(self) -> Path | None:
@@ -198,7 +181,7 @@ class CheckpointRoot:
 
         Reverb deletes older checkpoints once a new one is complete, so a newer incomplete one was interrupted.
         """
-        paths = list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []
+        paths = _list(self.checkpoints)
         return max([path for path in paths if _is_complete(path)] or paths, default=None)
 
     def retire_future_names(self, *, keep: bool = True) -> None:
@@ -211,7 +194,7 @@ class CheckpointRoot:
           keep: whether to move them to `previous/`, replacing the one that is there, instead of deleting them.
         """
         now = datetime.now(timezone.utc).isoformat()
-        for path in sorted(path for path in self.checkpoints.iterdir() if path.name >= now):
+        for path in (path for path in _list(self.checkpoints) if path.name >= now):
             if keep and _is_complete(path):
                 shutil.rmtree(self._previous, ignore_errors=True)
                 self._move(path, self._previous)
@@ -237,7 +220,7 @@ class CheckpointRoot:
             except OSError:
                 shutil.rmtree(kept, ignore_errors=True)
                 return
-        for other in list(self._previous.iterdir()):
+        for other in _list(self._previous):
             if other.name != kept.name:
                 shutil.rmtree(other)
 
@@ -286,15 +269,14 @@ class CheckpointRoot:
     def _find_candidates(self) -> list[Path]:
         """Returns the checkpoints of both folders that are or once were complete, without duplicates, newest first."""
         interrupted = self._find_interrupted()
-        own = sorted((path for path in self.checkpoints.iterdir() if path not in interrupted), reverse=True)
-        kept = sorted(self._previous.iterdir(), reverse=True) if self._previous.is_dir() else []
+        own = [path for path in _list(self.checkpoints)[::-1] if path not in interrupted]
         names = {path.name for path in own}
-        return own + [path for path in kept if _is_complete(path) and path.name not in names]
+        return own + [path for path in _list(self._previous)[::-1] if _is_complete(path) and path.name not in names]
 
     def _find_interrupted(self) -> list[Path]:
         """Returns the checkpoints that were never complete, and thus have no manifest."""
-        paths = [path for path in self.checkpoints.iterdir() if not _is_complete(path)]
-        return sorted(path for path in paths if not self._manifest_path(path).is_file())
+        paths = _list(self.checkpoints)
+        return [path for path in paths if not _is_complete(path) and not self._manifest_path(path).is_file()]
 
     def _verify(self, checkpoint: Path) -> bool:
         """Raises `CheckpointError` if a checkpoint is damaged, and returns whether it has a manifest."""
@@ -335,25 +317,20 @@ class CheckpointRoot:
         Returns:
           Their new paths.
         """
-        folders = (self.checkpoints, self._previous)
-        newest_first = [
-            path for folder in folders if folder.is_dir() for path in sorted(folder.iterdir(), reverse=True)
-        ]
+        newest_first = _list(self.checkpoints)[::-1] + _list(self._previous)[::-1]
         newer = list(itertools.takewhile(lambda path: path.name != name, newest_first))
         return [self._move(path, self._set_aside) for path in reversed(newer)]
 
     def delete_interrupted(self) -> None:
         """Deletes incomplete checkpoints. Must not be called while a server writes one."""
-        for path in list(self.checkpoints.iterdir()):
+        for path in _list(self.checkpoints):
             if not _is_complete(path):
                 shutil.rmtree(path)
 
     def delete_all(self) -> None:
         """Deletes all checkpoints. Must not be called while a server writes one."""
-        for folder in (self.checkpoints, self._previous):
-            if folder.is_dir():
-                for path in list(folder.iterdir()):
-                    shutil.rmtree(path)
+        for path in _list(self.checkpoints) + _list(self._previous):
+            shutil.rmtree(path)
 
     def write_manifest(
         self, checkpoint: Path, *, data: Mapping[str, Any] | None = None, digests: Mapping[str, str] | None = None
@@ -374,7 +351,7 @@ class CheckpointRoot:
         files = {name: digests.get(name) or file_digest(checkpoint / name) for name in FILES}
         save_json(self._manifest_path(checkpoint), {"files": files, "data": data or {}})
         folders = (self.checkpoints, self._previous, self._set_aside)
-        for manifest in list(self._manifests.iterdir()):
+        for manifest in _list(self._manifests):
             if not any((folder / manifest.stem).is_dir() for folder in folders):
                 manifest.unlink()
 
@@ -403,6 +380,11 @@ class CheckpointRoot:
                 "damaged; restore it from a copy, or start without verification",
                 verify=False,
             )
+
+
+def _list(folder: Path) -> list[Path]:
+    """Returns the entries of a folder by name; none if it is missing."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -439,9 +421,7 @@ def _first_difference(stored: Sequence[TableConfig], requested: Sequence[TableCo
         return "tables", f"the stored tables are {names[0]}, the requested ones {names[1]}"
     for old, new in zip(stored, requested, strict=True):
         for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
-            if getattr(old, name) != getattr(new, name):
-                return (
-                    name,
-                    f"{name} of table {old.name!r} is {getattr(old, name)}, the requested one {getattr(new, name)}",
-                )
+            before, after = getattr(old, name), getattr(new, name)
+            if before != after:
+                return name, f"{name} of table {old.name!r} is {before}, the requested one {after}"
     return "tables", "they differ"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,10 +30,7 @@ def shard_path(directory: str | Path, shard: int) -> Path:
 
 def count_shards(directory: str | Path) -> int:
     """Returns the number of consecutive directories `shard_0`, `shard_1`, ... in a directory."""
-    shard = 0
-    while shard_path(directory, shard).is_dir():
-        shard += 1
-    return shard
+    return next(shard for shard in itertools.count() if not shard_path(directory, shard).is_dir())
 
 
 class CommitLog:
@@ -51,19 +49,15 @@ class CommitLog:
         #: Path of the file with the commits.
         self.path = Path(directory) / _COMMIT
         self._directory, self._num_shards = Path(directory), num_shards
-        #: The names of the checkpoints in each commit, by shard; newest commit first.
-        self._commits = self._load()
-
-    def _load(self) -> list[list[str]]:
         stored = load_root_file(self.path)
-        commits: list[list[str]] = stored["commits"] if stored else []
-        found = len(commits[0]) if commits else count_shards(self._directory)
-        if found not in (0, self._num_shards):
+        #: The names of the checkpoints in each commit, by shard; newest commit first.
+        self._commits: list[list[str]] = stored["commits"] if stored else []
+        found = len(self._commits[0]) if self._commits else count_shards(directory)
+        if found not in (0, num_shards):
             raise CheckpointError(
-                f"{self._directory} contains the checkpoints of {found} shards, but {self._num_shards} were requested; "
+                f"{directory} contains the checkpoints of {found} shards, but {num_shards} were requested; "
                 f"pass num_shards={found}, or a new directory"
             )
-        return commits
 
     @property
     def newest(self) -> list[str | None]:

@@ -10,8 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlds2reverb._system.platform import lock_file
@@ -54,18 +53,11 @@ def _find_environment() -> Path:
     environment = cache / f"server-{digest}"
     if not environment.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f"{environment.name}.lock"):
+        with (cache / f"{environment.name}.lock").open("w") as file:
+            lock_file(file.fileno(), wait=True)  # The kernel releases the lock however this process ends.
             if not environment.is_dir():  # Another process may have created it in the meantime.
                 _create(environment)
     return environment
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Waits for a lock file and holds it; the kernel releases the lock however the process ends."""
-    with path.open("w") as file:
-        lock_file(file.fileno(), wait=True)
-        yield
 
 
 def _create(environment: Path) -> None:
@@ -81,7 +73,8 @@ def _create(environment: Path) -> None:
         for command in _make_commands(str(target)):
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise _creation_error(f"'{' '.join(command)}' failed: {_last_line(done.stderr or done.stdout)}")
+                lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+                raise _creation_error(f"'{' '.join(command)}' failed: {lines[-1].strip()}")
         os.rename(target, environment)
 
 
@@ -96,10 +89,6 @@ def _make_commands(target: str) -> Sequence[Sequence[str]]:
     if interpreter := shutil.which(f"python{_PYTHON}"):
         return [interpreter, "-m", "venv", target], [python, "-m", "pip", *install]
     raise _creation_error(f"neither uv nor python{_PYTHON} is on the PATH")
-
-
-def _last_line(output: str) -> str:
-    return (output.strip().splitlines() or ["no output"])[-1].strip()
 
 
 def _creation_error(reason: str) -> ServerUnavailableError:

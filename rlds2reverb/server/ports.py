@@ -60,8 +60,7 @@ def reserve_port(port: int, *, serve_batches: bool) -> Iterator[None]:
     require_count("port", port, 1, _NUM_PORTS - 1)
     with ExitStack() as stack:
         for number in (port, batch_port(port)) if serve_batches else (port,):
-            lock = FileLock(user_directory() / f"port-{number}.lock", f"port {number}", _ADVICE)
-            stack.enter_context(lock)
+            stack.enter_context(FileLock(user_directory() / f"port-{number}.lock", f"port {number}", _ADVICE))
             _wait_for_free_port(number)
         yield
 
@@ -80,7 +79,7 @@ def _wait_for_free_port(port: int) -> None:
 
 def require_free_port(port: int) -> None:
     """Raises `ResourceInUseError` if a program listens on a port of any interface, `ValueError` if out of range."""
-    require_count("port", port, 1, 65535)
+    require_count("port", port, 1, _NUM_PORTS - 1)
     for family, host in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)
