@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +73,10 @@ def read_item_statistics(directory: str | Path) -> list[ItemStatistics]:
     checkpoint, tables = root.latest(), root.tables() or []
     if checkpoint is None:
         raise CheckpointError(f"{directory} contains no items yet; write some, or let its server write a checkpoint")
-    columns: dict[str, list[tuple[float, int, float]]] = {config.name: [] for config in tables}
+    items: defaultdict[str, list[tuple[float, int, float]]] = defaultdict(list)
     for item in read_messages(checkpoint / "items.tfrecord", PrioritizedItem):
-        columns.setdefault(item.table, []).append(_read_item(item))
-    return [_describe_all(config, columns[config.name]) for config in tables]
+        items[item.table].append(_read_item(item))
+    return [_describe_all(config, items[config.name]) for config in tables]
 
 
 def sample_item_statistics(address: str, info: TableInfo, *, timeout_secs: float = 10.0) -> ItemStatistics:
@@ -121,7 +123,7 @@ def _sample(connection: Connection, table: str, timeout_secs: float) -> list[Any
     """Returns the `SampleInfo` messages of some samples, as many as arrive in time."""
     entries: list[Any] = []
     num_bytes = 0
-    try:
+    with suppress(ServerUnavailableError):  # The time is over, or the table was emptied; what has arrived is used.
         for entry in connection.sample(table, num_samples=_NUM_SAMPLES, timeout_secs=timeout_secs):
             num_bytes += sum(chunk.ByteSize() for chunk in entry.data)
             if entry.HasField("info"):
@@ -129,8 +131,6 @@ def _sample(connection: Connection, table: str, timeout_secs: float) -> list[Any
                 entries.append(entry.info)
             if num_bytes > _MAX_SAMPLE_BYTES:
                 break
-    except ServerUnavailableError:
-        pass  # The time is over, or the table was emptied; what has arrived is used.
     return entries
 
 
@@ -149,13 +149,11 @@ def _describe_all(config: TableConfig, items: list[tuple[float, int, float]]) ->
 
 def _compute_probabilities(sampler: Selector, priorities: np.ndarray) -> np.ndarray | None:
     """Returns p^exponent / sum p^exponent, or equal probabilities for a uniform sampler; None if it has an order."""
-    if sampler.kind == "uniform":
-        return np.full(len(priorities), 1 / max(len(priorities), 1))
-    if sampler.exponent is None:
+    exponent = 0.0 if sampler.kind == "uniform" else sampler.exponent
+    if exponent is None:
         return None
-    powers = np.where(priorities > 0, priorities, 0.0) ** sampler.exponent
-    powers = np.where((priorities <= 0) & (sampler.exponent > 0), 0.0, powers)
-    return powers / powers.sum() if powers.sum() > 0 else np.full(len(powers), 1 / max(len(powers), 1))
+    powers = np.maximum(priorities, 0.0) ** exponent
+    return powers / powers.sum() if powers.any() else np.full(len(powers), 1 / max(len(powers), 1))
 
 
 def _read_item(item: Any) -> tuple[float, int, float]:
@@ -165,10 +163,11 @@ def _read_item(item: Any) -> tuple[float, int, float]:
 
 def _make_columns(items: Iterable[tuple[float, int, float]]) -> dict[str, Any]:
     """Returns the priorities, sample counts, times of insertion and numbers of items, by name."""
-    table = np.array(list(items), np.float64).reshape(-1, 3)
-    times = table[:, 2]
+    priorities, counts, times = np.array(list(items), np.float64).reshape(-1, 3).T
     is_number = times < _FIRST_DATE
-    order = np.where(is_number, np.round(np.nan_to_num(times) * 1e6), -1).astype(np.int64)
-    counts = table[:, 1].astype(np.int64)
-    columns = {"priorities": table[:, 0], "times_sampled": counts}
-    return {**columns, "inserted_at": np.where(is_number, np.nan, times), "order": order}
+    return {
+        "priorities": priorities,
+        "times_sampled": counts.astype(np.int64),
+        "inserted_at": np.where(is_number, np.nan, times),
+        "order": np.where(is_number, np.round(np.nan_to_num(times) * 1e6), -1).astype(np.int64),
+    }

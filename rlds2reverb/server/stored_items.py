@@ -8,14 +8,13 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from rlds2reverb.client import NO_LIMIT, Connection, PausableDeadline, TableInfo
-from rlds2reverb.client.messages import TensorShapeProto
+from rlds2reverb.client.tensors import read_spec
 from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe, require_match
+from rlds2reverb.specs import ArraySpec, Nest, describe, numpy_dtype_of, require_match
 
 _MAX_WAIT_SECS = 5.0
 _ATTEMPT_SECS, _RETRY_SECS = 1.0, 0.1
@@ -101,15 +100,11 @@ def _read_columns(parts: Iterable[Any]) -> list[ArraySpec] | None:
     for part in parts:
         columns = part.info.item.flat_trajectory.columns or columns
         for chunk in part.data:
-            row_specs[chunk.chunk_key] = [_row_spec(tensor) for tensor in chunk.data.tensors]
+            specs = [read_spec(tensor.dtype, tensor.tensor_shape) for tensor in chunk.data.tensors]
+            row_specs[chunk.chunk_key] = [ArraySpec(shape[1:], dtype) for dtype, shape in specs]
         if columns and all(column.chunk_slices[0].chunk_key in row_specs for column in columns):
             return [_column_spec(column, row_specs) for column in columns]
     return None
-
-
-def _row_spec(tensor: Any) -> ArraySpec:
-    shape = TensorShapeProto.FromString(tensor.tensor_shape).dim
-    return ArraySpec(tuple(dim.size for dim in shape[1:]), np.dtype(tf.as_dtype(tensor.dtype).as_numpy_dtype))
 
 
 def _column_spec(column: Any, row_specs: Mapping[int, Sequence[ArraySpec]]) -> ArraySpec:
@@ -122,21 +117,15 @@ def _column_spec(column: Any, row_specs: Mapping[int, Sequence[ArraySpec]]) -> A
 def _require_columns_match(signature: Nest, stored: Sequence[ArraySpec], table: str) -> None:
     specs = tree.flatten(signature)
     holder = f"table {table!r} (judging by one of its items)"
-    may_be_packed = find_packing(signature) is not None or (
-        len(stored) == 1 and stored[0].dtype in (np.int32, np.uint8)
-    )
+    looks_packed = len(stored) == 1 and stored[0].dtype in (np.int32, np.uint8)
+    may_be_packed = looks_packed or find_packing(signature) is not None
     advice = f"{_ADVICE}; if only one of them is packed, use the other layout" if may_be_packed else _ADVICE
     if len(specs) != len(stored):
         raise SpecMismatchError(
             f"the items have {_describe_all(specs)}, but {holder} has {_describe_all(stored)}; {advice}"
         )
-    require_match(
-        tree.unflatten_as(signature, [_fill_sizes(*pair) for pair in zip(specs, stored, strict=True)]),
-        tree.unflatten_as(signature, stored),
-        holder=holder,
-        advice=advice,
-        root="item",
-    )
+    filled = tree.unflatten_as(signature, list(map(_fill_sizes, specs, stored)))
+    require_match(filled, tree.unflatten_as(signature, stored), holder=holder, advice=advice, root="item")
 
 
 def _fill_sizes(spec: Any, stored: ArraySpec) -> ArraySpec:
@@ -144,7 +133,7 @@ def _fill_sizes(spec: Any, stored: ArraySpec) -> ArraySpec:
     shape = tuple(spec.shape)
     if len(shape) == len(stored.shape):
         shape = tuple(got if size is None else size for size, got in zip(shape, stored.shape, strict=True))
-    return ArraySpec(shape, np.dtype(spec.dtype.as_numpy_dtype))
+    return ArraySpec(shape, numpy_dtype_of(spec))
 
 
 def _describe_all(specs: Sequence[Any]) -> str:
