@@ -11,7 +11,6 @@ from concurrent import futures
 from typing import Any
 
 import grpc
-import numpy as np
 import reverb
 import tensorflow as tf
 from tensorflow.python.eager import cancellation
@@ -88,7 +87,7 @@ class BatchService:
                 context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the table returned no samples in time")
             except tf.errors.CancelledError:
                 return
-            response = _encode_varying(sample) if varies else _encode_fixed(sample)
+            response = _encode(sample)
             if response is None:
                 context.abort(
                     grpc.StatusCode.FAILED_PRECONDITION, f"the columns of table {request.table!r} differ in length"
@@ -130,9 +129,7 @@ def _make_dataset(address: str, request: Any, info: Any, *, varies: bool) -> tf.
             num_workers_per_iterator=max(1, request.num_workers // num_readers),
             rate_limiter_timeout_ms=request.rate_limiter_timeout_ms or -1,
         )
-        if varies:
-            return items.ragged_batch(request.batch_size)
-        return items.batch(request.batch_size)
+        return (items.ragged_batch if varies else items.batch)(request.batch_size)
 
     if num_readers == 1:
         batches = read()
@@ -145,27 +142,17 @@ def _make_dataset(address: str, request: Any, info: Any, *, varies: bool) -> tf.
     return batches.with_options(options)
 
 
-def _encode_fixed(sample: Any) -> bytes:
-    """Encodes a batch of items of one size."""
-    columns = [column.numpy().tobytes() for column in tf.nest.flatten(sample.data)]
-    return _encode(sample.info, columns)
-
-
-def _encode_varying(sample: Any) -> bytes | None:
-    """Encodes a batch of items of different lengths; returns None if the columns of an item differ in length."""
-    columns, lengths = [], None
+def _encode(sample: Any) -> bytes | None:
+    """Encodes a batch of items, of one length or of different ones; None if the columns of an item differ in length."""
+    columns, lengths = [], b""
     for column in tf.nest.flatten(sample.data):
         if isinstance(column, tf.RaggedTensor):
-            rows = column.row_lengths().numpy()
-            if lengths is not None and not np.array_equal(rows, lengths):
+            rows = column.row_lengths().numpy().astype("<i4").tobytes()
+            if lengths not in (b"", rows):
                 return None
             lengths, column = rows, column.flat_values
         columns.append(column.numpy().tobytes())
-    assert lengths is not None
-    return _encode(sample.info, columns, lengths.astype("<i4").tobytes())
-
-
-def _encode(info: Any, columns: list[bytes], lengths: bytes = b"") -> bytes:
+    info = sample.info
     response = SampleBatchesResponse(
         keys=info.key.numpy().tobytes(),
         priorities=info.priority.numpy().tobytes(),

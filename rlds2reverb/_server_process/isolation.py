@@ -84,8 +84,7 @@ def _read_sockets(port: int) -> list[_Socket]:
             continue
         with open(path, encoding="ascii") as lines:
             next(lines)
-            for line in lines:
-                columns = line.split()
+            for columns in map(str.split, lines):
                 if int(columns[1].rpartition(":")[2], 16) == port:
                     sockets.append(_Socket(state=int(columns[3], 16), inode=int(columns[9])))
     return sockets

@@ -20,7 +20,7 @@ from tensorflow.python.saved_model import nested_structure_coder
 from .batch_service import BatchService
 from .isolation import isolate_port
 from .reverb_tables import build_table
-from .writer import write_items
+from .writer import send, write_items
 
 
 def serve(control: socket.socket) -> None:
@@ -32,26 +32,21 @@ def serve(control: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):  # The other end is closed.
         lines = control.makefile("rwb")
-        _send(lines, {"pid": os.getpid()})
+        send(lines, {"pid": os.getpid()})
         description = json.loads(lines.readline())
         if "address" in description:
-            _send(lines, {})
+            send(lines, {})
             write_items(lines, **description)
             os._exit(0)
         try:
             server = _start(description)
         except Exception as error:
-            _send(lines, {"kind": type(error).__name__, "message": str(error)})
+            send(lines, {"kind": type(error).__name__, "message": str(error)})
         else:
-            _send(lines, {})
+            send(lines, {})
             if lines.read(1):
                 server.stop()
     os._exit(0)  # Destructors of Reverb's objects may wait for clients.
-
-
-def _send(lines: Any, message: Mapping[str, Any]) -> None:
-    lines.write(json.dumps(message).encode() + b"\n")
-    lines.flush()
 
 
 def _start(description: Mapping[str, Any]) -> reverb.Server:
@@ -71,11 +66,9 @@ def _start(description: Mapping[str, Any]) -> reverb.Server:
     port, batch_port = description["port"], description["batch_port"]
     checkpointer = reverb.checkpointers.DefaultCheckpointer(description["checkpoints"])
     server = reverb.Server(tables, port=port, checkpointer=checkpointer)
-    ports = [port]
     if batch_port is not None:
         BatchService(port).start(batch_port)
-        ports.append(batch_port)
     if description["isolate"]:
-        for number in ports:
+        for number in (port,) if batch_port is None else (port, batch_port):
             isolate_port(number)
     return server

@@ -7,7 +7,7 @@ because the other process kills this one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,32 +35,25 @@ def write_items(lines: Any, address: str, tables: Sequence[str], squeeze: bool) 
     writer: Any = None
     max_length = 0
     while line := lines.readline():
-        *columns, starts, lengths, priorities = (
-            np.lib.format.read_array(lines, allow_pickle=False) for _ in range(int(line))
-        )
+        arrays = [np.lib.format.read_array(lines, allow_pickle=False) for _ in range(int(line))]
+        lengths = arrays[-2]
         message: dict[str, Any] = {"done": True}
         try:
             if max_length < lengths.max():
                 max_length = int(lengths.max())
                 writer = client.trajectory_writer(num_keep_alive_refs=max_length)
-            for _ in _write_episode(writer, columns, starts, lengths, priorities, tables, squeeze=squeeze):
-                _send(lines, {"done": False})
+            for _ in _write_episode(writer, arrays, tables, squeeze=squeeze):
+                send(lines, {"done": False})
         except Exception as error:  # Reverb's writer raises various errors.
             message = {"error": f"{type(error).__name__}: {error}"}
-        _send(lines, message)
+        send(lines, message)
 
 
 def _write_episode(
-    writer: Any,
-    columns: Sequence[np.ndarray],
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    priorities: np.ndarray,
-    tables: Sequence[str],
-    *,
-    squeeze: bool,
+    writer: Any, arrays: Sequence[np.ndarray], tables: Sequence[str], *, squeeze: bool
 ) -> Iterator[None]:
     """Writes the items of an episode; yields when the server has confirmed all but a few of those sent."""
+    *columns, starts, lengths, priorities = arrays
     order = np.argsort(starts + lengths, kind="stable")
     ends = (starts + lengths)[order]
     at = 0
@@ -78,6 +71,7 @@ def _write_episode(
     writer.end_episode()
 
 
-def _send(lines: Any, message: dict[str, Any]) -> None:
+def send(lines: Any, message: Mapping[str, Any]) -> None:
+    """Sends a message to the process that started this one, as a line of JSON."""
     lines.write(json.dumps(message).encode() + b"\n")
     lines.flush()
