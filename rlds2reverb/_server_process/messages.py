@@ -13,13 +13,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 _PACKAGE = "rlds2reverb"
 
 
-def declare_messages(messages: Mapping[str, str]) -> dict[str, Any]:
+def declare_messages(declarations: str) -> dict[str, Any]:
     """Returns the classes of messages by name.
 
     Args:
-      messages: the fields of each message as 'number name type', separated by commas; '*' marks a repeated field and
-        'group/' a member of a oneof.
+      declarations: lines 'name: fields', of which an indented line continues the one before. The fields are
+        'number name type', separated by commas; '*' marks a repeated field and 'group/' a member of a oneof.
     """
+    messages = dict(line.split(": ") for line in declarations.replace("\n  ", " ").splitlines() if line)
     file = descriptor_pb2.FileDescriptorProto(name="rlds2reverb/messages.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in messages.items():
         message = file.message_type.add(name=name)
@@ -48,19 +49,15 @@ def _add_field(message: Any, declaration: str, messages: Mapping[str, str]) -> N
         field.oneof_index = 0
 
 
-_MESSAGES = {
-    "Uint128": "1 high uint64, 2 low uint64",
-    # The first field of Reverb's ServerInfoResponse.
-    "IdentifyResponse": "1 tables_state_id Uint128",
-    "SampleBatchesRequest": (
-        "1 table string, 2 batch_size int32, 3 rate_limiter_timeout_ms int64, 4 num_workers int32, "
-        "5 max_in_flight int32"
-    ),
-    "SampleBatchesResponse": (
-        "1 keys bytes, 2 priorities bytes, 3 probabilities bytes, 4 table_sizes bytes, 5 times_sampled bytes, "
-        "6 columns *bytes, 7 lengths bytes"
-    ),
-}
+#: The field of `IdentifyResponse` is the first one of Reverb's `ServerInfoResponse`.
+_MESSAGES = """
+Uint128: 1 high uint64, 2 low uint64
+IdentifyResponse: 1 tables_state_id Uint128
+SampleBatchesRequest: 1 table string, 2 batch_size int32, 3 rate_limiter_timeout_ms int64, 4 num_workers int32,
+  5 max_in_flight int32
+SampleBatchesResponse: 1 keys bytes, 2 priorities bytes, 3 probabilities bytes, 4 table_sizes bytes,
+  5 times_sampled bytes, 6 columns *bytes, 7 lengths bytes
+"""
 _CLASSES = declare_messages(_MESSAGES)
 IdentifyResponse = _CLASSES["IdentifyResponse"]
 SampleBatchesRequest = _CLASSES["SampleBatchesRequest"]

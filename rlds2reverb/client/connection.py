@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from rlds2reverb._arguments import require_timeout
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.encoding.messages import encode_priority_updates, encode_row
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError
 
@@ -24,13 +25,12 @@ from .messages import (
     CheckpointResponse,
     InsertStreamResponse,
     MutatePrioritiesRequest,
-    ResetRequest,
     SampleStreamRequest,
     SampleStreamResponse,
     ServerInfoResponse,
 )
 from .pausable_deadline import PausableDeadline
-from .samples import decode_item, join_parts
+from .samples import decode_column, join_parts
 from .servers import Server, batch_address, find_address
 from .table_info import TableInfo
 
@@ -46,7 +46,7 @@ _OPTIONS = (
 _SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 256), ("grpc.http2.bdp_probe", 0))
 
 
-class Connection:
+class Connection(Closing):
     """A connection to a server. Use it as a context manager, or close it, which cancels its calls.
 
     Calls raise a `ServerUnavailableError` if the server does not answer in time, or the connection breaks.
@@ -64,12 +64,6 @@ class Connection:
         self._channel = grpc.insecure_channel(self.address, options=options)
         #: The channel to the service of batches, once it is needed.
         self._batches: grpc.Channel | None = None
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Cancels all calls and closes the connection."""
@@ -168,14 +162,6 @@ class Connection:
                     f"{self.address} did not {action} ({code.name}: {error.details()}); start the server again"
                 ) from None
 
-    def reset(self, table: str, *, timeout_secs: float) -> None:
-        """Removes all items of a table, and resets its rate limiter.
-
-        Raises:
-          ServerUnavailableError: If there is no answer in time.
-        """
-        self._call("Reset", ResetRequest(table=table).SerializeToString(), timeout_secs, f"reset table {table!r}")
-
     def sample(self, table: str, *, num_samples: int = 1, timeout_secs: float) -> Generator[Any, None, None]:
         """Takes samples and yields their parts; the first of each contains the `info`, and each some chunks (`data`).
 
@@ -214,7 +200,8 @@ class Connection:
         """
         with closing(self.sample(table, num_samples=1, timeout_secs=timeout_secs)) as entries:
             info, chunks = next(join_parts(entries))
-            return info, decode_item(info, chunks)
+            by_key = {chunk.chunk_key: chunk for chunk in chunks}
+            return info, [decode_column(column, by_key) for column in info.item.flat_trajectory.columns]
 
     def insert_row(self, table: str, columns: Sequence[np.ndarray], *, timeout_secs: float) -> None:
         """Inserts an item that is a single row, without a time axis, with priority 1 and a random key.
@@ -264,19 +251,17 @@ class Connection:
             return False
         return _format_id(state_id) == self.state_id(timeout_secs=timeout_secs)
 
-    def batch_stream(self, table: str, batch_size: int, *, timeout_secs: float, **options: int) -> Any:
+    def batch_stream(self, table: str, batch_size: int, *, timeout_secs: float, max_in_flight: int) -> Any:
         """Opens an endless stream of batches; returns the call, an iterator of `SampleBatchesResponse` as bytes.
 
         Args:
           table: name of the table.
           batch_size: number of items per batch.
           timeout_secs: seconds without samples after which the stream ends with `DEADLINE_EXCEEDED`.
-          options: the fields `num_workers` and `max_in_flight` of the request.
+          max_in_flight: number of samples that the server's single worker requests ahead.
         """
-        milliseconds = max(1, int(1000 * timeout_secs))
-        request = SampleBatchesRequest(
-            table=table, batch_size=batch_size, rate_limiter_timeout_ms=milliseconds, **options
-        )
+        request = SampleBatchesRequest(table=table, batch_size=batch_size, num_workers=1, max_in_flight=max_in_flight)
+        request.rate_limiter_timeout_ms = max(1, int(1000 * timeout_secs))
         return self._batch_channel().unary_stream(BATCH_SERVICE + "SampleBatches")(request.SerializeToString())
 
     def _batch_channel(self) -> grpc.Channel:

@@ -16,9 +16,9 @@ class PausableDeadline:
     The waiting code must read `remaining_secs` at every tick; a longer gap counts as three ticks.
     """
 
-    def __init__(self, timeout_secs: float):
+    def __init__(self, timeout_secs: float, *, max_tick_secs: float = _MAX_TICK_SECS):
         self._timeout_secs = timeout_secs
-        self._tick_secs = min(_MAX_TICK_SECS, timeout_secs / _MIN_TICKS)
+        self._tick_secs = min(max_tick_secs, timeout_secs / _MIN_TICKS)
         self.restart()
 
     def restart(self) -> None:

@@ -25,18 +25,12 @@ def join_parts(entries: Iterable[Any]) -> Iterator[tuple[Any, Sequence[Any]]]:
             info, chunks = None, []
 
 
-def decode_item(info: Any, chunks: Sequence[Any]) -> list[np.ndarray]:
-    """Returns the columns of a sampled item: arrays `[T, ...]`, or without a time axis if they are single rows.
-
-    Raises:
-      ValueError: If a chunk is missing or damaged.
-    """
-    by_key = {chunk.chunk_key: chunk for chunk in chunks}
-    return [decode_column(column, by_key) for column in info.item.flat_trajectory.columns]
-
-
 def decode_column(column: Any, chunks: dict[int, Any]) -> np.ndarray:
-    """Returns a column of an item; `chunks` maps keys to the chunks of its sample.
+    """Returns a column of an item, `[T, ...]`, or without a time axis if it is a single row.
+
+    Args:
+      column: description of the column in the item's `flat_trajectory`.
+      chunks: chunks of the item's sample by key.
 
     Raises:
       ValueError: If a chunk is missing or damaged.

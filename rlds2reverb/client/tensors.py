@@ -75,12 +75,11 @@ def add_deltas(array: np.ndarray) -> np.ndarray:
 
 
 def _decode_strings(tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-    num_strings, content, position = math.prod(shape), tensor.tensor_content, 0
-    lengths = []
-    for _ in range(num_strings):
+    strings, lengths = np.empty(math.prod(shape), object), []
+    content, position = tensor.tensor_content, 0
+    for _ in strings:
         length, position = read_varint(content, position)
         lengths.append(length)
-    strings = np.empty(num_strings, object)
     for index, length in enumerate(lengths):
         strings[index] = content[position : position + length]
         position += length

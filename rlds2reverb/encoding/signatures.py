@@ -14,21 +14,18 @@ from rlds2reverb.specs import ArraySpec, Nest
 from .messages import numpy_dtype
 
 #: The parts of `StructuredValue` in TensorFlow's `struct.proto` of which signatures consist.
-_CLASSES = declare_messages(
-    {
-        "Value": (
-            "33 kind/spec Spec, 35 kind/bounded Spec, 51 kind/list Values, 52 kind/tuple Values, 53 kind/dict Pairs, "
-            "54 kind/named_tuple NamedTuple"
-        ),
-        "Values": "1 values *Value",
-        "Pairs": "1 fields *Pair",
-        "Pair": "1 key string, 2 value Value",
-        "NamedTuple": "1 name string, 2 fields *Pair",
-        "Spec": "1 name string, 2 shape Shape, 3 dtype int32",
-        "Shape": "2 dim *Dim, 3 unknown_rank bool",
-        "Dim": "1 size int64",
-    }
-)
+_MESSAGES = """
+Value: 33 kind/spec Spec, 35 kind/bounded Spec, 51 kind/list Values, 52 kind/tuple Values, 53 kind/dict Pairs,
+  54 kind/named_tuple NamedTuple
+Values: 1 values *Value
+Pairs: 1 fields *Pair
+Pair: 1 key string, 2 value Value
+NamedTuple: 1 name string, 2 fields *Pair
+Spec: 1 name string, 2 shape Shape, 3 dtype int32
+Shape: 2 dim *Dim, 3 unknown_rank bool
+Dim: 1 size int64
+"""
+_CLASSES = declare_messages(_MESSAGES)
 
 
 @dataclass(frozen=True)

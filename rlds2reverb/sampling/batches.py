@@ -12,12 +12,14 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import tree
 
 from rlds2reverb._arguments import require_count, require_timeout
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.client import Server
 from rlds2reverb.encoding.packing import unpack_arrays
 from rlds2reverb.errors import ServerUnavailableError
@@ -26,7 +28,7 @@ from rlds2reverb.specs import to_tensor_spec
 from rlds2reverb.tables import MAX_PRIORITY
 
 from . import importance
-from .blocks import INFO_DTYPES, Block, BlockDecoder, join_columns
+from .blocks import INFO_DTYPES, Block, join_columns
 from .importance import Beta, LinearSchedule
 from .server_tables import ServerTables
 from .streams import BlockStreams
@@ -132,54 +134,58 @@ def sample(
     return plan.open()
 
 
+@dataclass(eq=False)
 class SamplePlan:
-    """The checked arguments of `sample`, an iterable whose iterators each open streams of their own.
+    """The arguments of `sample`, checked, and an iterable whose iterators each open streams of their own.
 
     It has an `element_spec`, so that a `learners.StreamingDataset` can read it.
     """
 
-    def __init__(
-        self,
-        servers: Server | Sequence[Server],
-        table: str,
-        batch_size: int,
-        *,
-        beta: Beta = DEFAULT_BETA,
-        min_priority: Any = None,
-        max_in_flight: int = 256,
-        num_workers: int = 2,
-        prefetch: int = 1,
-        timeout_secs: float = 30.0,
-        on_server_lost: OnServerLost = warn_server_lost,
-    ):
-        """Checks the arguments and the tables of the servers; see `sample`."""
-        require_count("batch_size", batch_size)
-        require_count("max_in_flight", max_in_flight)
-        require_count("num_workers", num_workers)
-        require_count("prefetch", prefetch)
-        require_timeout(timeout_secs)
-        importance.require_beta(beta)
-        importance.require_min_priority(min_priority, highest=MAX_PRIORITY)
-        self.tables = tables = ServerTables.fetch(servers, table, timeout_secs=timeout_secs)
+    servers: Server | Sequence[Server]
+    table: str
+    batch_size: int
+    _: KW_ONLY
+    beta: Beta = DEFAULT_BETA
+    min_priority: Any = None
+    max_in_flight: int = 256
+    num_workers: int = 2
+    prefetch: int = 1
+    timeout_secs: float = 30.0
+    on_server_lost: OnServerLost = warn_server_lost
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_in_flight", "num_workers", "prefetch"):
+            require_count(name, getattr(self, name))
+        require_timeout(self.timeout_secs)
+        importance.require_beta(self.beta)
+        importance.require_min_priority(self.min_priority, highest=MAX_PRIORITY)
+        self.tables = tables = ServerTables.fetch(self.servers, self.table, timeout_secs=self.timeout_secs)
         num_servers = len(tables.addresses)
-        if tables.in_order and min_priority is not None:
+        if tables.in_order and self.min_priority is not None:
             raise ValueError(
-                f"min_priority has no effect on table {table!r}, which is sampled in a fixed order, so that all "
+                f"min_priority has no effect on table {self.table!r}, which is sampled in a fixed order, so that all "
                 "weights are 1; leave it out"
             )
-        if batch_size < num_servers:
-            raise ValueError(f"batch_size must be at least the number of servers, {num_servers}, got {batch_size}")
+        if self.batch_size < num_servers:
+            raise ValueError(f"batch_size must be at least the number of servers, {num_servers}, got {self.batch_size}")
         for server in tables.unreachable:
-            on_server_lost(tables.addresses[server], "it does not answer")
-        self.batch_size, self.beta, self.min_priority = batch_size, beta, min_priority
-        self.timeout_secs = timeout_secs
-        self._max_in_flight, self._num_workers, self._prefetch = max_in_flight, num_workers, prefetch
-        self._on_server_lost = on_server_lost
-        self.num_blocks = choose_num_blocks(batch_size, num_servers)
+            self.on_server_lost(tables.addresses[server], "it does not answer")
+        self.num_blocks = choose_num_blocks(self.batch_size, num_servers)
 
     def open(self) -> SampleIterator:
         """Starts the streams, and returns an iterator over their batches."""
-        return SampleIterator(self, self._open_streams())
+        # Each stream fills a block of its own, which takes long if samples are scarce.
+        is_single = self.tables.in_order or self.tables.may_run_dry
+        streams = BlockStreams(
+            self.tables,
+            block_size=self.batch_size // self.num_blocks,
+            max_blocks=self.prefetch * self.num_blocks,
+            max_in_flight=self.max_in_flight,
+            num_streams=1 if is_single else self.num_workers,
+            timeout_secs=self.timeout_secs,
+            on_stalled=self._report,
+        )
+        return SampleIterator(self, streams)
 
     __iter__ = open
 
@@ -196,28 +202,11 @@ class SamplePlan:
         weight, server = tf.TensorSpec((size,), tf.float32), tf.TensorSpec((size,), tf.int32)
         return ReplaySample(SampleInfo(**info, weight=weight, server=server, mask=mask), data)
 
-    def _open_streams(self) -> BlockStreams:
-        tables = self.tables
-        # Each stream fills a block of its own, which takes long if samples are scarce.
-        num_streams = 1 if tables.in_order or tables.may_run_dry else self._num_workers
-        return BlockStreams(
-            tables.addresses,
-            tables.table,
-            BlockDecoder(tables.table, tables.signature),
-            block_size=self.batch_size // self.num_blocks,
-            max_blocks=self._prefetch * self.num_blocks,
-            max_in_flight=self._max_in_flight,
-            num_streams=num_streams,
-            timeout_secs=self.timeout_secs,
-            on_stalled=self._report,
-            stalled_at_start=tables.unreachable,
-        )
-
     def _report(self, servers: Sequence[int]) -> None:
         """Reports servers that return no samples."""
         reasons = self.tables.explain_missing_samples(servers, waited_secs=self.timeout_secs)
         for server, reason in zip(servers, reasons, strict=True):
-            self._on_server_lost(self.tables.addresses[server], reason)
+            self.on_server_lost(self.tables.addresses[server], reason)
 
     def compute_weights(self, info: dict[str, np.ndarray], servers: np.ndarray, batch_number: int) -> np.ndarray:
         """Returns the importance weights of a batch, float32 `[B]`."""
@@ -238,24 +227,18 @@ class SamplePlan:
         return importance.importance_weights(probabilities, sizes, exponent, lowest_probabilities=lowest)
 
 
-class SampleIterator(Iterator[ReplaySample]):
+class SampleIterator(Closing, Iterator[ReplaySample]):
     """An endless iterator over the batches of `sample`. Its threads end with `close`, or when it is no longer used."""
 
     def __init__(self, plan: SamplePlan, streams: BlockStreams):
         """Takes over the streams."""
         self._plan, self._streams = plan, streams
-        self._balance = ServerBalance(plan.tables.exponents)
-        self._is_balanced = len(plan.tables.addresses) > 1 and not plan.tables.in_order and not plan.tables.may_run_dry
+        has_shares = len(plan.tables.addresses) > 1 and not plan.tables.in_order and not plan.tables.may_run_dry
+        self._balance = ServerBalance(plan.tables.exponents) if has_shares else None
         self._num_batches = 0
         self._blocks: list[tuple[int, Block]] = []
         self._finalizer = weakref.finalize(self, streams.close)
         self._finalizer.atexit = False  # Other threads may still read when the interpreter exits.
-
-    def __enter__(self) -> SampleIterator:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Cancels all calls at once. Idempotent; `next` raises `StopIteration` from then on."""
@@ -270,16 +253,13 @@ class SampleIterator(Iterator[ReplaySample]):
         return batch
 
     def _take_block(self) -> tuple[int, Block]:
-        while True:
-            taken = self._streams.get()
-            if taken is None:
-                tables, waited_secs = self._plan.tables, self._plan.timeout_secs
-                servers = range(len(tables.addresses))
-                reasons = tables.explain_missing_samples(servers, waited_secs=waited_secs)
-                raise ServerUnavailableError("; ".join(reasons))
+        while taken := self._streams.get():
             server, block = taken
-            if not self._is_balanced or self._balance.keep(server, block.info[1][0], block.info[3][0]):
+            if self._balance is None or self._balance.keep(server, block.info[1][0], block.info[3][0]):
                 return server, block
+        tables, waited_secs = self._plan.tables, self._plan.timeout_secs
+        reasons = tables.explain_missing_samples(range(len(tables.addresses)), waited_secs=waited_secs)
+        raise ServerUnavailableError("; ".join(reasons))
 
     def _make_batch(self, servers: Sequence[int], blocks: Sequence[Block]) -> ReplaySample:
         """Joins blocks, adds weights and the mask, and unpacks the items."""
@@ -292,9 +272,8 @@ class SampleIterator(Iterator[ReplaySample]):
         if timed is not None:
             lengths = np.array([len(item) for block in blocks for item in block.columns[timed]])
             mask = np.arange(columns[timed].shape[1]) < lengths[:, None]
-        data = columns[0] if tables.packing is not None else tree.unflatten_as(tables.signature, columns)
-        if tables.packing is not None:
-            data = unpack_arrays(data, tables.packing)
+        packing = tables.packing
+        data = unpack_arrays(columns[0], packing) if packing else tree.unflatten_as(tables.signature, columns)
         owners = np.repeat(np.array(servers, np.int32), len(blocks[0].info[0]))
         weights = self._plan.compute_weights(info, owners, self._num_batches)
         return ReplaySample(SampleInfo(**info, weight=weights, server=owners, mask=mask), data)
@@ -333,10 +312,8 @@ class ServerBalance:
 
 def choose_num_blocks(batch_size: int, num_servers: int) -> int:
     """Returns the number of equal blocks per batch, each from one server, such that servers rarely have none."""
-    if num_servers == 1:
-        return 1
-    divisors = [number for number in range(num_servers, batch_size + 1) if batch_size % number == 0]
-    return next((number for number in divisors if number >= _BLOCKS_PER_SERVER * num_servers), batch_size)
+    numbers = range(_BLOCKS_PER_SERVER * num_servers, batch_size + 1)
+    return 1 if num_servers == 1 else next((number for number in numbers if batch_size % number == 0), batch_size)
 
 
 def find_timed_leaf(signature: Any) -> int | None:

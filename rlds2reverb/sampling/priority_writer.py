@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_number, require_timeout
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.client import Connection, Server, find_addresses
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.priorities import require_priorities, to_float64
 
 
-class PriorityWriter:
+class PriorityWriter(Closing):
     """A writer of new priorities for items that came from `sample_dataset`, and a `PrioritySink`.
 
     Its connections stay open until `close`, or until the end of a `with` block.
@@ -57,12 +58,6 @@ class PriorityWriter:
         self._table, self._eps, self._timeout_secs = table, eps, timeout_secs
         self._new_items_first, self._highest, self._highest_sampled = new_items_first, 0.0, 0.0
         self._on_server_lost = on_server_lost
-
-    def __enter__(self) -> PriorityWriter:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the connections."""
@@ -110,17 +105,14 @@ class PriorityWriter:
             raise TypeError(f"info must be the info of a batch, got {type(info).__name__}")
         keys, servers, values = np.asarray(info.key, np.uint64), np.asarray(info.server), to_float64(priorities)
         self._require_known_servers(info, keys, values, servers)
+        is_single = len(self._connections) == 1
         destinations = np.unique(servers).tolist()
         failures: list[tuple[str, ServerUnavailableError]] = []
         for server in destinations:
             rows, connection = servers == server, self._connections[server]
             try:
                 connection.update_priorities(
-                    self._table,
-                    keys[rows],
-                    values[rows],
-                    timeout_secs=self._timeout_secs,
-                    may_return=len(self._connections) == 1,
+                    self._table, keys[rows], values[rows], timeout_secs=self._timeout_secs, may_return=is_single
                 )
             except ServerUnavailableError as error:
                 failures.append((connection.address, error))

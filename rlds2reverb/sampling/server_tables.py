@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import permutations
 
-from rlds2reverb.client import NO_LIMIT, Server, explain_missing_samples, find_addresses, table_infos
+from rlds2reverb.client import NO_LIMIT, Server, TableInfo, explain_missing_samples, find_addresses, table_infos
 from rlds2reverb.encoding.packing import Packing, find_packing
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.specs import Nest, require_match
@@ -52,30 +52,29 @@ class ServerTables:
         addresses = tuple(find_addresses(servers))
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError(f"servers must be at least one, without duplicates, got {', '.join(addresses) or 'none'}")
-        answers = _fetch_all(addresses, timeout_secs)
+        with ThreadPoolExecutor(len(addresses)) as pool:
+            answers = [pool.submit(table_infos, address, timeout_secs=timeout_secs) for address in addresses]
         tables = {
-            index: _find_table(answer, table, addresses[index], several=len(addresses) > 1)
-            for index, answer in enumerate(answers)
-            if not isinstance(answer, ServerUnavailableError)
+            address: _find_table(answer.result(), table, address, several=len(addresses) > 1)
+            for address, answer in zip(addresses, answers, strict=True)
+            if not isinstance(answer.exception(), ServerUnavailableError)
         }
         if not tables:
-            raise next(answer for answer in answers if isinstance(answer, ServerUnavailableError))
-        first, *rest = tables
-        for index in rest:
-            _require_same_signature(
-                tables[index].array_signature, tables[first].array_signature, table, addresses[index], addresses[first]
-            )
-            _require_same_order(tables[index], tables[first], addresses[index], addresses[first])
-        samplers = [tables.get(index, tables[first]).sampler_options for index in range(len(addresses))]
+            answers[0].result()  # Raises its error.
+        first, *others = tables
+        for other in others:
+            _require_same_signature(tables, other, first)
+            _require_same_order(tables, other, first)
+        samplers = [tables.get(address, tables[first]).sampler_options for address in addresses]
         return cls(
             table,
             addresses,
             tables[first].array_signature,
             find_packing(tables[first].array_signature),
-            tuple(_find_exponent(sampler) for sampler in samplers),
+            tuple(sampler.prioritized.priority_exponent for sampler in samplers),
             tables[first].sampler_options.is_deterministic,
-            any(_may_run_dry(info) for info in tables.values()),
-            tuple(index for index in range(len(addresses)) if index not in tables),
+            any(info.max_times_sampled > 0 or info.rate_limiter_info.min_diff > -NO_LIMIT for info in tables.values()),
+            tuple(index for index, address in enumerate(addresses) if address not in tables),
         )
 
     def explain_missing_samples(self, indices: Sequence[int], *, waited_secs: float) -> list[str]:
@@ -85,20 +84,7 @@ class ServerTables:
             return list(pool.map(lambda address: explain_missing_samples(address, self.table, waited_secs), addresses))
 
 
-def _fetch_all(addresses: Sequence[str], timeout_secs: float) -> list[Any]:
-    """Returns each server's `table_infos`, or the `ServerUnavailableError` that its query raised."""
-
-    def fetch(address: str) -> Any:
-        try:
-            return table_infos(address, timeout_secs=timeout_secs)
-        except ServerUnavailableError as error:
-            return error
-
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        return list(pool.map(fetch, addresses))
-
-
-def _find_table(infos: dict[str, Any], table: str, address: str, *, several: bool) -> Any:
+def _find_table(infos: dict[str, TableInfo], table: str, address: str, *, several: bool) -> TableInfo:
     server = f"the server at {address}" if several else "the server"
     if table not in infos:
         raise ValueError(f"{server} has no table {table!r}; it has {', '.join(sorted(infos)) or 'none'}")
@@ -110,38 +96,26 @@ def _find_table(infos: dict[str, Any], table: str, address: str, *, several: boo
     return infos[table]
 
 
-def _require_same_signature(signature: Nest, expected: Nest, table: str, address: str, other: str) -> None:
-    if find_packing(signature) != find_packing(expected):
+def _require_same_signature(tables: Mapping[str, TableInfo], address: str, other: str) -> None:
+    table, specs = tables[address].name, {name: tables[name].array_signature for name in (address, other)}
+    if find_packing(specs[address]) != find_packing(specs[other]):
         raise SpecMismatchError(
             f"table {table!r} packs its items differently at {address} and at {other}; use servers whose tables have "
             "the same items in the same layout"
         )
+    advice = f"the tables at {address} and {other} cannot be sampled together"
     # Both directions, since the match is one-sided: None allows any size.
-    for holder, spec, other_spec in ((other, signature, expected), (address, expected, signature)):
-        require_match(
-            spec,
-            other_spec,
-            holder=f"table {table!r} at {holder}",
-            advice=f"the tables at {address} and {other} cannot be sampled together",
-            root="item",
-        )
+    for one, holder in permutations(specs):
+        require_match(specs[one], specs[holder], holder=f"table {table!r} at {holder}", advice=advice, root="item")
 
 
-def _require_same_order(info: Any, expected: Any, address: str, other: str) -> None:
+def _require_same_order(tables: Mapping[str, TableInfo], address: str, other: str) -> None:
     """Raises `ValueError` if one table samples at random and the other does not: no weights fit both."""
-    in_order = info.sampler_options.is_deterministic
-    if in_order != expected.sampler_options.is_deterministic:
+    in_order = tables[address].sampler_options.is_deterministic
+    if in_order != tables[other].sampler_options.is_deterministic:
         ordered, at_random = (address, other) if in_order else (other, address)
         raise ValueError(
-            f"table {info.name!r} is sampled at random at {at_random} but in a fixed order at {ordered}, for which no "
-            "weights can compensate; sample these servers separately, or serve both tables with uniform or prioritized"
+            f"table {tables[other].name!r} is sampled at random at {at_random} but in a fixed order at {ordered}, for "
+            "which no weights can compensate; sample these servers separately, or serve both tables with uniform or "
+            "prioritized"
         )
-
-
-def _may_run_dry(info: Any) -> bool:
-    limited = info.rate_limiter_info.min_diff > -NO_LIMIT
-    return bool(info.max_times_sampled > 0 or limited)
-
-
-def _find_exponent(sampler: Any) -> float:
-    return float(sampler.prioritized.priority_exponent) if sampler.HasField("prioritized") else 0.0

@@ -12,26 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from rlds2reverb.client import Connection
+from rlds2reverb.client import Connection, PausableDeadline
 from rlds2reverb.client.connection import encode_sample_request
 from rlds2reverb.client.messages import SampleStreamResponse
 from rlds2reverb.client.samples import join_parts
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 
 from .blocks import Block, BlockDecoder
+from .server_tables import ServerTables
 
-#: Called with the indices of the servers that have just stalled.
-OnStalled: TypeAlias = Callable[[Sequence[int]], None]
-
-_MIN_TICKS = 8
 _MAX_TICK_SECS = 0.25
-#: A longer gap between two ticks means that this process was stopped.
-_MAX_TICKS_PER_GAP = 3
 _RETRY_SECS = 0.5
 #: Maximum time for which the first block waits for those of other servers.
 _START_SECS = 0.5
@@ -49,48 +44,43 @@ class BlockStreams:
 
     def __init__(
         self,
-        addresses: Sequence[str],
-        table: str,
-        decoder: BlockDecoder,
+        tables: ServerTables,
         *,
         block_size: int,
         max_blocks: int,
         max_in_flight: int,
         num_streams: int,
         timeout_secs: float,
-        on_stalled: OnStalled,
-        stalled_at_start: Sequence[int] = (),
+        on_stalled: Callable[[Sequence[int]], None],
     ):
         """Starts the threads.
 
         Args:
-          addresses: addresses of the servers.
-          table: name of the table on each of them.
-          decoder: decoder of the table's items.
+          tables: the tables of the servers; unreachable servers are stalled from the start.
           block_size: number of items per block.
           max_blocks: number of blocks of each server that wait for the consumer.
           max_in_flight: number of samples that each stream requests ahead.
           num_streams: number of streams from each server.
           timeout_secs: seconds without blocks after which a server is stalled.
-          on_stalled: function called when servers stall, and again if they recover and stall once more.
-          stalled_at_start: indices of servers that are stalled from the start.
+          on_stalled: function called with the indices of servers when they stall, and again if they recover and stall
+            once more.
         """
-        self.table, self.decoder, self.block_size = table, decoder, block_size
+        self.table, self.block_size = tables.table, block_size
+        self.decoder = BlockDecoder(tables.table, tables.signature)
         self.max_in_flight, self.timeout_secs = max_in_flight, timeout_secs
         self.is_closed = threading.Event()
         self._max_blocks, self._on_stalled = max_blocks, on_stalled
         self._changed = threading.Condition()
-        self._blocks: list[deque[Block]] = [deque() for _ in addresses]
+        self._blocks: list[deque[Block]] = [deque() for _ in tables.addresses]
         self._errors: deque[Exception] = deque()
-        self._idle_secs = [timeout_secs if index in stalled_at_start else 0.0 for index in range(len(addresses))]
-        self._is_reported = [index in stalled_at_start for index in range(len(addresses))]
+        self._is_reported = [index in tables.unreachable for index in range(len(tables.addresses))]
+        self._idle_secs = [timeout_secs if is_stalled else 0.0 for is_stalled in self._is_reported]
         self._last = -1
         self._starts_at = time.monotonic() + _START_SECS
-        self._readers = [
-            _Reader(self, index, address) for _ in range(num_streams) for index, address in enumerate(addresses)
-        ]
+        servers = [*enumerate(tables.addresses)] * num_streams
+        self._readers = [_Reader(self, index, address) for index, address in servers]
         for run in (*(reader.run for reader in self._readers), self._watch):
-            threading.Thread(target=run, name=f"sample-{table}", daemon=True).start()
+            threading.Thread(target=run, name=f"sample-{self.table}", daemon=True).start()
 
     def close(self) -> None:
         """Ends the streams at once. Idempotent; a consumer that waits gets a `StopIteration`."""
@@ -148,11 +138,10 @@ class BlockStreams:
 
     def _watch(self) -> None:
         """Counts the seconds for which each server delivers nothing; a time in which this process is stopped is not."""
-        tick_secs = min(_MAX_TICK_SECS, self.timeout_secs / _MIN_TICKS)
-        last = time.monotonic()
-        while not self.is_closed.wait(tick_secs):
-            now = time.monotonic()
-            elapsed, last = min(now - last, _MAX_TICKS_PER_GAP * tick_secs), now
+        deadline = PausableDeadline(self.timeout_secs, max_tick_secs=_MAX_TICK_SECS)
+        while not self.is_closed.wait(deadline.tick_secs):
+            elapsed = self.timeout_secs - deadline.remaining_secs
+            deadline.restart()
             if new := self.tick(elapsed):
                 # Explaining it takes seconds if the server is gone.
                 threading.Thread(target=self._on_stalled, args=(new,), daemon=True).start()
@@ -221,51 +210,37 @@ class _Reader:
 
     def _read_batches(self, connection: Connection) -> None:
         """Reads finished batches; the last one before the rate limiter's timeout may have fewer items than a block."""
+        streams, size = self._streams, self._streams.block_size
+        block_bytes = (streams.decoder.item_bytes or _MESSAGE_BYTES) * size
+        num_blocks = min(_MESSAGE_BLOCKS, max(1, _MESSAGE_BYTES // block_bytes))
         call = connection.batch_stream(
-            self._streams.table,
-            self._streams.block_size * self._choose_num_blocks(),
-            timeout_secs=self._streams.timeout_secs,
-            num_workers=1,
-            max_in_flight=self._streams.max_in_flight,
+            streams.table, size * num_blocks, timeout_secs=streams.timeout_secs, max_in_flight=streams.max_in_flight
         )
         for response in self._iterate(call):
-            block = self._streams.decoder.decode_batch(response)
+            block = streams.decoder.decode_batch(response)
             if self._rest is not None:
                 block, self._rest = self._rest.append(block), None
-            size = self._streams.block_size
             end = len(block) - len(block) % size
             if end:
-                self._streams.put(
-                    self._server, [block.slice_items(begin, begin + size) for begin in range(0, end, size)]
-                )
+                streams.put(self._server, [block.slice_items(begin, begin + size) for begin in range(0, end, size)])
             if end < len(block):
                 self._rest = block.slice_items(end, len(block))
 
-    def _choose_num_blocks(self) -> int:
-        """Returns the number of blocks that travel in one message; several if they are small."""
-        if not self._streams.decoder.item_bytes:
-            return 1
-        return min(
-            _MESSAGE_BLOCKS, max(1, _MESSAGE_BYTES // (self._streams.decoder.item_bytes * self._streams.block_size))
-        )
-
     def _read_samples(self, responses: Iterator[bytes], requests: queue.SimpleQueue[bytes | None]) -> None:
         """Reads samples; requests more once half of the previous request has arrived."""
-        step = max(1, self._streams.max_in_flight // 2)
-        request = encode_sample_request(self._streams.table, step, timeout_secs=self._streams.timeout_secs)
-        for _ in range(max(1, self._streams.max_in_flight // step)):
+        streams = self._streams
+        step = max(1, streams.max_in_flight // 2)
+        request = encode_sample_request(streams.table, step, timeout_secs=streams.timeout_secs)
+        for _ in range(max(1, streams.max_in_flight // step)):
             requests.put(request)
-        num_arrived = 0
         entries = (entry for response in responses for entry in SampleStreamResponse.FromString(response).entries)
-        for sample in join_parts(entries):
+        for num_arrived, sample in enumerate(join_parts(entries), 1):
             self._samples.append(sample)
-            num_arrived += 1
-            if num_arrived == step:
+            if num_arrived % step == 0:
                 requests.put(request)
-                num_arrived = 0
-            if len(self._samples) == self._streams.block_size:
+            if len(self._samples) == streams.block_size:
                 samples, self._samples = self._samples, []
-                self._streams.put(self._server, [self._streams.decoder.decode_samples(samples)])
+                streams.put(self._server, [streams.decoder.decode_samples(samples)])
 
     def _iterate(self, call: Any) -> Iterator[bytes]:
         """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -199,9 +200,7 @@ class Streams(BlockStreams):
     def __init__(self, num_servers=2, timeout_secs=3.0):
         self.reports = []
         super().__init__(
-            ["localhost:1"] * num_servers,
-            "items",
-            None,
+            SimpleNamespace(table="items", addresses=["localhost:1"] * num_servers, unreachable=(), signature=()),
             block_size=1,
             max_blocks=100,
             max_in_flight=1,
