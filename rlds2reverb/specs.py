@@ -136,7 +136,8 @@ def with_bounds(spec: Any, bounded: Any) -> Any:
     return BoundedTensorSpec(spec.shape, spec.dtype, bounded.minimum, bounded.maximum)
 
 
-def _leaf_matches(got: Any, expected: Any) -> bool:
+def leaf_matches(got: Any, expected: Any) -> bool:
+    """Returns whether an array or spec has the dtype and shape of a spec, in which `None` matches any size."""
     if numpy_dtype_of(got) != numpy_dtype_of(expected):
         return False
     got_shape, expected_shape = tuple(got.shape), tuple(expected.shape)
@@ -173,7 +174,7 @@ def require_match(got: Nest, expected: Nest, *, holder: str, advice: str, root: 
         parts += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
         raise SpecMismatchError(f"the data do not match {holder}: {'; '.join(parts)}; {advice}")
     for (path, got_leaf), (_, expected_leaf) in zip(got_leaves, expected_leaves, strict=True):
-        if not _leaf_matches(got_leaf, expected_leaf):
+        if not leaf_matches(got_leaf, expected_leaf):
             raise SpecMismatchError(
                 f"{path_name(path, root)} is {describe(got_leaf)}, but {holder} expects {describe(expected_leaf)}; "
                 f"{advice}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from rlds2reverb.client.samples import decode_column
 from rlds2reverb.client.tensors import add_deltas, raw_content, read_spec
 from rlds2reverb.encoding.messages import literal_header
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe
+from rlds2reverb.specs import ArraySpec, Nest, leaf_matches
 
 #: The fields of `SampleInfo` that come from the server, with their dtypes.
 INFO_DTYPES = {
@@ -50,10 +49,7 @@ class Block:
         """Returns a block of the items of both blocks."""
         info = [np.concatenate(pair) for pair in zip(self.info, other.info, strict=True)]
         pairs = zip(self.columns, other.columns, strict=True)
-        return Block(
-            info,
-            [np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b] for a, b in pairs],
-        )
+        return Block(info, [np.concatenate([a, b]) if isinstance(a, np.ndarray) else [*a, *b] for a, b in pairs])
 
 
 class BlockDecoder:
@@ -78,36 +74,24 @@ class BlockDecoder:
         """
         columns = self._columns
         contents: list[list[Any]] = [[] for _ in columns]
-        keys, probabilities, sizes, priorities, counts = [], [], [], [], []
+        infos = []
         for info, chunks in samples:
             item = info.item
-            keys.append(item.key)
-            probabilities.append(info.probability)
-            sizes.append(info.table_size)
-            priorities.append(item.priority)
-            counts.append(item.times_sampled)
+            infos.append((item.key, info.probability, info.table_size, item.priority, item.times_sampled))
             stored = item.flat_trajectory.columns
             if len(stored) != len(columns):
-                raise SpecMismatchError(
-                    f"an item of table {self._table!r} has {len(stored)} columns, but the table's signature has "
-                    f"{len(columns)}; find the writer that inserted it, and accept trusted writers only"
-                )
-            by_key = {}
-            for chunk in chunks:
-                by_key[chunk.chunk_key] = (chunk.data.tensors, chunk.delta_encoded, chunk)
+                raise _reject(self._table, f"has {len(stored)} columns, but the table's signature has {len(columns)}")
+            by_key = {chunk.chunk_key: (chunk.data.tensors, chunk.delta_encoded, chunk) for chunk in chunks}
             try:
                 for column, spec, content in zip(stored, columns, contents):  # noqa: B905 - Faster, and checked above.
                     content.append(spec.read(column, by_key))
+            except SpecMismatchError:
+                raise
             except ValueError as error:
-                if isinstance(error, SpecMismatchError):
-                    raise
-                raise SpecMismatchError(
-                    f"an item of table {self._table!r} is damaged: {error}; find the writer that inserted it, and "
-                    "accept trusted writers only"
-                ) from None
-        values = (keys, probabilities, sizes, priorities, counts)
+                raise _reject(self._table, f"is damaged: {error}") from None
+        pairs = zip(zip(*infos, strict=True), INFO_DTYPES.values(), strict=True)
         return Block(
-            [np.array(value, dtype) for value, dtype in zip(values, INFO_DTYPES.values(), strict=True)],
+            [np.array(values, dtype) for values, dtype in pairs],
             [spec.join(content) for spec, content in zip(columns, contents, strict=True)],
         )
 
@@ -146,9 +130,8 @@ class _Column:
 
     def _count_row_bytes(self, row_shape: tuple[int | None, ...]) -> int | None:
         """Returns the size of a row, or None if its size varies or it consists of objects."""
-        if self.dtype.hasobject or None in row_shape:
-            return None
-        return math.prod(size or 0 for size in row_shape) * self.dtype.itemsize
+        is_fixed = None not in row_shape and not self.dtype.hasobject
+        return ArraySpec(row_shape, self.dtype).num_bytes if is_fixed else None
 
     def read(self, column: Any, chunks: dict[int, Any]) -> Any:
         """Returns the content of an item: bytes, or an array if the rows of the column vary in size."""
@@ -191,10 +174,8 @@ class _Column:
         """Checks the rows of a tensor, and returns their number, their size, and what an uncompressed content has."""
         dtype, shape = read_spec(*spec)
         expected = self._shape if squeeze else self._shape[1:]
-        fits = dtype == self.dtype and shape[1:] == expected and (squeeze or len(self._shape) > 0)
-        if not fits:
-            axes: tuple[int | None, ...] = () if squeeze else self._shape[:1]
-            raise self._make_mismatch(dtype, (*axes, *shape[1:]))
+        if dtype != self.dtype or shape[1:] != expected or not (squeeze or self._shape):
+            raise self._make_mismatch(dtype, (*(() if squeeze else self._shape[:1]), *shape[1:]))
         row_bytes = self._row_bytes[squeeze] or 0
         header = literal_header(shape[0] * row_bytes)
         layout = shape[0], row_bytes, header, len(header) + shape[0] * row_bytes
@@ -203,19 +184,14 @@ class _Column:
 
     def _require_match(self, array: np.ndarray) -> np.ndarray:
         """Raises `SpecMismatchError` unless an item has the dtype and shape of the column."""
-        fits = len(array.shape) == len(self._shape) and all(
-            size in (None, got) for size, got in zip(self._shape, array.shape, strict=True)
-        )
-        if array.dtype != self.dtype or not fits:
+        if not leaf_matches(array, self._spec):
             raise self._make_mismatch(array.dtype, array.shape)
         return array
 
     def _make_mismatch(self, dtype: np.dtype, shape: Sequence[int | None]) -> SpecMismatchError:
-        return SpecMismatchError(
-            f"an item of table {self._table!r} does not match the table's signature: column {self._index} must be "
-            f"{describe(self._spec)}, got {describe(ArraySpec(tuple(shape), dtype))}; find the writer that inserted "
-            "it, and accept trusted writers only"
-        )
+        got = ArraySpec(tuple(shape), dtype)
+        reason = f"column {self._index} must be {self._spec}, got {got}"
+        return _reject(self._table, f"does not match the table's signature: {reason}")
 
     def join(self, contents: list[Any]) -> np.ndarray | list[np.ndarray]:
         """Returns the items as one array or, if they vary in size, as a list of arrays."""
@@ -230,12 +206,16 @@ class _Column:
     def split(self, content: bytes, num_items: int, lengths: np.ndarray | None) -> np.ndarray | list[np.ndarray]:
         """Returns the items of a finished batch; `lengths` are their numbers of rows, if these vary."""
         shape = self._shape
+        values = np.frombuffer(content, self.dtype)
         if self._is_fixed or lengths is None:
-            return np.frombuffer(content, self.dtype).reshape(
-                num_items, *(-1 if size is None else size for size in shape)
-            )
-        rows = np.frombuffer(content, self.dtype).reshape(int(lengths.sum()), *shape[1:])
-        return np.split(rows, np.cumsum(lengths)[:-1])
+            return values.reshape(num_items, *(-1 if size is None else size for size in shape))
+        return np.split(values.reshape(int(lengths.sum()), *shape[1:]), np.cumsum(lengths)[:-1])
+
+
+def _reject(table: str, reason: str) -> SpecMismatchError:
+    return SpecMismatchError(
+        f"an item of table {table!r} {reason}; find the writer that inserted it, and accept trusted writers only"
+    )
 
 
 def join_columns(columns: Sequence[np.ndarray | list[np.ndarray]]) -> np.ndarray:
@@ -243,9 +223,8 @@ def join_columns(columns: Sequence[np.ndarray | list[np.ndarray]]) -> np.ndarray
     if all(isinstance(column, np.ndarray) for column in columns):
         return np.concatenate(columns)
     items = [item for column in columns for item in column]
-    shape = np.max([item.shape for item in items], axis=0)
-    joined = np.full((len(items), *shape), b"", object) if items[0].dtype.hasobject else None
-    joined = np.zeros((len(items), *shape), items[0].dtype) if joined is None else joined
+    shape, dtype = np.max([item.shape for item in items], axis=0), items[0].dtype
+    joined = np.full((len(items), *shape), b"" if dtype.hasobject else 0, dtype)
     for index, item in enumerate(items):
         joined[(index, *map(slice, item.shape))] = item
     return joined

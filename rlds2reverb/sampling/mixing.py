@@ -70,10 +70,10 @@ def mixed_dataset(
     require_count("prefetch", prefetch)
     counts = allocate_items(batch_size, _normalize_weights(weights, datasets))
     samples = {name: datasets[name](count) for name, count in counts.items()}
-    _require_same_items(samples)
+    specs = {name: dataset.element_spec for name, dataset in samples.items()}
+    _require_same_items(specs)
     openers = [getattr(samples, "open_batches", samples.as_numpy_iterator) for samples in samples.values()]
-    specs = [dataset.element_spec for dataset in samples.values()]
-    spec = _join(*specs, concatenate_columns=partial(_concatenate_specs, batch_size), fill=_fill_spec)
+    spec = _join(*specs.values(), concatenate_columns=partial(_concatenate_specs, batch_size), fill=_fill_spec)
     join = partial(_join, concatenate_columns=concatenate_padded, fill=fill_column)
     return make_dataset(lambda: map(join, *(open_batches() for open_batches in openers)), spec, prefetch=prefetch)
 
@@ -116,8 +116,7 @@ def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]
     return {name: weights[name] / total for name in sorted(weights)}
 
 
-def _require_same_items(samples: Mapping[str, tf.data.Dataset]) -> None:
-    specs = {name: dataset.element_spec for name, dataset in samples.items()}
+def _require_same_items(specs: Mapping[str, Any]) -> None:
     for name, spec in specs.items():
         if not isinstance(spec, (ReplaySample, Batch)):
             raise TypeError(f"dataset {name!r} must return batches as sample_dataset does, got elements {spec}")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.priorities import to_float64
 
@@ -32,7 +33,7 @@ class PrioritySink(Protocol):
         """
 
 
-class MixedPriorities:
+class MixedPriorities(Closing):
     """A sink for batches of `mixed_dataset`, which passes the items of each dataset to the sink of that dataset.
 
     priorities = MixedPriorities({"expert": PriorityWriter(server, "replay"), "online": buffer})
@@ -54,12 +55,6 @@ class MixedPriorities:
             if not callable(getattr(sink, "update", None)):
                 raise TypeError(f"the sink of dataset {name!r} must have a method update, got {type(sink).__name__}")
         self._sinks = [sinks[name] for name in sorted(sinks)]
-
-    def __enter__(self) -> MixedPriorities:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes the connections of sinks that are `PriorityWriter`s; buffers stay open."""
