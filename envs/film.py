@@ -290,7 +290,11 @@ def _write_gif(path: Path, pictures: Iterable[Any], images_per_sec: float) -> No
 
 def _write_mp4(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
     # Browsers play only yuv420p, and start before the file is complete only with its index at the front.
-    options = {"codec": "libx264", "pix_fmt_out": "yuv420p", "output_params": ["-movflags", "+faststart"]}
+    options: dict[str, Any] = {
+        "codec": "libx264",
+        "pix_fmt_out": "yuv420p",
+        "output_params": ["-movflags", "+faststart"],
+    }
     options |= {"fps": images_per_sec, "macro_block_size": 2, "ffmpeg_log_level": "error"}
     stream: Any = None
     for picture in pictures:

@@ -167,7 +167,7 @@ def _raise_out_of_bounds(
 def make_zeros(spec: Nest, leading: tuple[int, ...] = ()) -> Nest:
     """Returns a nest of zeros, or of the values closest to zero within the bounds, with `leading` axes."""
 
-    def make(leaf: ArraySpec) -> np.ndarray:
+    def make(leaf: Any) -> np.ndarray:
         zeros = np.zeros((*leading, *leaf.shape), leaf.dtype)
         is_bounded = isinstance(leaf, BoundedArraySpec)
         return np.clip(zeros, leaf.minimum, leaf.maximum).astype(leaf.dtype) if is_bounded else zeros
