@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -55,23 +56,17 @@ class Statistics:
     """The statistics of all episodes, from those of each; as in LeRobot, quantiles are means of theirs."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, dict[str, Any]] = {}
+        self._sums: dict[str, dict[str, Any]] = defaultdict(dict)
 
     def add(self, episode: Mapping[str, ColumnStatistics]) -> None:
         """Adds the statistics of an episode."""
         for name, stats in episode.items():
-            count, mean = stats["count"][0], np.asarray(stats["mean"])
-            sums = {key: np.asarray(stats[key]) * count for key in ("mean", *_QUANTILES)}
-            sums |= {"square": (np.square(stats["std"]) + mean**2) * count, "count": count}
-            sums |= {key: np.asarray(stats[key]) for key in ("min", "max")}
-            others = self._sums.get(name)
-            if others:
-                extremes = {
-                    "min": np.minimum(sums["min"], others["min"]),
-                    "max": np.maximum(sums["max"], others["max"]),
-                }
-                sums = {**{key: value + others[key] for key, value in sums.items() if key not in extremes}, **extremes}
-            self._sums[name] = sums
+            sums, count, mean = self._sums[name], stats["count"][0], np.asarray(stats["mean"])
+            added = {key: np.asarray(stats[key]) * count for key in ("mean", *_QUANTILES)}
+            added |= {"square": (np.square(stats["std"]) + mean**2) * count, "count": count}
+            sums |= {key: sums.get(key, 0) + value for key, value in added.items()}
+            sums["min"] = np.minimum(stats["min"], sums.get("min", stats["min"]))
+            sums["max"] = np.maximum(stats["max"], sums.get("max", stats["max"]))
 
     def as_dict(self) -> dict[str, ColumnStatistics]:
         """Returns the statistics of all episodes that were added."""

@@ -88,18 +88,11 @@ def write_lerobot(
     known_fps = source.metadata.get("fps")
     rate = fps or (known_fps if isinstance(known_fps, (int, float)) and known_fps > 0 else DEFAULT_FPS)
     files = _Version3 if lerobot_version == "v3.0" else _Version2
-    writer = files(
-        directory,
-        columns,
-        rate,
-        step_spec,
-        default_task=source.name,
-        metadata_spec=source.episode_metadata_spec,
-    )
+    writer = files(directory, columns, rate, _choose_task(step_spec), source)
     for batch in batches:
         for episode in batch.episodes:
             writer.add(episode)
-    writer.finish(source)
+    writer.finish()
     sentences: list[str] = []
     if rate != fps and rate != known_fps:
         sentences.append(Message(f"timestamps assume {DEFAULT_FPS} rows per second; set the rate", fps=...))
@@ -114,7 +107,7 @@ class Column:
 
     Attributes:
       name: name of the feature.
-      path: place in a step.
+      path: place in a step; () for LeRobot's own columns.
       spec: dtype and shape of a step.
       kind: 'array', 'string', 'image' or 'video'.
     """
@@ -168,17 +161,15 @@ class Column:
         if self.kind == "string":
             return pa.array(_to_texts(column, f"{where}: {path_name(self.path)}"), pa.string())
         values = pa.array(np.ascontiguousarray(column).reshape(-1))
-        if self.shape == (1,):
-            return values
-        for size in reversed(self.shape[1:]):
-            values = pa.ListArray.from_arrays(np.arange(0, len(values) + 1, size, dtype=np.int32), values)
         if len(self.shape) == 1:
-            return pa.FixedSizeListArray.from_arrays(values, self.shape[0])
-        return pa.ListArray.from_arrays(np.arange(0, len(values) + 1, self.shape[0], dtype=np.int32), values)
+            return values if self.shape == (1,) else pa.FixedSizeListArray.from_arrays(values, self.shape[0])
+        for size in reversed(self.shape):
+            values = pa.ListArray.from_arrays(np.arange(0, len(values) + 1, size, dtype=np.int32), values)
+        return values
 
 
 def make_columns(step_spec: Mapping[str, Nest], *, video: bool) -> list[Column]:
-    """Returns the columns for the observations, actions and additional fields of a step.
+    """Returns the columns for the observations, actions and additional fields of a step, and LeRobot's own.
 
     Raises:
       SourceError: If LeRobot cannot represent the spec.
@@ -198,7 +189,9 @@ def make_columns(step_spec: Mapping[str, Nest], *, video: bool) -> list[Column]:
             )
         if names.count(column.name) > 1:
             raise SourceError(f"two fields of a step would become the column '{column.name}' of LeRobot; rename one")
-    return columns
+    own = {REWARD: step_spec[fields.REWARD].dtype, DONE: np.bool_, TRUNCATED: np.bool_, "timestamp": np.float32}
+    own |= dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), np.int64)
+    return columns + [Column(name, (), ArraySpec((), np.dtype(dtype))) for name, dtype in own.items()]
 
 
 def _require_representable(path: tuple[Any, ...], spec: ArraySpec, *, is_tuple: bool) -> None:
@@ -260,7 +253,6 @@ def _write_video(path: Path, frames: np.ndarray, fps: float) -> int:
     from .lerobot_files import import_av, read_frames
 
     av = import_av()
-    path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=Fraction(str(fps)), options=_VIDEO_OPTIONS)
         stream.height, stream.width = frames.shape[1:3]
@@ -277,39 +269,26 @@ class _Files:
 
     version: str
 
-    def __init__(
-        self,
-        directory: Path,
-        columns: Sequence[Column],
-        fps: float,
-        step_spec: Mapping[str, Nest],
-        *,
-        default_task: str,
-        metadata_spec: Mapping[str, Nest],
-    ):
+    def __init__(self, directory: Path, columns: Sequence[Column], fps: float, task: str | None, source: Source):
         """Creates the directory.
 
         Args:
           directory: the directory to create.
-          columns: columns of the observations, actions and additional fields.
+          columns: all columns.
           fps: rows per second.
-          step_spec: spec of a step.
-          default_task: text of the task if no step field is one.
-          metadata_spec: spec of the metadata of an episode.
+          task: name of the step field that is the text of the task; None for the name of the source.
+          source: the source of the episodes.
         """
         self._meta = directory / "meta"
         self._meta.mkdir(parents=True)
-        self._directory, self._columns, self._fps, self._step_spec = directory, columns, fps, step_spec
-        self._task, self._default_task = _choose_task(step_spec), default_task
-        self._metadata_spec = metadata_spec
+        self._directory, self._columns, self._fps, self._task = directory, columns, fps, task
+        self._source, self._metadata_spec = source, source.episode_metadata_spec
+        self._videos = [column.name for column in columns if column.kind == "video"]
+        self._stored = [column for column in columns if column.kind != "video"]
         self._tasks: dict[str, int] = {}
         self._num_episodes = self._num_rows = 0
         self._statistics = Statistics()
         self.video_errors: dict[str, int] = {}
-
-    @property
-    def _chunk(self) -> int:
-        return self._num_episodes // _CHUNKS_SIZE
 
     def add(self, episode: Episode) -> None:
         """Writes an episode: all rows of real actions, without the final observation."""
@@ -318,40 +297,36 @@ class _Files:
         num_rows = episode.num_steps if episode.dropped_last_transition else episode.num_transitions
         where = f"episode {episode.index}"
         values = dict(episode.columns)
-        rows = {column.name: values[column.path][:num_rows] for column in self._columns}
-        own, texts = self._make_own_columns(episode, num_rows, where)
-        table = {
-            column.name: column.to_arrow(rows[column.name], where) for column in self._columns if column.kind != "video"
-        }
-        table |= {name: pa.array(column) for name, column in own.items()}
-        videos = [column.name for column in self._columns if column.kind == "video"]
-        for name in videos:
-            error = _write_video(self._locate_video(name), rows[name], self._fps)
+        texts = [self._source.name] * num_rows
+        if self._task is not None:
+            texts = _to_texts(episode.steps[self._task][:num_rows], f"{where}: step['{self._task}']")
+        rows = {column.name: values[column.path][:num_rows] for column in self._columns if column.path}
+        rows |= self._make_own_columns(episode, texts)
+        table = {column.name: column.to_arrow(rows[column.name], where) for column in self._stored}
+        for name in self._videos:
+            error = _write_video(self._make_path("video_path", video_key=name), rows[name], self._fps)
             self.video_errors[name] = max(self.video_errors.get(name, 0), error)
-        kinds = {column.name: column.kind for column in self._columns}
-        numbers = {name: column for name, column in {**rows, **own}.items() if kinds.get(name) != "string"}
-        statistics = summarize_columns(numbers, [name for name in kinds if kinds[name] in ("image", "video")])
+        numbers = {column.name: rows[column.name] for column in self._columns if column.kind != "string"}
+        images = [column.name for column in self._columns if column.kind in ("image", "video")]
+        statistics = summarize_columns(numbers, images)
         self._statistics.add(statistics)
         self._write(pa.table(table).replace_schema_metadata(self._schema_metadata))
         described = {"episode_index": self._num_episodes, "tasks": list(dict.fromkeys(texts)), "length": num_rows}
         metadata = decode_metadata(episode, self._metadata_spec, "LeRobot", (*described, "seed"))
         described |= {name: value.tolist() for name, value in metadata.items()}
-        self._describe(described, statistics, videos, episode.seed)
+        self._describe(described, statistics, episode.seed)
         self._num_episodes += 1
         self._num_rows += num_rows
 
-    def _make_own_columns(self, episode: Episode, num_rows: int, where: str) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Returns LeRobot's own columns, and the text of the task of each row."""
-        steps = episode.steps
+    def _make_own_columns(self, episode: Episode, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Returns LeRobot's own columns, given the text of the task of each row."""
+        num_rows = len(texts)
         done, truncated = np.zeros((2, num_rows), bool)
         done[-1] = not episode.unterminated
         truncated[-1] = done[-1] and not episode.is_terminal
-        texts = [self._default_task] * num_rows
-        if self._task is not None:
-            texts = _to_texts(steps[self._task][:num_rows], f"{where}: step['{self._task}']")
         numbers = np.arange(num_rows)
-        own = {
-            REWARD: steps[fields.REWARD][:num_rows],
+        return {
+            REWARD: episode.steps[fields.REWARD][:num_rows],
             DONE: done,
             TRUNCATED: truncated,
             "timestamp": (numbers / self._fps).astype(np.float32),
@@ -360,38 +335,27 @@ class _Files:
             "index": numbers + self._num_rows,
             "task_index": np.array([self._tasks.setdefault(text, len(self._tasks)) for text in texts], np.int64),
         }
-        return own, texts
-
-    @cached_property
-    def _own_features(self) -> dict[str, dict[str, Any]]:
-        dtypes = {
-            REWARD: self._step_spec[fields.REWARD].dtype.name,
-            DONE: "bool",
-            TRUNCATED: "bool",
-            "timestamp": "float32",
-        }
-        dtypes |= dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
-        return {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in dtypes.items()}
 
     @cached_property
     def _schema_metadata(self) -> dict[str, str]:
         """The schema in the form of the `datasets` package, with which LeRobot reads the files."""
-        described = {column.name: column.describe_for_datasets() for column in self._columns if column.kind != "video"}
-        described |= {name: {"dtype": own["dtype"], "_type": "Value"} for name, own in self._own_features.items()}
+        described = {column.name: column.describe_for_datasets() for column in self._stored}
         return {"huggingface": json.dumps({"info": {"features": described}})}
 
-    def _locate_video(self, name: str) -> Path:
-        """Returns the path of the video of the next episode."""
-        index, chunk = self._num_episodes, self._chunk
-        values = {"chunk_index": chunk, "file_index": index % _CHUNKS_SIZE}
-        values |= {"episode_chunk": chunk, "episode_index": index}
-        return self._directory / _PATHS[self.version]["video_path"].format(video_key=name, **values)
+    def _make_path(self, key: str, **values: Any) -> Path:
+        """Returns the path of a file of the next episode, and creates its folder."""
+        chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
+        numbers = {"chunk_index": chunk, "file_index": number}
+        numbers |= {"episode_chunk": chunk, "episode_index": self._num_episodes}
+        path = self._directory / _PATHS[self.version][key].format(**{**numbers, **values})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def _write(self, table: Any) -> None:
         """Writes the rows of the next episode."""
         raise NotImplementedError
 
-    def _describe(self, episode: dict[str, Any], statistics: Any, videos: Sequence[str], seed: int | None) -> None:
+    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         """Writes the metadata of the next episode."""
         raise NotImplementedError
 
@@ -399,10 +363,9 @@ class _Files:
         """Writes the remaining metadata, and returns the entries of `info.json` that only this version has."""
         raise NotImplementedError
 
-    def finish(self, source: Source) -> None:
+    def finish(self) -> None:
         """Writes the metadata of the dataset."""
-        own_info = self._close()
-        features = {column.name: column.describe(self._fps) for column in self._columns} | self._own_features
+        own_info, source = self._close(), self._source
         info = {
             "codebase_version": self.version,
             "robot_type": source.metadata.get("robot_type"),
@@ -414,13 +377,13 @@ class _Files:
             "fps": self._fps,
             "splits": {"train": f"0:{self._num_episodes}"},
             **_PATHS[self.version],
-            "features": features,
+            "features": {column.name: column.describe(self._fps) for column in self._columns},
         }
         metadata = {name: value for name, value in source.full_metadata.items() if name != "codebase_version"}
         own = {
             "metadata": metadata if self._fps == DEFAULT_FPS else {**metadata, "fps": self._fps},
             "task": self._task,
-            "paths": {column.name: column.path for column in self._columns},
+            "paths": {column.name: column.path for column in self._columns if column.path},
             "episode_metadata": {
                 "/".join(path): "string" if spec.dtype == object else spec.dtype.name
                 for path, spec in leaves(self._metadata_spec)
@@ -439,12 +402,9 @@ class _Version2(_Files):
     def _write(self, table: Any) -> None:
         import pyarrow.parquet as pq
 
-        values = {"episode_chunk": self._chunk, "episode_index": self._num_episodes}
-        path = self._directory / _PATHS[self.version]["data_path"].format(**values)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
+        pq.write_table(table, self._make_path("data_path"))
 
-    def _describe(self, episode: dict[str, Any], statistics: Any, videos: Sequence[str], seed: int | None) -> None:
+    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         self._append("episodes.jsonl", episode if seed is None else {**episode, "seed": seed})
         self._append("episodes_stats.jsonl", {"episode_index": self._num_episodes, "stats": statistics})
 
@@ -455,7 +415,7 @@ class _Version2(_Files):
     def _close(self) -> dict[str, Any]:
         for text, index in self._tasks.items():
             self._append("tasks.jsonl", {"task_index": index, "task": text})
-        num_videos = self._num_episodes * sum(column.kind == "video" for column in self._columns)
+        num_videos = self._num_episodes * len(self._videos)
         return {"total_videos": num_videos, "total_chunks": (self._num_episodes - 1) // _CHUNKS_SIZE + 1}
 
 
@@ -464,8 +424,8 @@ class _Version3(_Files):
 
     version = "v3.0"
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         self._num_files = 0
         self._data: Any = None
         self._index: Any = None
@@ -481,10 +441,8 @@ class _Version3(_Files):
         import pyarrow.parquet as pq
 
         if self._data is None:
-            path = self._directory / _PATHS[self.version]["data_path"].format(**self._data_file)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._data = pq.ParquetWriter(path, table.schema)
-            self._path = path
+            self._path = self._make_path("data_path", **self._data_file)
+            self._data = pq.ParquetWriter(self._path, table.schema)
         self._tables.append(table)
 
     def _flush(self) -> None:
@@ -494,13 +452,13 @@ class _Version3(_Files):
             self._data.write_table(pa.concat_tables(self._tables))
             self._tables = []
 
-    def _describe(self, episode: dict[str, Any], statistics: Any, videos: Sequence[str], seed: int | None) -> None:
+    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         place = {f"data/{name}": number for name, number in self._data_file.items()}
         rows = {"dataset_from_index": self._num_rows, "dataset_to_index": self._num_rows + episode["length"]}
         chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
         times = {"from_timestamp": 0.0, "to_timestamp": episode["length"] / self._fps}
         video = {"chunk_index": chunk, "file_index": number, **times}
-        videos_at = {f"videos/{name}/{key}": value for name in videos for key, value in video.items()}
+        videos_at = {f"videos/{name}/{key}": value for name in self._videos for key, value in video.items()}
         stats = {f"stats/{name}/{key}": value for name, of in statistics.items() for key, value in of.items()}
         index = {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         self._episodes.append({**episode, **place, **rows, **videos_at, **stats, **index, "seed": seed})
