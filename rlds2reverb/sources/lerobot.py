@@ -6,6 +6,7 @@ All actions are real, and the observation after the last action of an episode is
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from rlds2reverb.errors import Message, SourceError
 from .columns import as_flags, make_log_episode
 from .d4rl import require_new_names
 from .formats import Format
+from .json_files import as_dict
 from .lerobot_meta import (
     DONE,
     EPISODE_INDEX,
@@ -172,15 +174,14 @@ class _EpisodeReader:
     def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str):
         self._metadata, self._paths, self._done = metadata, paths, done
         features = metadata.features
-        needed = [*paths, *(name for name in (REWARD, DONE, SUCCESS, TRUNCATED, EPISODE_INDEX) if name in features)]
-        needed += [TASK_INDEX] if metadata.tasks and TASK_INDEX in features else []
+        own = (REWARD, DONE, SUCCESS, TRUNCATED, EPISODE_INDEX, *([TASK_INDEX] if metadata.tasks else []), TIMESTAMP)
+        needed = dict.fromkeys([*paths, *(name for name in own if name in features)])
         self._videos = [name for name in paths if features[name].dtype == "video"]
         if self._videos and TIMESTAMP not in features:
             raise SourceError(
                 f"{metadata.root.name} has videos, but no column '{TIMESTAMP}'; convert the dataset again"
             )
-        needed += [TIMESTAMP] if TIMESTAMP in features else []
-        stored = [name for name in dict.fromkeys(needed) if name not in self._videos]
+        stored = [name for name in needed if name not in self._videos]
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
 
@@ -190,14 +191,14 @@ class _EpisodeReader:
 
         rows: RowReader | None = None
         path = None
-        try:
+        with contextlib.ExitStack() as stack:
             for index in range(len(self._metadata.episodes))[first:stop]:
                 stored = self._metadata.episodes[index]
                 if rows is None or stored.data != path:
-                    if rows is not None:
-                        rows.close()
+                    stack.close()
                     path = stored.data
                     rows = RowReader(path, self._shapes, self._images, first_row=stored.first_row)
+                    stack.callback(rows.close)
                 rows.skip_to(stored.first_row)
                 table = rows.read(stored.num_rows)
                 if EPISODE_INDEX in self._shapes and rows.peek(EPISODE_INDEX) == stored.index:
@@ -206,9 +207,6 @@ class _EpisodeReader:
                         "copy or download the dataset again"
                     )
                 yield self._make_episode(table, stored, index)
-        finally:
-            if rows is not None:
-                rows.close()
 
     def _make_episode(self, table: Any, stored: StoredEpisode, index: int) -> Episode:
         from .lerobot_files import decode_images, read_frames, to_array
@@ -261,9 +259,7 @@ class _EpisodeReader:
         unknown = [index for index in set(indices.tolist()) if index not in tasks]
         if unknown:
             raise SourceError(f"{where}: task_index {unknown[0]} is not in meta/tasks; copy or download it again")
-        texts = np.empty(len(indices), object)
-        texts[:] = [tasks[index] for index in indices.tolist()]
-        return texts
+        return np.array([tasks[index] for index in indices.tolist()], object)
 
     def _find_end(self, columns: Mapping[str, np.ndarray], where: str) -> tuple[bool, bool]:
         """Returns whether an episode ends in a terminal state, and whether the dataset says how it ends."""
@@ -286,8 +282,7 @@ def _insert(nest: dict[str, Any], path: Sequence[str], column: np.ndarray, where
 
 
 def _select_split(metadata: Metadata, split: str) -> list[StoredEpisode]:
-    splits = metadata.info.get("splits")
-    splits = splits if isinstance(splits, dict) else {}
+    splits = as_dict(metadata.info.get("splits"))
     match = re.fullmatch(r"(\d+):(\d+)", str(splits.get(split)))
     if not match:
         known = ", ".join(splits) or "(info.json has no splits)"

@@ -102,12 +102,9 @@ class RowReader:
         num_missing = num_rows
         with parquet_errors(self._path):
             while num_missing:
-                if not len(self._pending):
-                    batch = next(self._batches, None)
-                    if batch is None:
-                        message = f"{self._path} ends after row {self._row + num_rows - num_missing}"
-                        raise SourceError(f"{message}, inside an episode of {num_rows} rows; {_ADVICE}")
-                    self._pending = pa.Table.from_batches([batch])
+                if not self._fill():
+                    message = f"{self._path} ends after row {self._row + num_rows - num_missing}"
+                    raise SourceError(f"{message}, inside an episode of {num_rows} rows; {_ADVICE}")
                 skipped = min(self._skip, len(self._pending))
                 self._skip -= skipped
                 part = self._pending.slice(skipped, num_missing if not self._skip else 0)
@@ -120,12 +117,16 @@ class RowReader:
     def peek(self, name: str) -> Any:
         """Returns the value of a column in the row after the last one that was read; None at the end of the file."""
         with parquet_errors(self._path):
-            while not len(self._pending):
-                batch = next(self._batches, None)
-                if batch is None:
-                    return None
-                self._pending = pa.Table.from_batches([batch])
-        return self._pending[name][0].as_py()
+            return self._pending[name][0].as_py() if self._fill() else None
+
+    def _fill(self) -> bool:
+        """Reads another block if no row is left of the last one; returns False at the end of the file."""
+        while not len(self._pending):
+            batch = next(self._batches, None)
+            if batch is None:
+                return False
+            self._pending = pa.Table.from_batches([batch])
+        return True
 
     def close(self) -> None:
         """Closes the file."""
@@ -174,9 +175,7 @@ def to_array(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -> np.
     if values.null_count:
         raise SourceError(f"{where} has missing values (null); fill them, or drop the episode")
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        strings = np.empty(len(values), object)
-        strings[:] = [text.encode() for text in values.to_pylist()]
-        array = strings
+        array = np.array([text.encode() for text in values.to_pylist()], object)
     else:
         array = values.to_numpy(zero_copy_only=False)
     if (array.dtype.kind not in "biuf" and array.dtype != object) or pa.types.is_nested(values.type):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest
 
 from .episode_metadata import make_metadata, to_metadata_array
+from .json_files import as_dict, read_json
 
 #: The text of the task of each step.
 TASK = "task"
@@ -24,13 +23,13 @@ TIMESTAMP, EPISODE_INDEX, TASK_INDEX = "timestamp", "episode_index", "task_index
 #: Columns that LeRobot makes itself.
 BOOKKEEPING = (TIMESTAMP, "frame_index", EPISODE_INDEX, "index", TASK_INDEX)
 REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "next.truncated"
+_ENDS = (DONE, SUCCESS, TRUNCATED)
 #: File in which rlds2reverb describes the steps that it wrote, and the environment.
 OWN_FILE = "rlds2reverb.json"
 _VERSIONS = ("v2.0", "v2.1", "v3.0")
 _PLACEHOLDER = re.compile(r"\{(episode_chunk|episode_index|chunk_index|file_index|video_key)(:0\d{1,2}d)?\}")
 #: Dtypes of metadata, which JSON does not keep.
 _NUMBER = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
-_MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 5
 
 
@@ -100,16 +99,6 @@ class Metadata:
     num_undecided: int
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes")
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
-
-
 def read_metadata(root: Path) -> Metadata:
     """Returns the metadata of a dataset of version 2.0, 2.1 or 3.0.
 
@@ -117,7 +106,7 @@ def read_metadata(root: Path) -> Metadata:
       SourceError: If a file is missing, damaged or hostile, or the version is not supported.
     """
     path = root / "meta" / "info.json"
-    info = _read_json(path)
+    info = read_json(path)
     if not isinstance(info, dict) or not isinstance(info.get("features"), dict):
         raise SourceError(f"{path} must be a JSON object with 'features'; copy or download it again")
     version = info.get("codebase_version")
@@ -127,16 +116,18 @@ def read_metadata(root: Path) -> Metadata:
             "with a script of the lerobot package"
         )
     own_path = path.with_name(OWN_FILE)
-    own = _read_json(own_path) if own_path.is_file() else {}
-    own = own if isinstance(own, dict) else {}
+    own = as_dict(read_json(own_path) if own_path.is_file() else {})
     features = {name: _read_feature(name, feature, own, path) for name, feature in info["features"].items()}
     if "observation" not in {feature.path[0] for feature in features.values() if feature.path}:
         features = _name_other_columns(features)
     read = _read_v3 if version == "v3.0" else _read_v2
     tasks, rows = read(root, info, [name for name in features if features[name].dtype == "video"])
-    dtypes = own.get("episode_metadata")
-    metadata, unread = _make_metadata([row[2] for row in rows], dtypes if isinstance(dtypes, dict) else {})
-    episodes = [replace(row[0], metadata=values) for row, values in zip(rows, metadata, strict=True)]
+    further = [{name: value for name, value in row.items() if _is_metadata(name)} for _, _, row in rows]
+    metadata, unread = _make_metadata(further, as_dict(own.get("episode_metadata")))
+    episodes = [
+        replace(stored, seed=seed if type(seed := row.get("seed")) is int else None, metadata=values)
+        for (stored, _, row), values in zip(rows, metadata, strict=True)
+    ]
     expected = info.get("total_episodes")
     if expected != len(episodes) or len({episode.index for episode in episodes}) != len(episodes):
         raise SourceError(
@@ -145,7 +136,7 @@ def read_metadata(root: Path) -> Metadata:
     empty = [episode.index for episode in episodes if not episode.num_rows]
     if empty:
         raise SourceError(f"{root}: episode {empty[0]} has no rows; remove it, or copy or download the dataset again")
-    undecided = 0 if own else sum(_is_undecided(stats, features) for _, stats, _ in rows)
+    undecided = 0 if own else sum(_is_undecided(maxima, features) for _, maxima, _ in rows)
     return Metadata(root, info, features, tasks, episodes, own, unread, undecided)
 
 
@@ -176,11 +167,11 @@ def _is_alike(column: Sequence[np.ndarray | None]) -> bool:
     return len(kinds) == 1 and None not in kinds
 
 
-def _is_undecided(maximum: Callable[[str], Any], features: Mapping[str, Feature]) -> bool:
-    """Returns whether an episode may end with `next.done` alone, by the maxima in its statistics, if it has any."""
-    if DONE not in features or _first(maximum(DONE)) is False:
+def _is_undecided(maxima: Mapping[str, Any], features: Mapping[str, Feature]) -> bool:
+    """Returns whether an episode may end with `next.done` alone, by the maxima of `_ENDS`, None if unknown."""
+    if DONE not in features or _first(maxima[DONE]) is False:
         return False
-    return not any(name in features and _first(maximum(name)) is True for name in (SUCCESS, TRUNCATED))
+    return not any(name in features and _first(maxima[name]) is True for name in (SUCCESS, TRUNCATED))
 
 
 def _first(value: Any) -> bool | None:
@@ -190,7 +181,7 @@ def _first(value: Any) -> bool | None:
 
 
 def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -> Feature:
-    described = feature if isinstance(feature, dict) else {}
+    described = as_dict(feature)
     dtype = described.get("dtype")
     shape: Any = described.get("shape")
     is_valid = isinstance(shape, list) and all(type(size) is int and 0 < size < 1 << 31 for size in shape)
@@ -203,8 +194,7 @@ def _read_feature(name: str, feature: Any, own: Mapping[str, Any], path: Path) -
             shape = [*shape[1:], shape[0]]
         if len(shape) != 3 or (dtype == "video" and shape[2] != 3):
             raise SourceError(f"{path}: the {dtype} {name!r} must have height, width and channels, got {shape}")
-    paths = own.get("paths")
-    place = paths.get(name) if isinstance(paths, dict) else None
+    place = as_dict(own.get("paths")).get(name)
     if isinstance(place, list) and place and all(isinstance(part, str) for part in place):
         if place[0] in fields.STEP_FIELDS and place[0] not in (fields.OBSERVATION, fields.ACTION):
             raise SourceError(f"{path.with_name(OWN_FILE)}: the path of {name!r} must not be {place}; delete the file")
@@ -261,17 +251,8 @@ def _is_metadata(name: str) -> bool:
     return name not in _OWN_FIELDS and not name.startswith(_OWN_GROUPS)
 
 
-def _select_metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if _is_metadata(name)}
-
-
-def _make_seed(row: Mapping[str, Any]) -> int | None:
-    seed = row.get("seed")
-    return seed if type(seed) is int else None
-
-
-#: Episodes with a function that returns a column's maximum, and with further fields.
-_Rows = list[tuple[StoredEpisode, Callable[[str], Any], dict[str, Any]]]
+#: Episodes with the maxima of the columns `_ENDS`, and with their rows of metadata.
+_Rows = list[tuple[StoredEpisode, dict[str, Any], dict[str, Any]]]
 #: Fields of an episode that LeRobot or rlds2reverb itself uses, and the groups of version 3.
 _OWN_FIELDS = frozenset([EPISODE_INDEX, "tasks", "length", "seed", "dataset_from_index", "dataset_to_index"])
 _OWN_GROUPS = ("data/", "videos/", "stats/", "meta/")
@@ -280,26 +261,21 @@ _OWN_GROUPS = ("data/", "videos/", "stats/", "meta/")
 def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tuple[dict[int, bytes], _Rows]:
     """Returns the tasks and episodes of version 2."""
     meta = root / "meta"
-    tasks = _make_tasks(_read_json(meta / "tasks.jsonl"), TASK, meta / "tasks.jsonl")
+    tasks = _make_tasks(read_json(meta / "tasks.jsonl"), TASK, meta / "tasks.jsonl")
     path = meta / "episodes.jsonl"
     (chunks_size,) = _require_integers(info, ["chunks_size"], meta / "info.json")
     stats_path = meta / "episodes_stats.jsonl"
-    rows = _read_json(stats_path) if stats_path.is_file() else []
-    stats = {row.get(EPISODE_INDEX): row.get("stats") for row in rows if isinstance(row, dict)}
+    rows = map(as_dict, read_json(stats_path) if stats_path.is_file() else [])
+    stats = {row.get(EPISODE_INDEX): as_dict(row.get("stats")) for row in rows}
     episodes: _Rows = []
-    for row in _read_json(path):
-        index, length = _require_integers(row if isinstance(row, dict) else {}, [EPISODE_INDEX, "length"], path)
+    for row in map(as_dict, read_json(path)):
+        index, length = _require_integers(row, [EPISODE_INDEX, "length"], path)
         values = {EPISODE_INDEX: index, "episode_chunk": index // max(chunks_size, 1)}
         videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0) for name in cameras}
         data = _locate(root, info, "data_path", **values)
-        stored = StoredEpisode(index, length, data, 0, videos, _make_seed(row))
-        episodes.append((stored, partial(_get_maximum, stats.get(index)), _select_metadata(row)))
-    return tasks, sorted(episodes, key=lambda pair: pair[0].index)
-
-
-def _get_maximum(stats: Any, name: str) -> Any:
-    of_column = stats.get(name) if isinstance(stats, dict) else None
-    return of_column.get("max") if isinstance(of_column, dict) else None
+        maxima = {name: as_dict(stats.get(index, {}).get(name)).get("max") for name in _ENDS}
+        episodes.append((StoredEpisode(index, length, data, 0, videos), maxima, row))
+    return tasks, sorted(episodes, key=lambda entry: entry[0].index)
 
 
 def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tuple[dict[int, bytes], _Rows]:
@@ -316,8 +292,7 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         raise SourceError(f"{meta / 'episodes'} has no parquet files; copy or download the dataset again")
     names = [EPISODE_INDEX, "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
     positions = [f"videos/{name}/{key}" for name in cameras for key in ("chunk_index", "file_index", "from_timestamp")]
-    maxima = [f"stats/{name}/max" for name in (DONE, SUCCESS, TRUNCATED)]
-    wanted = {*names, *positions, *maxima, "seed"}
+    wanted = {*names, *positions, *(f"stats/{name}/max" for name in _ENDS), "seed"}
     found: list[tuple[Path, dict[str, Any]]] = []
     for file in files:
         found += [(file, row) for row in read_rows(file, lambda name: name in wanted or _is_metadata(name))]
@@ -328,13 +303,9 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
         data = _locate(root, info, "data_path", chunk_index=chunk, file_index=number)
         first_row = start - first_rows.setdefault(data, start)
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
-        stored = StoredEpisode(index, length, data, first_row, videos, _make_seed(row))
-        episodes.append((stored, partial(_get_stored_maximum, row), _select_metadata(row)))
+        maxima = {name: row.get(f"stats/{name}/max") for name in _ENDS}
+        episodes.append((StoredEpisode(index, length, data, first_row, videos), maxima, row))
     return tasks, episodes
-
-
-def _get_stored_maximum(row: Mapping[str, Any], name: str) -> Any:
-    return row.get(f"stats/{name}/max")
 
 
 def _locate_video(
@@ -349,9 +320,9 @@ def _locate_video(
 
 def _make_tasks(rows: Sequence[Any], text: str, path: Path) -> dict[int, bytes]:
     tasks = {}
-    for row in rows:
-        task = row.get(text) if isinstance(row, dict) else None
-        (index,) = _require_integers(row if isinstance(row, dict) else {}, [TASK_INDEX], path)
+    for row in map(as_dict, rows):
+        task = row.get(text)
+        (index,) = _require_integers(row, [TASK_INDEX], path)
         if not isinstance(task, str):
             raise SourceError(f"{path}: the task {index} must be a string, got {task!r}; copy or download it again")
         tasks[index] = task.encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from .columns import as_columns, as_flags, make_log_episode
 from .d4rl import require_new_names
 from .episode_metadata import make_metadata
 from .formats import Format
+from .json_files import read_json
 from .minari_spaces import is_unbounded
 from .source import Source
 
@@ -140,10 +140,7 @@ def _read_metadata(directory: Path) -> dict[str, Any]:
     The spaces are required because minari would otherwise build the environment and import what `env_spec` names.
     """
     path = directory / "data" / "metadata.json"
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
+    metadata = read_json(path)
     if not isinstance(metadata, dict):
         raise SourceError(f"{path} must contain a JSON object; copy or download it again")
     for key in ("observation_space", "action_space", "data_format"):

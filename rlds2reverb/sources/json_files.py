@@ -1,0 +1,27 @@
+"""The JSON files of datasets, which may be damaged or have any content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.errors import SourceError
+
+_MAX_JSON_BYTES = 256 << 20
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Returns a JSON value if it is an object, and an empty dict otherwise."""
+    return value if isinstance(value, dict) else {}
+
+
+def read_json(path: Path) -> Any:
+    """Returns the content of a JSON file, or of each line of another file; raises `SourceError` if it is damaged."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
