@@ -1,11 +1,13 @@
 """Checks of a dataset for mistakes that no rule of its format forbids: `check_dataset`.
 
 Each check reads blocks of episodes, keeps a few counts, and reports its findings at the end, so that a dataset of any
-size is read once, with one episode, or a megabyte of small ones, in memory. `findings.CHECKS` lists all of them.
+size is read once, with one episode, or a megabyte of small ones, in memory. `findings.CHECKS` lists all of them. Those
+that look at single blocks are functions.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -18,7 +20,7 @@ from rlds2reverb.specs import Nest, leaves, make_step_spec
 from ..source import Source
 from . import actions, conventions, ends, episodes, images, outliers, values
 from .blocks import Block
-from .findings import CHECKS, SEVERITIES, Finding
+from .findings import CHECKS, SEVERITIES, Finding, Tallies, Tally
 
 __all__ = ["CHECKS", "SEVERITIES", "DatasetChecks", "Finding", "check_dataset"]
 
@@ -32,9 +34,11 @@ class _Check(Protocol):
 
 
 _CHECKS: tuple[Callable[[Source], _Check], ...] = (
-    *(values.Numbers, values.Constants, outliers.Jumps, actions.Repetitions, actions.ActionBounds),
-    *(images.Images, images.FrozenCameras, ends.Rewards, ends.Ends, ends.Lengths),
-    *(episodes.Copies, episodes.Times, episodes.Texts, conventions.Conventions),
+    *(values.Numbers, values.Constants, outliers.Jumps, actions.ActionBounds, images.FrozenCameras),
+    *(ends.Rewards, ends.Lengths, episodes.Copies, episodes.Times, conventions.Conventions),
+)
+_BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
+    *(actions.find_repetitions, images.find_odd_images, ends.find_odd_ends, episodes.find_empty_texts),
 )
 
 
@@ -48,6 +52,7 @@ class DatasetChecks:
           source: the dataset, which is not read.
         """
         self._checks: list[_Check] = [check(source) for check in _CHECKS]
+        self._tallies: Tallies = defaultdict(Tally)
         self._step_spec: Nest = None
         self._buffer: list[Episode] = []
         self._buffered_bytes = 0
@@ -64,6 +69,8 @@ class DatasetChecks:
         self._add_buffer()
         with np.errstate(all="ignore"):
             findings = [finding for check in self._checks for finding in check.finish()]
+        for key, tally in self._tallies.items():
+            findings += tally.report(*key)
         names = list(CHECKS)
         return sorted(findings, key=lambda found: (-SEVERITIES.index(found.severity), names.index(found.check)))
 
@@ -74,6 +81,8 @@ class DatasetChecks:
                     block = Block(batch)
                     for check in self._checks:
                         check.add(block)
+                    for find in _BLOCK_CHECKS:
+                        find(block, self._tallies)
         self._buffer, self._buffered_bytes = [], 0
 
     def _is_regular(self, batch: EpisodeBatch) -> bool:

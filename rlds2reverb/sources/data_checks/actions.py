@@ -13,7 +13,7 @@ from rlds2reverb.specs import leaves
 
 from ..source import Source
 from .blocks import MIN_ROWS, Block, Field
-from .findings import Finding, Tally, list_elements
+from .findings import Finding, Tallies, Tally, list_elements
 
 #: Minimum number of repetitions of an action of several numbers.
 _MIN_REPETITIONS = 10
@@ -24,36 +24,26 @@ _MIN_INSIDE_RATIO = 20
 _COMMON_BOUNDS, _INSIDE = (1.0, 2.0, 3.0), 0.9
 
 
-class Repetitions:
-    """Steps that repeat the observation before them, and actions that are repeated many times."""
-
-    def __init__(self, source: Source):
-        self._frames, self._actions = Tally(), Tally()
-
-    def add(self, block: Block) -> None:
-        """Adds a block."""
-        observations = [field for field in block.select(fields.OBSERVATION) if not field.is_text]
-        actions = [field for field in block.select(fields.ACTION) if not field.is_text]
-        if not observations or not actions or not len(block.positions):
-            return
-        repeats_action = np.all([block.find_repeats(field) for field in actions], axis=0)
-        is_float = any(field.is_float for field in actions)
-        if is_float and sum(field.flat.shape[1] for field in actions) > 1:
-            self._actions.add(block, find_runs(repeats_action, _MIN_REPETITIONS))
-        has_vector = any(field.is_float for field in observations)
-        # Images, and states of games, can stand still; only their repetition with the same real action is suspicious.
-        is_repeated = np.ones(len(block.positions), bool) if has_vector else repeats_action & is_float
-        for field in sorted(observations, key=lambda field: field.flat.shape[1]):
-            if is_repeated.any():
-                is_repeated &= block.find_repeats(field)
-        self._frames.add(block, is_repeated)
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
-        message = "the same observation as in the step before"
-        yield from self._frames.report("duplicate-frames", fields.OBSERVATION, message)
+def find_repetitions(block: Block, tallies: Tallies) -> None:
+    """Finds steps that repeat the observation before them, and actions that are repeated many times."""
+    observations = [field for field in block.select(fields.OBSERVATION) if not field.is_text]
+    actions = [field for field in block.select(fields.ACTION) if not field.is_text]
+    if not observations or not actions or not len(block.positions):
+        return
+    repeats_action = np.all([block.find_repeats(field) for field in actions], axis=0)
+    is_float = any(field.is_float for field in actions)
+    if is_float and sum(field.flat.shape[1] for field in actions) > 1:
         message = f"the same action as in the step before, {_MIN_REPETITIONS} times or more in a row"
-        yield from self._actions.report("repeated-actions", fields.ACTION, message)
+        runs = find_runs(repeats_action, _MIN_REPETITIONS)
+        tallies["repeated-actions", fields.ACTION, message].add(block, runs)
+    has_vector = any(field.is_float for field in observations)
+    # Images, and states of games, can stand still; only their repetition with the same real action is suspicious.
+    is_repeated = np.ones(len(block.positions), bool) if has_vector else repeats_action & is_float
+    for field in sorted(observations, key=lambda field: field.flat.shape[1]):
+        if is_repeated.any():
+            is_repeated &= block.find_repeats(field)
+    message = "the same observation as in the step before"
+    tallies["duplicate-frames", fields.OBSERVATION, message].add(block, is_repeated)
 
 
 def find_runs(flags: np.ndarray, min_length: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from rlds2reverb import fields
 
 from ..source import Source
 from .blocks import Block
-from .findings import Finding, Tally
+from .findings import Finding, Tallies, Tally
 
 #: Maximum share of the episodes that can be exceptions from what the others do.
 _MAX_EXCEPTIONS = 1 / 4
@@ -77,10 +77,10 @@ class Rewards:
         """Yields the kinds of ends that contradict the others: rewards either imply terminal ends, or exclude them."""
         expected = [self._ends[high, True], self._ends[low, False]]
         others = [self._ends[high, False], self._ends[low, True]]
-        if sum(tally.count for tally in others) > sum(tally.count for tally in expected):
-            expected, others = others, expected
-        num_exceptions = sum(tally.count for tally in others)
-        if num_exceptions > _MAX_EXCEPTIONS * (num_exceptions + sum(tally.count for tally in expected)):
+        num_exceptions, num_expected = (sum(tally.count for tally in tallies) for tallies in (others, expected))
+        if num_exceptions > num_expected:
+            others, num_exceptions, num_expected = expected, num_expected, num_exceptions
+        if num_exceptions > _MAX_EXCEPTIONS * (num_exceptions + num_expected):
             return
         for (value, is_terminal), tally in self._ends.items():
             if any(tally is other for other in others):
@@ -89,38 +89,28 @@ class Rewards:
                 yield from tally.report("end-disagrees-with-reward", fields.IS_TERMINAL, message)
 
 
-class Ends:
-    """Discounts that disagree with the ends, and episodes without transitions."""
-
-    def __init__(self, source: Source):
-        self._discounts, self._single = Tally(), Tally()
-
-    def add(self, block: Block) -> None:
-        """Adds a block."""
-        self._single.add_episodes(block, block.num_stored == 0)
-        discount = np.asarray(block.batch.steps[fields.DISCOUNT])
-        if discount.ndim != 1:
-            return
-        last = block.last_steps
-        before = np.where(block.has_transitions, last - 1, last)
-        is_known = ~block.get_flags("unknown_final_observation")
-        is_zero = discount == 0
-        is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
-        starts = last - block.batch.num_steps + 1
-        num_zeros = np.add.reduceat(is_zero, starts)
-        num_last = is_zero[last].astype(int) + (is_zero[before] & block.has_transitions & block.is_terminal)
-        is_closed = num_zeros > num_last
-        zeros = np.append(np.flatnonzero(is_zero), len(discount))
-        first_zeros = zeros[np.searchsorted(zeros, starts)] - starts
-        steps = np.where(is_closed, first_zeros, block.lengths)
-        self._discounts.add_episodes(block, (is_open | is_closed) & is_known, steps)
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
-        message = "0 without a terminal end, or 1 at a terminal end"
-        yield from self._discounts.report("discount-disagrees-with-end", fields.DISCOUNT, message)
-        message = "episodes with a single step, which have no transition"
-        yield from self._single.report("single-step-episodes", fields.STEPS, message)
+def find_odd_ends(block: Block, tallies: Tallies) -> None:
+    """Finds discounts that disagree with the ends, and episodes without transitions."""
+    message = "episodes with a single step, which have no transition"
+    tallies["single-step-episodes", fields.STEPS, message].add_episodes(block, block.num_stored == 0)
+    discount = np.asarray(block.batch.steps[fields.DISCOUNT])
+    if discount.ndim != 1:
+        return
+    last = block.last_steps
+    before = np.where(block.has_transitions, last - 1, last)
+    is_known = ~block.get_flags("unknown_final_observation")
+    is_zero = discount == 0
+    is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
+    starts = last - block.batch.num_steps + 1
+    num_zeros = np.add.reduceat(is_zero, starts)
+    num_last = is_zero[last].astype(int) + (is_zero[before] & block.has_transitions & block.is_terminal)
+    is_closed = num_zeros > num_last
+    zeros = np.append(np.flatnonzero(is_zero), len(discount))
+    first_zeros = zeros[np.searchsorted(zeros, starts)] - starts
+    steps = np.where(is_closed, first_zeros, block.lengths)
+    message = "0 without a terminal end, or 1 at a terminal end"
+    tally = tallies["discount-disagrees-with-end", fields.DISCOUNT, message]
+    tally.add_episodes(block, (is_open | is_closed) & is_known, steps)
 
 
 def _find_limit(env_spec: str | None) -> int | None:

@@ -12,7 +12,7 @@ from rlds2reverb.fingerprints import episode_digests
 
 from ..source import Source
 from .blocks import Block
-from .findings import CHECKS, Finding, Tally
+from .findings import CHECKS, Finding, Tallies, Tally
 
 #: Last parts of the names of fields with times or numbers of frames.
 _TIME_NAMES = ("timestamp", "timestamps", "time_stamp", "sim_time", "time", "frame_index")
@@ -98,20 +98,9 @@ def _sum_within_episodes(values: np.ndarray, block: Block) -> np.ndarray:
     return sums - before[block.numbers]
 
 
-class Texts:
-    """The check of strings, which must not be empty."""
-
-    def __init__(self, source: Source):
-        self._tallies: dict[str, Tally] = defaultdict(Tally)
-
-    def add(self, block: Block) -> None:
-        """Adds a block."""
-        for field in block.fields:
-            if field.is_text and len(field.rows):
-                is_empty = [any(not text.strip() for text in row) for row in field.flat.tolist()]
-                self._tallies[field.name].add(block, np.array(is_empty, bool))
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
-        for name, tally in self._tallies.items():
-            yield from tally.report("missing-text", name, "empty strings")
+def find_empty_texts(block: Block, tallies: Tallies) -> None:
+    """Finds empty strings."""
+    for field in block.fields:
+        if field.is_text and len(field.rows):
+            is_empty = [any(not text.strip() for text in row) for row in field.flat.tolist()]
+            tallies["missing-text", field.name, "empty strings"].add(block, np.array(is_empty, bool))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -134,6 +135,10 @@ class Tally:
             default, _, advice = CHECKS[check]
             counts = (self.count, self.num_episodes, self.episode, self.step)
             yield Finding(check, severity or default, *counts, field, message, advice)
+
+
+#: Tallies by check, field and message.
+Tallies = defaultdict[tuple[str, str, str], Tally]
 
 
 def list_elements(numbers: list[int]) -> str:

@@ -13,7 +13,7 @@ from rlds2reverb import fields
 from ..source import Source
 from .actions import find_runs
 from .blocks import Block, Field
-from .findings import CHECKS, Finding, Tally
+from .findings import CHECKS, Finding, Tallies, Tally
 
 #: Highest value of a black image, of 255, and largest difference within an image of a single colour. Encoded videos
 #: reproduce them only to a few units; the darkest clean sample has maxima of 143.
@@ -28,37 +28,27 @@ _MIN_FROZEN, _MAX_REPEATED_SHARE = 5, 0.01
 _MIN_MOTION = 0.2
 
 
-class Images:
-    """Images that are black or of a single colour, and floats from 0 to 255."""
+def find_odd_images(block: Block, tallies: Tallies) -> None:
+    """Finds images that are black or of a single colour, and floats from 0 to 255."""
+    for field in block.fields:
+        if field.is_image and len(field.rows):
+            for check, is_found in _find_odd_images(field).items():
+                tallies[check, field.name, CHECKS[check][1]].add(block, is_found)
 
-    def __init__(self, source: Source):
-        self._tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
 
-    def add(self, block: Block) -> None:
-        """Adds a block."""
-        for field in block.fields:
-            if field.is_image and len(field.rows):
-                self._add_field(block, field)
-
-    def _add_field(self, block: Block, field: Field) -> None:
-        is_bytes = field.rows.dtype == np.uint8
-        few = field.rows[:, ::_THINNING, ::_THINNING]
-        highest = few.max(axis=tuple(range(1, few.ndim)))
-        is_large = np.zeros(len(few), bool) if is_bytes else highest > _MAX_UNIT
-        unit = 1.0 if is_bytes or is_large.any() else 1 / 255
-        # Only images that are uniform in a few of their pixels are looked at completely.
-        is_uniform = _find_uniform(few, unit)
-        is_uniform[is_uniform] = _find_uniform(field.rows[is_uniform], unit)
-        is_dark = highest <= BLACK_LEVEL * unit
-        is_dark[is_dark] = field.flat[is_dark].max(axis=1) <= BLACK_LEVEL * unit
-        self._tallies["black-images", field.name].add(block, is_dark)
-        self._tallies["uniform-images", field.name].add(block, is_uniform & ~is_dark)
-        self._tallies["float-images", field.name].add(block, is_large)
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
-        for (check, name), tally in self._tallies.items():
-            yield from tally.report(check, name, CHECKS[check][1])
+def _find_odd_images(field: Field) -> dict[str, np.ndarray]:
+    """Returns which images of a field each check finds, bool `[M]`."""
+    is_bytes = field.rows.dtype == np.uint8
+    few = field.rows[:, ::_THINNING, ::_THINNING]
+    highest = few.max(axis=tuple(range(1, few.ndim)))
+    is_large = np.zeros(len(few), bool) if is_bytes else highest > _MAX_UNIT
+    unit = 1.0 if is_bytes or is_large.any() else 1 / 255
+    # Only images that are uniform in a few of their pixels are looked at completely.
+    is_uniform = _find_uniform(few, unit)
+    is_uniform[is_uniform] = _find_uniform(field.rows[is_uniform], unit)
+    is_dark = highest <= BLACK_LEVEL * unit
+    is_dark[is_dark] = field.flat[is_dark].max(axis=1) <= BLACK_LEVEL * unit
+    return {"black-images": is_dark, "uniform-images": is_uniform & ~is_dark, "float-images": is_large}
 
 
 def _find_uniform(images: np.ndarray, unit: float) -> np.ndarray:

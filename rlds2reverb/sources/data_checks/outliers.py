@@ -130,8 +130,7 @@ class Jumps:
     def _find_jumps(self, path: Any, name: str) -> Iterator[Finding]:
         largest, is_action = self._changes[path], path[0] == fields.ACTION
         ratio = _ACTION_RATIO if is_action else JUMP_RATIO
-        places: list[np.ndarray] = []
-        dimensions = []
+        places: dict[int, np.ndarray] = {}
         max_count = min(max(_MAX_FEW_JUMPS, _MAX_JUMP_SHARE * self._num_rows), self._num_rows / 4)
         for dimension, found, changes in largest.find_outliers(ratio, max_count):
             next_change = largest.values[len(found), dimension]
@@ -142,31 +141,25 @@ class Jumps:
             is_motion = not is_action and (is_close[1:] & is_close[:-1]).any()
             is_far = 0 < next_change <= changes[-1] / (_RARE_JUMP_RATIO if is_rare else ratio)
             if is_far and not is_turn and not is_motion:
-                places.append(found)
-                dimensions.append(dimension)
-        if places and is_action:
-            message = f"at least {ratio:g} times as large as all others; {list_elements(dimensions)}"
-            yield from _tally_places(places).report("actions-out-of-bounds", name, message)
-        elif places:
-            is_late = (np.concatenate(places) % _STEPS > _NUM_FIRST_STEPS).any()
-            message = f"changes at least {ratio:g} times as large as all others; {list_elements(dimensions)}"
-            yield from _tally_places(places).report("observation-jump", name, message, None if is_late else "info")
+                places[dimension] = found
+        message = f"at least {ratio:g} times as large as all others"
+        if is_action:
+            yield from _report_places(places, "actions-out-of-bounds", name, message)
+        else:
+            is_late = any((found % _STEPS > _NUM_FIRST_STEPS).any() for found in places.values())
+            yield from _report_places(places, "observation-jump", name, f"changes {message}", is_late=is_late)
 
     def _find_scales(self, path: Any, name: str) -> Iterator[Finding]:
-        places: list[np.ndarray] = []
-        dimensions = []
+        places: dict[int, np.ndarray] = {}
         largest = self._ranges[path]
         for dimension, found, _ in largest.find_outliers(SCALE_RATIO, self._num_episodes / 2):
             next_range = largest.values[len(found), dimension]
             # Single outliers, such as the contacts of a robot, have a larger range, but the same median.
             medians = np.array([self._medians[path][int(place)][dimension] for place in found])
             if next_range > 0 and (medians > 2 * next_range).all():
-                places.append(found)
-                dimensions.append(dimension)
-        if places:
-            tally = _tally_places(places)
-            message = f"at least {SCALE_RATIO:g} times the range of all other episodes; {list_elements(dimensions)}"
-            yield from tally.report("mixed-scales", name, message)
+                places[dimension] = found
+        message = f"at least {SCALE_RATIO:g} times the range of all other episodes"
+        yield from _report_places(places, "mixed-scales", name, message)
 
 
 def _number_places(block: Block) -> np.ndarray:
@@ -174,8 +167,12 @@ def _number_places(block: Block) -> np.ndarray:
     return indices[block.positions] * _STEPS + block.step_numbers
 
 
-def _tally_places(parts: list[np.ndarray]) -> Tally:
-    places = np.unique(np.concatenate(parts))
-    episodes = np.unique(places // _STEPS)
-    episode, step = divmod(int(places.min()), _STEPS)
-    return Tally(len(places), len(episodes), episode, step)
+def _report_places(
+    found: dict[int, np.ndarray], check: str, name: str, message: str, *, is_late: bool = True
+) -> Iterator[Finding]:
+    """Yields a finding about the places that were found in each dimension, an info if none of them is late."""
+    if found:
+        places = np.unique(np.concatenate(list(found.values())))
+        tally = Tally(len(places), len(np.unique(places // _STEPS)), *divmod(int(places[0]), _STEPS))
+        severity = None if is_late else "info"
+        yield from tally.report(check, name, f"{message}; {list_elements(list(found))}", severity)
