@@ -10,7 +10,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,7 @@ class Dataset:
     def read(self, part: Slice) -> Iterator[Episode]:
         """Yields the episodes of a slice, numbered among those of all datasets."""
         source = self.open(part.location)
-        bounds = part.first, part.stop
-        episodes = source.read(*bounds) if source.count else islice(source.read(), *bounds)
-        for episode in episodes:
+        for episode in source.read_range(part.first, part.stop):
             yield replace(episode, index=episode.index + part.offset)
 
 

@@ -116,14 +116,11 @@ def open_d4rl(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> S
             select = _select_arrays if is_npz else _open_columns
             yield check_columns(path.name, select(file, extra_fields), extra_fields, rules)
 
-    with open_rows() as rows:
-        num_rows = rows.num_rows
     described = {}
     if not is_npz:
         with hdf5.open_hdf5(path) as file:
             described = split_metadata(hdf5.read_scalars(file, "metadata"))
-    ranges = RowRanges(open_rows)
-    return Source(path.name, "d4rl", ranges.read, num_rows=num_rows, count=ranges.count, **described)
+    return make_source(path.name, "d4rl", open_rows, **described)
 
 
 def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
@@ -138,11 +135,19 @@ def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), *
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
     rows = check_columns(name, copy_arrays(arrays), extra_fields, EpisodeEnds(**ends))
-    ranges = RowRanges(lambda: contextlib.nullcontext(rows))
-    return Source(name, "memory", ranges.read, num_rows=rows.num_rows, count=ranges.count)
+    return make_source(name, "memory", lambda: contextlib.nullcontext(rows))
 
 
-class RowRanges:
+def make_source(
+    name: str, kind: str, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]], **attributes: Any
+) -> Source:
+    """Returns a source of the episodes of the rows that a function opens, with further attributes of `Source`."""
+    ranges = _RowRanges(open_rows)
+    with open_rows() as rows:
+        return Source(name, kind, ranges.read, num_rows=rows.num_rows, count=ranges.count, **attributes)
+
+
+class _RowRanges:
     """Random access to the episodes of some rows."""
 
     def __init__(self, open_rows: Callable[[], contextlib.AbstractContextManager[TransitionRows]]):
@@ -164,7 +169,10 @@ class RowRanges:
             if stop is not None:
                 first_row, stop_row = self._starts[[first, stop]].tolist()
                 rows = replace(rows, first_row=first_row, stop_row=stop_row)
-            yield from _read_episodes(rows, first)
+            check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
+            for episode in _split_episodes(rows, first):
+                check.add(episode)
+                yield episode
 
 
 @dataclass(frozen=True)
@@ -324,14 +332,6 @@ def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
     if starts[-1] < rows.num_rows:
         starts.append(rows.num_rows)
     return np.array(starts, np.int64)
-
-
-def _read_episodes(rows: TransitionRows, first_index: int = 0) -> Iterator[Episode]:
-    """Yields the episodes of the rows; `first_index` is the index of the first one."""
-    check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
-    for episode in _split_episodes(rows, first_index):
-        check.add(episode)
-        yield episode
 
 
 def _split_episodes(rows: TransitionRows, index: int) -> Iterator[Episode]:

@@ -71,10 +71,7 @@ def _open_rows(name: str, open_columns: Any, max_episode_steps: int | None) -> S
             named = {key: columns[stored] for key, stored in _NAMES.items()}
             yield d4rl.check_columns(name, {**named, **flags}, (), d4rl.EpisodeEnds())
 
-    with open_rows() as rows:
-        num_rows = rows.num_rows
-    ranges = d4rl.RowRanges(open_rows)
-    return Source(name, "neorl", ranges.read, num_rows=num_rows, count=ranges.count, warnings=warnings)
+    return d4rl.make_source(name, "neorl", open_rows, warnings=warnings)
 
 
 def _find_ends(

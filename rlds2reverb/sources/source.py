@@ -94,6 +94,15 @@ class Source:
         """Returns an iterator over the episodes, whose arrays the caller may modify."""
         return map(_make_writable, self.read())
 
+    def read_range(self, first: int, stop: int | None) -> Iterator[Episode]:
+        """Returns an iterator over the episodes of a range, before which others are read and skipped without a `count`.
+
+        Args:
+          first: index of the first episode.
+          stop: index after the last one; None for all, if there is no `count`.
+        """
+        return itertools.islice(self.read(), first, stop) if self.count is None else self.read(first, stop)
+
     @property
     def first_episode(self) -> Episode:
         """The first episode that has steps; each access opens the dataset and closes it again.

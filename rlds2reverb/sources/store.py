@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,7 @@ class _Plan:
         return cls(identity, layout, tuple(itertools.pairwise(bounds)))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "version": _VERSION,
-            "identity": self.identity,
-            "layout": self.layout.to_json(),
-            "ranges": self.ranges,
-        }
+        return {"version": _VERSION, "identity": self.identity, "layout": self.layout.to_json(), "ranges": self.ranges}
 
 
 def find_identity(source: Source, first: Episode) -> dict[str, Any]:
@@ -273,19 +269,21 @@ def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | Non
     if num_workers is None:
         num_workers = available_cores() if can_split else 0
     num_workers = min(num_workers, len(missing)) if can_split else 0
-    total = plan.identity["episodes"]
-    with ExitStack() as stack:
-        if num_workers:
-            workers = [
-                stack.enter_context(_Worker(source, plan, path, missing[index::num_workers]))
-                for index in range(num_workers)
-            ]
+
+    def report() -> None:
+        on_progress(_count_stored(path, len(plan.ranges)), plan.identity["episodes"])
+
+    if num_workers:
+        with ExitStack() as stack:
+            shares = [missing[index::num_workers] for index in range(num_workers)]
+            workers = [stack.enter_context(_Worker(source, plan, path, share)) for share in shares]
             while workers := [worker for worker in workers if not worker.is_done()]:
-                on_progress(_count_stored(path, len(plan.ranges)), total)
+                report()
                 time.sleep(_POLL_SECS)
-        for number in missing if not num_workers else ():
-            _write_part(source, plan, path, number, lambda: on_progress(_count_stored(path, len(plan.ranges)), total))
-    on_progress(_count_stored(path, len(plan.ranges)), total)
+    else:
+        for number in missing:
+            _write_part(source, plan, path, number, report)
+    report()
 
 
 def _count_stored(path: Path, num_parts: int) -> int:
@@ -299,16 +297,10 @@ def _write_part(
     """Writes a part, or the rest of it."""
     first, stop = plan.ranges[number]
     with _PartWriter(_part_folder(path, number), plan.layout) as writer:
-        for batch in batch_episodes(_read_from(source, first + writer.num_episodes, stop)):
+        for batch in batch_episodes(source.read_range(first + writer.num_episodes, stop)):
             writer.append(batch)
             on_batch()
         writer.seal()
-
-
-def _read_from(source: Source, first: int, stop: int | None) -> Iterator[Episode]:
-    if source.count is not None:
-        return source.read(first, stop)
-    return itertools.islice(source.read(), first, stop)
 
 
 class _Worker:
@@ -536,27 +528,26 @@ def find_store(source: Source) -> Path | None:
     return episodes.path if isinstance(episodes, _StoredEpisodes) else None
 
 
+@dataclass(frozen=True)
 class _StoredEpisodes:
     """The episodes of a store; pickling it keeps the directory, which the other process opens again."""
 
-    def __init__(self, path: Path, image_decoding: bool, with_images: bool):
-        self.path, self._image_decoding, self._with_images = path, image_decoding, with_images
-        self._columns: StepColumns | None = None
+    path: Path
+    image_decoding: bool
+    with_images: bool
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": None}
+    def __reduce__(self) -> Any:
+        return _StoredEpisodes, (self.path, self.image_decoding, self.with_images)
 
     @property
     def encoded(self) -> _StoredEpisodes | None:
         """See `source.keep_images_encoded`."""
-        return _StoredEpisodes(self.path, False, self._with_images) if self._image_decoding else None
+        return replace(self, image_decoding=False) if self.image_decoding else None
 
-    @property
+    @cached_property
     def columns(self) -> StepColumns:
         """The steps."""
-        if self._columns is None:
-            self._columns = open_columns(self.path)
-        return self._columns
+        return open_columns(self.path)
 
     def count(self) -> int:
         """Returns the number of episodes."""
@@ -564,9 +555,7 @@ class _StoredEpisodes:
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields episodes."""
-        return self.columns.read_episodes(
-            first, stop, image_decoding=self._image_decoding, with_images=self._with_images
-        )
+        return self.columns.read_episodes(first, stop, image_decoding=self.image_decoding, with_images=self.with_images)
 
 
 def open_store(path: Path, *, image_decoding: bool = True, with_images: bool = True) -> Source:
