@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -113,30 +114,24 @@ def numpy_trajectories(
 ) -> Iterator[trajectory.Trajectory]:
     """Yields the elements of `episode_trajectories` without a policy_info_fn, converted by numpy twice as fast."""
     require_discount_source(discount_source)
-    previous: tuple[Any, Any] | None = None
-    for index, (steps, _) in enumerate(read_episodes(rlds_data)):
-        if not len(steps[fields.IS_FIRST]):
-            continue
-        if cast_floats:
-            steps = tree.map_structure(
-                lambda column: column.astype(np.float32) if column.dtype == np.float64 else column, steps
-            )
-        if previous is not None:
-            yield _to_numpy_trajectories(*previous, steps[fields.IS_FIRST][0], discount_source)
-        previous = index, steps
-    if previous is not None:
-        yield _to_numpy_trajectories(*previous, np.True_, discount_source)
 
+    def read() -> Iterator[tuple[int, dict[str, Nest]]]:
+        for index, (steps, _) in enumerate(read_episodes(rlds_data)):
+            if len(steps[fields.IS_FIRST]):
+                yield index, tree.map_structure(cast, steps) if cast_floats else steps
+        yield -1, {fields.IS_FIRST: np.ones(1, bool)}  # A first step follows the last episode.
 
-def _to_numpy_trajectories(
-    index: Any, steps: dict[str, Nest], next_is_first: Any, discount_source: DiscountSource
-) -> trajectory.Trajectory:
-    broken = np.stack(_find_broken_rules(steps, np.append(steps[fields.IS_FIRST][1:], next_is_first)))
-    if broken.any():
-        step = int(np.argmax(broken.any(axis=0)))
-        message = f"{_RULES[np.argmax(broken[:, step])]} (episode {index}, step {step})"
-        raise tf.errors.InvalidArgumentError(None, None, message)
-    return trajectory_columns(steps, discount_source=discount_source)
+    def cast(column: np.ndarray) -> np.ndarray:
+        return column.astype(np.float32) if column.dtype == np.float64 else column
+
+    for (index, steps), (_, following) in itertools.pairwise(read()):
+        next_is_first = np.append(steps[fields.IS_FIRST][1:], following[fields.IS_FIRST][0])
+        broken = np.stack(_find_broken_rules(steps, next_is_first))
+        if broken.any():
+            step = int(np.argmax(broken.any(axis=0)))
+            message = f"{_RULES[np.argmax(broken[:, step])]} (episode {index}, step {step})"
+            raise tf.errors.InvalidArgumentError(None, None, message)
+        yield trajectory_columns(steps, discount_source=discount_source)
 
 
 #: TF-Agents' message for each rule, in the order in which TF-Agents checks them at each step.
