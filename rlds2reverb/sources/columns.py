@@ -64,6 +64,13 @@ def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarra
     return column.astype(bool)
 
 
+def require_equal_lengths(where: str, columns: Mapping[str, Any]) -> None:
+    """Raises `SourceError` unless all columns have the same number of rows, at least 1."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {lengths}")
+
+
 def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns RLDS steps with validated columns, and the flags as bool `[T]`."""
     columns = as_columns(dict(steps), where)

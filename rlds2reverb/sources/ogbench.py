@@ -14,7 +14,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 
 from . import d4rl, minari, npz
-from .columns import as_columns, as_flags, make_log_episode
+from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ContinuityCheck
 from .formats import Format
 from .source import Source
@@ -69,9 +69,8 @@ def from_columns(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = ()
     Raises:
       SourceError: If a column is missing, columns differ in length, or flags are not 0 or 1.
     """
-    arrays = {name: as_columns(columns[name], f"rows in memory: '{name}'") for name in (*_COLUMNS, *extra_fields)
-              if name in columns}  # fmt: skip
-    arrays = copy_arrays(arrays)
+    names = [name for name in (*_COLUMNS, *extra_fields) if name in columns]
+    arrays = copy_arrays({name: as_columns(columns[name], f"rows in memory: '{name}'") for name in names})
     return _open_trajectories("rows in memory", lambda: contextlib.nullcontext(arrays), extra_fields)
 
 
@@ -163,14 +162,6 @@ def _require_relabel(name: str, environment: str) -> Callable[[], _Relabel]:
     return make_relabel
 
 
-@dataclass(frozen=True)
-class _Trajectories:
-    """The rows of each trajectory: `starts` int64 `[E + 1]`, and whether the last one has no flag."""
-
-    starts: np.ndarray
-    is_unterminated: bool
-
-
 def _open_trajectories(
     name: str,
     open_columns: _OpenColumns,
@@ -182,25 +173,24 @@ def _open_trajectories(
         selected = (*_COLUMNS, *extra_fields, *(_STATES if make_relabel else ()))
         names = [key for key in selected if key in columns]
         _check_columns(name, columns, names, extra_fields)
-        trajectories = _find_trajectories(name, columns)
+        starts, is_unterminated = _find_trajectories(name, columns)
         num_rows = len(columns[d4rl.ACTIONS])
     has_rewards = make_relabel is not None or d4rl.REWARDS in names
-    num_episodes = len(trajectories.starts) - 1
+    num_episodes = len(starts) - 1
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         check = ContinuityCheck(name, num_rows, "copy or download the data again")
         relabel = None if make_relabel is None else make_relabel()
         with open_columns() as columns:
             for index in range(num_episodes)[first:stop]:
-                rows = slice(*trajectories.starts[index : index + 2].tolist())
+                rows = slice(*starts[index : index + 2])
                 where = f"{name}: rows from {rows.start:,} (episode {index})"
                 block = {key: as_columns(columns[key][rows], f"{where}: '{key}'") for key in names}
                 if relabel is not None:
                     relabel(block)
                 episode = _make_episode(where, index, block, extra_fields)
                 check.add(episode)
-                is_unterminated = trajectories.is_unterminated and index == num_episodes - 1
-                yield replace(episode, unterminated=is_unterminated)
+                yield replace(episode, unterminated=is_unterminated and index == num_episodes - 1)
 
     return Source(
         name,
@@ -224,18 +214,17 @@ def _check_columns(
             raise SourceError(
                 f"{name} has no '{key}', only {', '.join(sorted(columns))}; fix the name", extra_fields=...
             )
-    lengths = {key: len(columns[key]) for key in names}
-    if len(set(lengths.values())) != 1 or not lengths[d4rl.ACTIONS]:
-        raise SourceError(f"{name}: all columns must have the same number of rows >= 1, got {lengths}")
+    require_equal_lengths(name, {key: columns[key] for key in names})
 
 
-def _find_trajectories(name: str, columns: Mapping[str, Any]) -> _Trajectories:
+def _find_trajectories(name: str, columns: Mapping[str, Any]) -> tuple[list[int], bool]:
+    """Returns the first row of each trajectory and the number of rows, and whether the last one has no flag."""
     is_compact = _VALIDS in columns
     key = _VALIDS if is_compact else d4rl.TERMINALS
     flags = as_flags(as_columns(columns[key][:], f"{name}: '{key}'"), f"{name}: {key}")
     starts = [0, *(np.flatnonzero(flags != is_compact) + 1).tolist()]
     is_unterminated = starts[-1] < len(flags)
-    return _Trajectories(np.array([*starts, *([len(flags)] if is_unterminated else [])], np.int64), is_unterminated)
+    return [*starts, len(flags)] if is_unterminated else starts, is_unterminated
 
 
 def _make_episode(where: str, index: int, block: dict[str, np.ndarray], extra_fields: Collection[str]) -> Episode:

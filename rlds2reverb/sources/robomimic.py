@@ -24,7 +24,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest
 
 from . import hdf5, npz
-from .columns import as_columns, as_flags, make_log_episode
+from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ContinuityCheck
 from .episode_metadata import read_attributes
 from .formats import Format
@@ -171,12 +171,12 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         optional.update(demo.optional)
         columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
         absent.update({key: demo for key in (REWARDS, DONES) if key not in columns})
-        lengths = [*columns.values()] or [demo.open(ACTIONS)]
-        if not any(map(len, lengths)):
+        counted = columns or {ACTIONS: demo.open(ACTIONS)}
+        if not any(map(len, counted.values())):
             empty.append(path)
             continue
-        _require_equal_lengths(demo.where, lengths)
-        num_rows += len(lengths[0])
+        require_equal_lengths(demo.where, counted)
+        num_rows += len(next(iter(counted.values())))
         if REWARDS in columns:
             rewards.append(columns[REWARDS])
         if DONES in columns:
@@ -324,20 +324,15 @@ class _Demo:
         return f"{self._file_name}: '{self._path}/{name}'"
 
 
-def _require_equal_lengths(where: str, columns: Sequence[Any]) -> None:
-    lengths = {len(column) for column in columns}
-    if len(lengths) != 1 or 0 in lengths:
-        raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {sorted(lengths)}")
-
-
 def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     actions, observations = demo.read(ACTIONS), demo.read_nest(OBSERVATIONS)
     next_observations = demo.read_nest(NEXT_OBSERVATIONS) if NEXT_OBSERVATIONS in contents.optional else None
     rewards = np.zeros(len(actions), np.float32)
     if REWARDS in contents.optional:
         rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
-    next_columns = [] if next_observations is None else next_observations.values()
-    _require_equal_lengths(demo.where, [actions, rewards, *observations.values(), *next_columns])
+    nests = {OBSERVATIONS: observations, NEXT_OBSERVATIONS: next_observations or {}}
+    columns = {f"{group}/{name}": column for group, nest in nests.items() for name, column in nest.items()}
+    require_equal_lengths(demo.where, {ACTIONS: actions, REWARDS: rewards, **columns})
     if next_observations is not None and observations.keys() != next_observations.keys():
         different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
         raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")

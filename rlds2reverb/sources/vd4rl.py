@@ -20,7 +20,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from . import hdf5, npz
-from .columns import as_columns, as_flags, make_log_episode
+from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .formats import Format
 from .source import Source
 
@@ -49,8 +49,12 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         for index in range(len(paths))[first:stop]:
             with npz.open_npz(paths[index]) as arrays:
-                _require_columns(paths[index].name, arrays)
                 where = f"{paths[index].parent.name}/{paths[index].name}"
+                if not _has_columns(arrays):
+                    raise SourceError(
+                        f"{where} must contain {_ACTION}, {_REWARD}, {_DISCOUNT}, and image or observation, got "
+                        f"{', '.join(sorted(arrays)[:10]) or 'nothing'}"
+                    )
                 known = [
                     key for key in (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL) if key in arrays
                 ]
@@ -105,22 +109,12 @@ def _open_column(file: h5py.File, name: str) -> h5py.Dataset:
     return column
 
 
-def _require_columns(name: str, available: Collection[str]) -> None:
-    if not _has_columns(available):
-        raise SourceError(
-            f"{name} must contain {_ACTION}, {_REWARD}, {_DISCOUNT}, and image or observation, got "
-            f"{', '.join(sorted(available)[:10]) or 'nothing'}"
-        )
-
-
 def _make_episode(
     where: str, index: int, columns: Mapping[str, np.ndarray], *, is_unterminated: bool = False
 ) -> Episode:
     """Returns the episode of some rows, whose actions, rewards and discounts belong to the transitions before them."""
     observations = next(columns[name] for name in _OBSERVATIONS if name in columns)
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) != 1 or not len(observations):
-        raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {lengths}")
+    require_equal_lengths(where, columns)
     rewards, discounts = (columns[name].reshape(len(observations), -1) for name in (_REWARD, _DISCOUNT))
     if rewards.shape[1] != 1 or discounts.shape[1] != 1:
         raise SourceError(f"{where}: rewards and discounts must be one number per row")
