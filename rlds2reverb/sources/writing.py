@@ -28,20 +28,13 @@ Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
-    "d4rl": FormatLimits("D4RL", write_d4rl, ("recompute_discounts",), has_discounts=False, has_episodes=False),
-    "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True, has_episodes=True),
-    "minari": FormatLimits("Minari", write_minari, ("recompute_discounts",), has_discounts=False, has_episodes=True),
+    "d4rl": FormatLimits("D4RL", write_d4rl, has_episodes=False),
+    "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True),
+    "minari": FormatLimits("Minari", write_minari),
     "lerobot": FormatLimits(
-        "LeRobot",
-        write_lerobot,
-        ("recompute_discounts", "lerobot_version", "fps", "video"),
-        has_discounts=False,
-        has_episodes=True,
-        has_last_step=False,
+        "LeRobot", write_lerobot, ("recompute_discounts", "lerobot_version", "fps", "video"), has_last_step=False
     ),
-    "robomimic": FormatLimits(
-        "robomimic", write_robomimic, ("recompute_discounts",), has_discounts=False, has_episodes=True
-    ),
+    "robomimic": FormatLimits("robomimic", write_robomimic),
 }
 #: The values of `format`.
 FORMATS = tuple(FORMAT_LIMITS)

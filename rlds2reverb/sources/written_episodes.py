@@ -41,9 +41,9 @@ class FormatLimits:
 
     name: str
     write: Callable[..., tuple[str, ...] | None]
-    options: tuple[str, ...]
-    has_discounts: bool
-    has_episodes: bool
+    options: tuple[str, ...] = ("recompute_discounts",)
+    has_discounts: bool = False
+    has_episodes: bool = True
     has_last_step: bool = True
 
     @property

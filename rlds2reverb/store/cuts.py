@@ -22,9 +22,9 @@ class Cut(abc.ABC):
     """A kind of item, of which one starts at each step of an episode except for the last few."""
 
     @property
-    @abc.abstractmethod
     def num_unused(self) -> int:
-        """The number of steps at the end of each episode at which no item starts."""
+        """The number of steps at the end of each episode at which no item starts: the last one, unless overridden."""
+        return 1
 
     @abc.abstractmethod
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
@@ -64,11 +64,6 @@ class Transitions(Cut):
     def __post_init__(self) -> None:
         require_count("n", self.n)
         require_number("gamma", self.gamma, 0, 1)
-
-    @property
-    def num_unused(self) -> int:
-        """1: the last step, after which there is none."""
-        return 1
 
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
         """Implements `Cut.read`."""
@@ -188,11 +183,6 @@ class ActionChunks(Cut):
         if taken := {fields.ACTION, "mask"}.intersection(self.field_names):
             raise ValueError(f"field_names must not contain {taken.pop()!r}, which is in each item; leave it out")
 
-    @property
-    def num_unused(self) -> int:
-        """1: the last step."""
-        return 1
-
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
         """Implements `Cut.read`."""
         places = rows[:, None] + np.arange(self.length)
@@ -224,11 +214,6 @@ class PaddedWindows(Cut):
         require_count("length", self.length)
         if "mask" in (self.field_names or ()):
             raise ValueError("field_names must not contain 'mask', which is in each item; leave it out")
-
-    @property
-    def num_unused(self) -> int:
-        """1: the last step."""
-        return 1
 
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
         """Implements `Cut.read`."""
