@@ -30,10 +30,6 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
     if len(kinds) > 1:
         raise SourceError(f"{name} mixes datasets of the kinds {' and '.join(kinds)}; convert them separately")
     counts = [source.count for source in sources if source.count is not None]
-
-    def count() -> int:
-        return sum(count() for count in counts)
-
     return Source(
         name,
         kinds[0],
@@ -45,7 +41,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         env_spec=_common([source.env_spec for source in sources]),
         action_space=_common([source.action_space for source in sources]),
         observation_space=_common([source.observation_space for source in sources]),
-        count=count if len(counts) == len(sources) else None,
+        count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
         assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
     )
 

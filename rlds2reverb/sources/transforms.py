@@ -113,20 +113,11 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
         first, second = before["observation_eps"], fitted["observation_eps"]
         means = before["observation_mean"], fitted["observation_mean"]
         stds = before["observation_std"], fitted["observation_std"]
-        combined["observation_mean"] = _map_leaves(lambda m, n, s: m + n * (s + first), *means, stds[0])
-        combined["observation_std"] = _map_leaves(lambda s, t: (s + first) * (t + second), *stds)
+        mean = tree.map_structure(lambda m, n, s: m if m is None else m + n * (s + first), *means, stds[0])
+        std = tree.map_structure(lambda s, t: s if s is None else (s + first) * (t + second), *stds)
+        combined |= {"observation_mean": mean, "observation_std": std}
         combined["observation_eps"] = 0.0
     return combined
-
-
-def _map_leaves(function: Callable[..., np.ndarray], *nests: Any) -> Any:
-    """Applies a function to the corresponding leaves (lists of numbers) of nests; None stays None."""
-    first = nests[0]
-    if isinstance(first, dict):
-        return {name: _map_leaves(function, *[nest[name] for nest in nests]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_map_leaves(function, *parts) for parts in zip(*nests, strict=True))
-    return None if first is None else function(*map(np.asarray, nests)).tolist()
 
 
 def map_episodes(source: Source, function: EpisodeFn) -> Source:
@@ -517,11 +508,7 @@ class DropFields:
 
 
 def _has_field(nest: Nest, keys: list[str]) -> bool:
-    for key in keys:
-        if not isinstance(nest, dict) or key not in nest:
-            return False
-        nest = nest[key]
-    return True
+    return not keys or (isinstance(nest, dict) and keys[0] in nest and _has_field(nest[keys[0]], keys[1:]))
 
 
 def _drop_field(nest: Nest, keys: list[str], path: str, *, may_be_empty: bool = False) -> Nest:
@@ -551,9 +538,8 @@ class CutAtTerminal:
             if not len(terminal) or terminal[0] == episode.num_steps - 1:
                 return episode
             steps = tree.map_structure(lambda column: column[: terminal[0] + 1], episode.steps)
-            is_last = np.arange(terminal[0] + 1) == terminal[0]
-            steps = {**steps, fields.IS_LAST: is_last}
-            episode = replace(episode, steps=steps, unterminated=False, dropped_last_transition=False)
-            return replace(episode, unknown_final_observation=False)
+            steps = {**steps, fields.IS_LAST: np.arange(terminal[0] + 1) == terminal[0]}
+            marks = dict.fromkeys(("unterminated", "dropped_last_transition", "unknown_final_observation"), False)
+            return replace(episode, steps=steps, **marks)
 
         return apply, {"cut_at_terminal": True}
