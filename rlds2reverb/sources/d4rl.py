@@ -35,10 +35,7 @@ TERMINALS, TIMEOUTS, NEXT_OBSERVATIONS = "terminals", "timeouts", "next_observat
 REQUIRED = (OBSERVATIONS, ACTIONS, REWARDS, TERMINALS)
 KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 #: Names of the same flags in Gymnasium and Minari.
-ALIASES = {
-    TERMINALS: ("terminated", "terminations", "terminal"),
-    TIMEOUTS: ("truncated", "truncations", "timeout"),
-}
+ALIASES = {TERMINALS: ("terminated", "terminations", "terminal"), TIMEOUTS: ("truncated", "truncations", "timeout")}
 #: Gym's flag, which is set at terminal and at truncated ends and cannot tell them apart.
 DONES = ("dones", "done")
 
@@ -72,13 +69,9 @@ class EpisodeEnds:
         if self.max_episode_steps is not None:
             require_count("max_episode_steps", self.max_episode_steps, 1)
         if self.independent_rows and (self.max_episode_steps is not None or self.split_at_discontinuity):
-            raise ArgumentError(
-                "already ends an episode after each row; leave out other rules",
-                about="independent_rows",
-                value=True,
-                max_episode_steps=...,
-                split_at_discontinuity=...,
-            )
+            sentence = "already ends an episode after each row; leave out other rules"
+            others: dict[str, Any] = {"max_episode_steps": ..., "split_at_discontinuity": ...}
+            raise ArgumentError(sentence, about="independent_rows", value=True, **others)
 
     def __bool__(self) -> bool:
         return self.max_episode_steps is not None or self.split_at_discontinuity or self.independent_rows
@@ -221,11 +214,8 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     """
     require_new_names(extra_fields, where)
     available = set(available)
-    keys = {}
-    for name in KEYS:
-        key = next((key for key in (name, *ALIASES.get(name, ())) if key in available), None)
-        if key is not None:
-            keys[name] = key
+    found = {name: [key for key in (name, *ALIASES.get(name, ())) if key in available] for name in KEYS}
+    keys = {name: matches[0] for name, matches in found.items() if matches}
     dones = next((key for key in DONES if key in available), None)
     if dones and TERMINALS not in keys:
         raise SourceError(
@@ -338,48 +328,25 @@ def _split_episodes(rows: TransitionRows, index: int) -> Iterator[Episode]:
     """Yields the episodes, the first of which has that index."""
     pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
     num_pending = 0
-    discontinuities: list[int] = []
     for stop, block in rows.read_blocks():
         num_rows = len(block[REWARDS])
-        start = stop - num_rows
         ends = list(_find_ends(rows, block, stop, num_pending))
-        previous = pending[-1] if pending else None
-        discontinuities += [start + row for row in _find_discontinuities(block, ends, previous)]
         begin = 0
         if ends:
             begin = ends[-1] + 1
             lengths = np.diff(ends, prepend=-1 - num_pending)
             complete = _join_blocks([*pending, {name: column[:begin] for name, column in block.items()}])
-            first_row = start - num_pending
-            episodes = _build_episodes(complete, lengths, index, first_row=first_row, discontinuities=discontinuities)
+            episodes = _build_episodes(complete, lengths, index, first_row=stop - num_rows - num_pending)
             del complete  # The episodes are copies, so that these rows can be freed.
             yield from episodes
-            discontinuities = [row for row in discontinuities if row >= start + begin]
             index, pending, num_pending = index + len(lengths), [], 0
         if begin < num_rows:
             pending.append({name: column[begin:] for name, column in block.items()})
             num_pending += num_rows - begin
     if pending:
         yield from _build_episodes(
-            _join_blocks(pending),
-            np.array([num_pending]),
-            index,
-            first_row=stop - num_pending,
-            discontinuities=discontinuities,
-            unterminated=True,
+            _join_blocks(pending), np.array([num_pending]), index, first_row=stop - num_pending, unterminated=True
         )
-
-
-def _find_discontinuities(
-    block: dict[str, np.ndarray], ends: list[int], previous: dict[str, np.ndarray] | None
-) -> list[int]:
-    """Returns the discontinuities of a block, counted from its first row; -1 is the last row of the previous block."""
-    if NEXT_OBSERVATIONS not in block:
-        return []
-    rows = find_differing_rows(block[NEXT_OBSERVATIONS][:-1], block[OBSERVATIONS][1:], ignore=ends).tolist()
-    if previous is not None and len(find_differing_rows(previous[NEXT_OBSERVATIONS][-1:], block[OBSERVATIONS][:1])):
-        rows.insert(0, -1)
-    return list(rows)
 
 
 def _block_bounds(first_row: int, stop_row: int, block_rows: int) -> Iterator[tuple[int, int]]:
@@ -417,13 +384,7 @@ def _join_blocks(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _build_episodes(
-    columns: dict[str, np.ndarray],
-    lengths: np.ndarray,
-    first_index: int,
-    *,
-    first_row: int,
-    discontinuities: list[int],
-    unterminated: bool = False,
+    columns: dict[str, np.ndarray], lengths: np.ndarray, first_index: int, *, first_row: int, unterminated: bool = False
 ) -> Iterator[Episode]:
     """Yields the episodes made of consecutive rows.
 
@@ -432,11 +393,14 @@ def _build_episodes(
       lengths: int64 `[E]`, the number of rows of each episode.
       first_index: index of the first episode.
       first_row: row of the source at which `columns` begin.
-      discontinuities: rows of the source.
       unterminated: whether the last episode ends without a flag.
     """
     ends = np.cumsum(lengths)
     next_observations = columns.get(NEXT_OBSERVATIONS)
+    discontinuities: list[int] = []
+    if next_observations is not None:
+        rows = find_differing_rows(next_observations[:-1], columns[OBSERVATIONS][1:], ignore=ends - 1)
+        discontinuities = (first_row + rows).tolist()
     steps, num_steps = join_transitions(
         columns[OBSERVATIONS],
         columns[ACTIONS],
