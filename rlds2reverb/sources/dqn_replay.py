@@ -15,9 +15,9 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,15 +65,9 @@ def open_dqn_replay(folder: Path, *, frame_stack: int = 1) -> Source:
             for index in range(count)[first:stop]:
                 begin, end, is_terminal = episodes[index]
                 rows = list(_divide(segments, begin, end))
-                block = {name: columns.read(name, rows) for name in ("observation", "action", "reward")}
-                made = make_log_episode(
-                    f"{folder.name}: rows from {begin:,} (episode {index})",
-                    index,
-                    block["observation"],
-                    block["action"],
-                    rewards=block["reward"],
-                    terminated=is_terminal,
-                )
+                frames, actions, rewards = (columns.read(name, rows) for name in ("observation", "action", "reward"))
+                where = f"{folder.name}: rows from {begin:,} (episode {index})"
+                made = make_log_episode(where, index, frames, actions, rewards=rewards, terminated=is_terminal)
                 steps = made.steps
                 if frame_stack > 1:
                     steps = {**steps, fields.OBSERVATION: _stack_frames(steps[fields.OBSERVATION], frame_stack)}
@@ -82,8 +76,7 @@ def open_dqn_replay(folder: Path, *, frame_stack: int = 1) -> Source:
     return Source(folder.name, "dqn_replay", read, num_episodes=count, num_rows=num_rows, count=lambda: count)
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """Consecutive rows of file `number`, from `start` to `stop`."""
 
     number: int
@@ -109,10 +102,9 @@ def _survey(folder: Path) -> tuple[list[_Segment], list[tuple[int, int, bool]]]:
                 num_padding = columns.count_padding(parts, is_start=is_adjacent)
             if not is_adjacent:
                 ends.add_gap()
-                num_blank = columns.count_blank(parts, 0, num_padding)
-                parts = [_Segment(number, *rows) for _, *rows in _divide(parts, num_blank, _count_rows(parts))]
+                parts = list(_divide(parts, columns.count_blank(parts, 0, num_padding), _count_rows(parts)))
             for part in parts:
-                block = {name: columns.read(name, [(part, part.start, part.stop)]) for name in _SMALL}
+                block = {name: columns.read(name, [part]) for name in _SMALL}
                 ends.add(block["terminal"], (block["action"] != 0) | (block["reward"] != 0), num_padding)
         segments += parts
     ends.add_gap()
@@ -131,7 +123,7 @@ class _Timeline:
     def add(self, columns: _OpenColumns, number: int) -> tuple[list[_Segment], bool]:
         """Returns the rows of a file that the previous one does not contain, and whether they follow those of that."""
         capacity, add_count = columns.count_rows(number)
-        actions = columns.read("action", [(_Segment(number, 0, capacity), 0, capacity)])
+        actions = columns.read("action", [_Segment(number, 0, capacity)])
         previous, is_final = self._number, self._is_log and add_count < capacity
         is_log = not is_final and (add_count + 1) % capacity == 0 and capacity > 1
         first, stop = max(add_count - capacity + is_log, 0), add_count
@@ -201,14 +193,14 @@ def _count_rows(segments: Sequence[_Segment]) -> int:
     return sum(segment.stop - segment.start for segment in segments)
 
 
-def _divide(segments: Sequence[_Segment], begin: int, end: int) -> Iterator[tuple[_Segment, int, int]]:
-    """Yields the segments that contain some rows, and the start and the stop of these rows in the file."""
+def _divide(segments: Sequence[_Segment], begin: int, end: int) -> Iterator[_Segment]:
+    """Yields the parts of segments that contain the rows from `begin` to `end`, counted over all segments."""
     first = 0
-    for segment in segments:
-        start, stop = segment.start + begin - first, segment.start + end - first
-        if max(start, segment.start) < min(stop, segment.stop):
-            yield segment, max(start, segment.start), min(stop, segment.stop)
-        first += segment.stop - segment.start
+    for number, start, stop in segments:
+        part = _Segment(number, max(start + begin - first, start), min(start + end - first, stop))
+        if part.start < part.stop:
+            yield part
+        first += stop - start
 
 
 class _OpenColumns:
@@ -219,14 +211,14 @@ class _OpenColumns:
         self._number: int | None = None
         self._columns: dict[str, npz.NpzColumn] = {}
 
-    def read(self, name: str, rows: Sequence[tuple[_Segment, int, int]]) -> np.ndarray:
-        """Returns some rows of a column, `[n, ...]`."""
+    def read(self, name: str, segments: Sequence[_Segment]) -> np.ndarray:
+        """Returns the rows of a column in some segments, `[n, ...]`."""
         parts = []
-        for segment, start, stop in rows:
-            column = self._open(name, segment.number)
-            with npz.name_damage(self._path(name, segment.number)):  # Several files are open.
+        for number, start, stop in segments:
+            column = self._open(name, number)
+            with npz.name_damage(self._path(name, number)):  # Several files are open.
                 values = column[start:stop]
-            parts.append(as_columns(values, f"{self._folder.name}: {name} of file {segment.number}"))
+            parts.append(as_columns(values, f"{self._folder.name}: {name} of file {number}"))
         return concatenate(parts)
 
     def count_rows(self, number: int) -> tuple[int, int]:
@@ -254,20 +246,18 @@ class _OpenColumns:
         limit = max(len(self._open("invalid_range", number)) - _NOT_PADDING, 0) if has_range else _DEFAULT_PADDING
         if is_start:
             return self.count_blank(parts, 0, limit)
-        rows = [(part, part.start, part.stop) for part in parts]
-        terminals = np.flatnonzero(self.read("terminal", rows)) if parts else np.zeros(0, int)
+        terminals = np.flatnonzero(self.read("terminal", parts)) if parts else np.zeros(0, int)
         begins = [int(row) + 1 for row in terminals if row + limit < _count_rows(parts)]
         return self.count_blank(parts, begins[0], limit) if begins else limit
 
     def count_blank(self, parts: Sequence[_Segment], begin: int, limit: int) -> int:
         """Returns the number of rows of zeros from row `begin` of some segments on; at most `limit`."""
         rows = list(_divide(parts, begin, min(begin + limit, _count_rows(parts))))
-        is_blank = [True] * _count_rows(parts)
+        is_blank = np.ones(_count_rows(rows) + 1, bool)
+        is_blank[-1] = False
         for name in (*_SMALL, "observation") if rows else ():
-            is_blank = [
-                blank and not np.any(value) for blank, value in zip(is_blank, self.read(name, rows), strict=False)
-            ]
-        return [*is_blank, False].index(False) if rows else 0
+            is_blank[:-1] &= ~self.read(name, rows).reshape(len(is_blank) - 1, -1).any(axis=1)
+        return int(np.argmin(is_blank))
 
     def _path(self, name: str, number: int) -> Path:
         prefix = "" if name in ("add_count", "invalid_range") else "$store$_"
