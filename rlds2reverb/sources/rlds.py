@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-#: Fields of an episode that rlds2reverb writes: attributes of `Episode`.
 UNTERMINATED, SEED, UNKNOWN_FINAL_OBSERVATION = "unterminated", "seed", "unknown_final_observation"
 #: Value of the field for a seed that is not known.
 UNKNOWN_SEED = -1
-_EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64, UNKNOWN_FINAL_OBSERVATION: np.bool_}
+#: Dtypes of the fields of an episode that rlds2reverb writes: attributes of `Episode`.
+EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64, UNKNOWN_FINAL_OBSERVATION: np.bool_}
 #: Beginning of the names of TFDS's builders for D4RL.
 _D4RL_BUILDERS = "d4rl_"
 #: Maximum size of a `metadata.json`.
@@ -85,10 +85,8 @@ def from_rlds_dataset(
         tell what they mean; while iterating, if a record is damaged.
     """
     conventions = _find_conventions(name, dataset, last_step, missing or {}, lambda: dataset)
-    return replace(
-        Source(name, "rlds", lambda: _read_episodes(conventions, dataset), num_episodes=num_episodes),
-        **_describe_conventions(conventions, dataset.element_spec),
-    )
+    described = _describe_conventions(conventions, dataset.element_spec)
+    return Source(name, "rlds", lambda: _read_episodes(conventions, dataset), num_episodes=num_episodes, **described)
 
 
 def _find_conventions(
@@ -103,14 +101,12 @@ def _find_conventions(
     require_missing(missing)
     spec = dataset.element_spec
     require_step_fields(name, _get_step_spec(name, spec), missing)
-    is_own = all(_is_scalar(spec, field, _EPISODE_FIELDS[field]) for field in (UNTERMINATED, SEED))
+    is_own = all(_is_scalar(spec, field, EPISODE_FIELDS[field]) for field in (UNTERMINATED, SEED))
     if is_own or name.startswith(_D4RL_BUILDERS):  # rlds2reverb, and TFDS's builders for D4RL, write boundaries.
         return Conventions(name, BOUNDARY if last_step == AUTO else last_step, missing)
     names = (fields.ACTION, fields.REWARD, fields.IS_LAST)
-    episodes = [
-        {field: columns[field] for field in names if field in columns}
-        for columns, _ in _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ())
-    ]
+    rows = _read_rows(name, open_first().take(_MAX_EPISODES_COMPARED), ())
+    episodes = [{field: columns[field] for field in names if field in columns} for columns, _ in rows]
     has_ends = any(np.any(columns.get(fields.IS_LAST, True)) for columns in episodes)
     if last_step != AUTO:
         return Conventions(name, last_step, missing, has_ends)
@@ -124,22 +120,18 @@ def _describe_conventions(conventions: Conventions, episode_spec: Any) -> dict[s
     present, missing = episode_spec[fields.STEPS].element_spec, conventions.missing
     warnings = describe_missing(conventions.name, present, missing)
     if conventions.is_inferred and conventions.last_step == TRANSITION:
-        warnings += (
-            Message(
-                f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward "
-                "is not zero; its next observation is unknown. Change this if the row is only a final observation",
-                last_step=BOUNDARY,
-            ),
+        sentence = (
+            f"{conventions.name}: the last row of an episode is read as a transition, because its action or reward "
+            "is not zero; its next observation is unknown. Change this if the row is only a final observation"
         )
+        warnings += (Message(sentence, last_step=BOUNDARY),)
     if conventions.is_assumed:
-        warnings += (
-            Message(
-                f"{conventions.name}: the last row of an episode is assumed to be only a final observation, because "
-                "its action is zero or repeated, and there are no rewards that tell; set "
-                f"'{BOUNDARY}' to confirm it, or '{TRANSITION}' if the action is real",
-                last_step=...,
-            ),
+        sentence = (
+            f"{conventions.name}: the last row of an episode is assumed to be only a final observation, because "
+            "its action is zero or repeated, and there are no rewards that tell; set "
+            f"'{BOUNDARY}' to confirm it, or '{TRANSITION}' if the action is real"
         )
+        warnings += (Message(sentence, last_step=...),)
     unread = [name for name, spec in episode_spec.items() if name != fields.STEPS and not _is_readable(spec)]
     if unread:
         warnings += (f"{conventions.name}: fields of episodes that are not arrays are not read: {', '.join(unread)}",)
@@ -164,17 +156,13 @@ def _get_step_spec(name: str, episode_spec: Any) -> Any:
 def _read_episodes(conventions: Conventions, dataset: tf.data.Dataset, index: int = 0) -> Iterator[Episode]:
     """Yields the episodes of an RLDS dataset; `index` is that of the first one."""
     spec = dataset.element_spec
-    own_fields = [name for name, dtype in _EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
+    own_fields = [name for name, dtype in EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
     metadata_fields = [name for name in spec if name not in own_fields and _is_readable(spec[name])]
     for columns, others in _read_rows(conventions.name, dataset, [*own_fields, *metadata_fields], index):
-        seed = int(others.get(SEED, UNKNOWN_SEED))
+        flags = {name: bool(others.get(name, False)) for name in (UNTERMINATED, UNKNOWN_FINAL_OBSERVATION)}
+        seed = None if others.get(SEED, UNKNOWN_SEED) == UNKNOWN_SEED else int(others[SEED])
         yield conventions.make_episode(
-            columns,
-            index,
-            unterminated=bool(others.get(UNTERMINATED, False)),
-            unknown_final_observation=bool(others.get(UNKNOWN_FINAL_OBSERVATION, False)),
-            seed=None if seed == UNKNOWN_SEED else seed,
-            metadata={name: others[name] for name in metadata_fields},
+            columns, index, **flags, seed=seed, metadata={name: others[name] for name in metadata_fields}
         )
         index += 1
 
@@ -248,14 +236,9 @@ def open_directory(
     prepared.conventions = _find_conventions(
         prepared.name, prepared.dataset, last_step, missing or {}, prepared.open_encoded
     )
-    source = Source(
-        prepared.name,
-        "rlds",
-        prepared.read,
-        num_episodes=prepared.count(),
-        count=prepared.count if len(prepared.ranges) == 1 else None,
-        **_describe_conventions(prepared.conventions, prepared.dataset.element_spec),
-    )
+    count = prepared.count if len(prepared.ranges) == 1 else None
+    described = _describe_conventions(prepared.conventions, prepared.dataset.element_spec)
+    source = Source(prepared.name, "rlds", prepared.read, num_episodes=prepared.count(), count=count, **described)
     if prepared.builder.info.name.startswith(_D4RL_BUILDERS):
         source.warnings += _describe_shared_ends(prepared.conventions, prepared.dataset)
     return replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
@@ -315,10 +298,8 @@ class _PreparedEpisodes:
         splits = self.builder.info.splits
         with self._split_errors():
             ranges = tfds.core.ReadInstruction.from_spec(self._split).to_absolute(splits)
-        return [
-            (part.splitname, part.from_ or 0, splits[part.splitname].num_examples if part.to is None else part.to)
-            for part in ranges
-        ]
+        ends = [splits[part.splitname].num_examples if part.to is None else part.to for part in ranges]
+        return [(part.splitname, part.from_ or 0, end) for part, end in zip(ranges, ends, strict=True)]
 
     def count(self) -> int:
         """Returns the number of episodes."""
@@ -334,8 +315,7 @@ class _PreparedEpisodes:
             return iter(())
         name, begin, _ = self.ranges[0]
         part = tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
-        dataset = self.open_dataset(part, image_decoding=self._image_decoding)
-        return _read_episodes(self.conventions, dataset, first)
+        return _read_episodes(self.conventions, self.open_dataset(part, image_decoding=self._image_decoding), first)
 
     def open_dataset(self, split: Any = None, *, image_decoding: bool) -> tf.data.Dataset:
         """Returns the RLDS dataset of a split, or of the whole one; see `open_directory`."""
@@ -348,12 +328,8 @@ class _PreparedEpisodes:
         if self.builder.info.file_format.value == ARRAY_RECORD:
             return read_array_records(self.builder.info.splits[split], self.builder.info.features, decoders)
         with self._split_errors(), hide_deprecations():
-            return self.builder.as_dataset(
-                split=split,
-                decoders=decoders,
-                read_config=tfds.ReadConfig(interleave_cycle_length=1),  # One file after the other.
-                shuffle_files=False,
-            )
+            config = tfds.ReadConfig(interleave_cycle_length=1)  # One file after the other.
+            return self.builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
 
     def _make_skip_decoders(self) -> dict[str, Any]:
         """Returns the decoders of TFDS that leave images encoded; empty if there are none."""
@@ -425,13 +401,8 @@ def open_builder(
     prepared = _find_prepared(root, name)
     if prepared is None:
         if not download:
-            raise FileNotFoundError(
-                Message(
-                    f"there is no path {name!r}, and TFDS has not prepared a dataset of that name in {root}; allow the "
-                    "download",
-                    download=True,
-                )
-            )
+            sentence = f"there is no path {name!r}, and TFDS has not prepared a dataset of that name in {root}"
+            raise FileNotFoundError(Message(f"{sentence}; allow the download", download=True))
         prepared = _download_and_prepare(root, name)
     return open_directory(prepared, split=split, **options)
 
@@ -469,12 +440,10 @@ def _download_and_prepare(root: Path, name: str) -> Path:
 
 def _describe_shared_ends(conventions: Conventions, dataset: tf.data.Dataset) -> tuple[str, ...]:
     """Returns a warning if TFDS's D4RL builder ended every episode with the last observation of the whole file."""
-    ends: list[bytes] = []
-    for episode in _read_episodes(conventions, dataset.take(_MAX_EPISODES_COMPARED)):
-        if episode.num_steps:
-            last = [leaf[-1] for leaf in tree.flatten(episode.steps[fields.OBSERVATION])]
-            if any(np.any(leaf) for leaf in last):
-                ends.append(b"".join(leaf.tobytes() for leaf in last))
+    episodes = _read_episodes(conventions, dataset.take(_MAX_EPISODES_COMPARED))
+    steps = [tree.flatten(episode.steps[fields.OBSERVATION]) for episode in episodes if episode.num_steps]
+    last = [[column[-1] for column in columns] for columns in steps]
+    ends = [b"".join(row.tobytes() for row in rows) for rows in last if any(np.any(row) for row in rows)]
     if len(ends) < 2 or len(set(ends)) > 1:
         return ()
     return (
@@ -489,14 +458,13 @@ def _is_prepared(location: Any) -> bool:
     return isinstance(location, Path) and any((location / name).is_file() for name in names)
 
 
+def _is_dataset(source: Any) -> bool:
+    return hasattr(source, "element_spec")
+
+
 _OPTIONS = ("split", "last_step", "missing", "image_decoding")
 DIRECTORY = Format("a directory prepared by TFDS", _is_prepared, open_directory, _OPTIONS, "TFDS")
 NAME = Format(
     "a TFDS name", lambda name: isinstance(name, str), open_builder, (*_OPTIONS, "data_dir", "download"), "TFDS names"
 )
-DATASET = Format(
-    "an RLDS tf.data.Dataset",
-    lambda source: hasattr(source, "element_spec"),
-    from_rlds_dataset,
-    ("last_step", "missing"),
-)
+DATASET = Format("an RLDS tf.data.Dataset", _is_dataset, from_rlds_dataset, ("last_step", "missing"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,10 +112,7 @@ def rename_fields(nest: Mapping[str, Any], features: Features) -> dict[str, Any]
                 insert(inner, f"{path}/{key}" if path else key)
             return
         *groups, last = features.get(path, {}).get(NAME, path).split("/")
-        group = renamed
-        for key in groups:
-            group = group.setdefault(key, {})
-        group[last] = part
+        functools.reduce(lambda nest, key: nest.setdefault(key, {}), groups, renamed)[last] = part
 
     insert(nest, "")
     return renamed
@@ -140,8 +138,7 @@ def make_feature(spec: ArraySpec, entry: Mapping[str, Any]) -> Any:
     encoding = entry.get(ENCODING)
     if encoding in (TEXT, None):
         return tfds.features.Text() if encoding else None
-    shape = spec.shape if spec.shape else (None, None, 3)
-    return tfds.features.Image(shape=shape, dtype=np.uint8, encoding_format=encoding)
+    return tfds.features.Image(shape=spec.shape or (None, None, 3), dtype=np.uint8, encoding_format=encoding)
 
 
 def encode_images(column: np.ndarray, encoding: str, name: str) -> list[bytes]:

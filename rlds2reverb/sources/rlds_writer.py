@@ -20,7 +20,7 @@ from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .minari_spaces import choose_space
-from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNTERMINATED
+from .rlds import EPISODE_FIELDS
 from .rlds_features import NAME, Features, rename_fields, require_features
 from .source import Source
 from .tf_examples import encode_episode, make_features
@@ -29,7 +29,6 @@ from .written_episodes import has_tuple, require_plain_names
 #: Default size of the files of a dataset.
 SHARD_BYTES = 256 << 20
 _SPLIT = "train"
-_NO_FEATURES: Features = {}
 _VERSION = re.compile(r"\d{1,9}\.\d{1,9}\.\d{1,9}")
 _FIRST_VERSION = "1.0.0"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
@@ -75,7 +74,7 @@ def finish_rlds(
     source: Source,
     *,
     location: Path,
-    features: Features = _NO_FEATURES,
+    features: Features,
 ) -> None:
     """Moves files of episodes into a directory, and writes the files that describe them.
 
@@ -88,20 +87,14 @@ def finish_rlds(
       features: descriptions that were checked.
     """
     name, version = _choose_name(location)
-    info = {
-        "name": name,
-        "version": version,
-        "fileFormat": "tfrecord",
-        "disableShuffling": True,  # TFDS then reads the files one after the other.
-        "splits": [
-            {
-                "name": _SPLIT,
-                "filepathTemplate": _TEMPLATE,
-                "shardLengths": [str(num_episodes) for _, num_episodes, _ in shards],
-                "numBytes": str(sum(num_bytes for _, _, num_bytes in shards)),
-            }
-        ],
+    split = {
+        "name": _SPLIT,
+        "filepathTemplate": _TEMPLATE,
+        "shardLengths": [str(num_episodes) for _, num_episodes, _ in shards],
+        "numBytes": str(sum(num_bytes for _, _, num_bytes in shards)),
     }
+    # TFDS reads files that are not shuffled one after the other.
+    info = {"name": name, "version": version, "fileFormat": "tfrecord", "disableShuffling": True, "splits": [split]}
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
     make_features(step_spec, features, source.episode_metadata_spec).save_config(directory)
@@ -121,11 +114,8 @@ def _rename_spaces(source: Source, step_spec: Mapping[str, Nest], features: Feat
     spec = rename_fields(step_spec, features)
     own = map_structure(make_own_space, spec)
     spaces = {"action_space": fields.ACTION, "observation_space": fields.OBSERVATION}
-    return {
-        name: choose_space(spec[field], own[field])
-        for name, field in spaces.items()
-        if getattr(source, name) is not None
-    }
+    known = {name: field for name, field in spaces.items() if getattr(source, name) is not None}
+    return {name: choose_space(spec[field], own[field]) for name, field in known.items()}
 
 
 def _choose_name(location: Path) -> tuple[str, str]:
@@ -153,7 +143,7 @@ def _write_shards(directory: Path, records: Iterator[bytes], shard_bytes: int) -
 
 
 def encode_records(
-    batches: Iterable[EpisodeBatch], step_spec: Nest, metadata_spec: Nest, features: Features = _NO_FEATURES
+    batches: Iterable[EpisodeBatch], step_spec: Nest, metadata_spec: Nest, features: Features
 ) -> Iterator[bytes]:
     """Yields the TFRecord of each episode."""
     for batch in batches:
@@ -169,7 +159,7 @@ def _save_json(path: Path, content: Mapping[str, Any]) -> None:
 def require_rlds_spec(step_spec: Mapping[str, Nest], metadata_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if steps contain tuples, or steps or metadata names or shapes that TFDS cannot store."""
     require_plain_names(step_spec, "RLDS")
-    if taken := {fields.STEPS, UNTERMINATED, SEED, UNKNOWN_FINAL_OBSERVATION} & set(metadata_spec):
+    if taken := {fields.STEPS, *EPISODE_FIELDS} & set(metadata_spec):
         raise SourceError(f"the field {min(taken)!r} of an episode would replace that of RLDS; drop it", DropFields=...)
     for path, spec in leaves(dict(step_spec)):
         where = path_name(path)

@@ -19,7 +19,7 @@ from rlds2reverb.encoding.protobuf import delimited, delimited_head, fill, varin
 from rlds2reverb.episodes import Episode, list_metadata
 from rlds2reverb.specs import ArraySpec, Nest, leaves
 
-from .rlds import SEED, UNKNOWN_FINAL_OBSERVATION, UNKNOWN_SEED, UNTERMINATED
+from .rlds import EPISODE_FIELDS, UNKNOWN_SEED
 from .rlds_features import (
     CLASSES,
     DESCRIPTION,
@@ -61,15 +61,9 @@ def make_features(
         return feature
 
     steps = tfds.features.Dataset(rename_fields(convert(step_spec, ""), described))
-    return tfds.features.FeaturesDict(
-        {
-            **{name: convert(nest, f"/{name}") for name, nest in metadata_spec.items()},
-            fields.STEPS: steps,
-            UNTERMINATED: tfds.features.Tensor(shape=(), dtype=np.bool_),
-            SEED: tfds.features.Tensor(shape=(), dtype=np.int64),
-            UNKNOWN_FINAL_OBSERVATION: tfds.features.Tensor(shape=(), dtype=np.bool_),
-        }
-    )
+    metadata = {name: convert(nest, f"/{name}") for name, nest in metadata_spec.items()}
+    attributes = {name: tfds.features.Tensor(shape=(), dtype=dtype) for name, dtype in EPISODE_FIELDS.items()}
+    return tfds.features.FeaturesDict({**metadata, fields.STEPS: steps, **attributes})
 
 
 def _choose_encoding(spec: ArraySpec) -> str:
@@ -100,14 +94,10 @@ def encode_episode(episode: Episode, step_spec: Nest, described: Features, metad
     for name, array in list_metadata(episode, metadata_spec).items():
         encoding = _choose_encoding(ArraySpec(array.shape, array.dtype))
         features.append(_encode_feature(name, _encode_column(array[None], encoding)))
-    seed = UNKNOWN_SEED if episode.seed is None else episode.seed
-    attributes = {
-        UNTERMINATED: episode.unterminated,
-        SEED: seed,
-        UNKNOWN_FINAL_OBSERVATION: episode.unknown_final_observation,
-    }
-    for name, value in attributes.items():
-        features.append(_encode_feature(name, _encode_column(np.array([int(value)], np.int64), "none")))
+    for name in EPISODE_FIELDS:
+        value = getattr(episode, name)
+        number = UNKNOWN_SEED if value is None else int(value)
+        features.append(_encode_feature(name, _encode_column(np.array([number], np.int64), "none")))
     return delimited(1, b"".join(features))
 
 

@@ -137,14 +137,9 @@ def _require_split_files(path: Path, info: Any, split: Any) -> None:
     num_shards = len(split.shard_lengths)
     template = split.filepath_template or _DEFAULT_TEMPLATE
     for shard in range(num_shards):
-        values = {
-            "DATASET": info.name,
-            "SPLIT": split.name,
-            "FILEFORMAT": info.file_format or "tfrecord",
-            "SHARD_INDEX": f"{shard:05d}",
-            "NUM_SHARDS": f"{num_shards:05d}",
-            "SHARD_X_OF_Y": f"{shard:05d}-of-{num_shards:05d}",
-        }
+        index, total = f"{shard:05d}", f"{num_shards:05d}"
+        values = {"DATASET": info.name, "SPLIT": split.name, "FILEFORMAT": info.file_format or "tfrecord"}
+        values |= {"SHARD_INDEX": index, "NUM_SHARDS": total, "SHARD_X_OF_Y": f"{index}-of-{total}"}
         file = _PLACEHOLDERS.sub(lambda match, values=values: values[match[1]], template)
         if not _PLAIN_NAME.fullmatch(file):
             raise SourceError(f"{path}: the shard {file!r} leaves the directory; refused")
