@@ -19,13 +19,13 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, concatenate, leaves, path_name
 
 from . import d4rl
 from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from .hdf5_output import create_hdf5
 from .source import Source
-from .written_episodes import require_log_fields, select_extras
+from .written_episodes import require_log_fields, require_numbers, select_extras
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
@@ -43,12 +43,7 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
             raise SourceError(
                 f"step[{name!r}] must be a single array for D4RL, got a nest ({paths}); use format 'rlds' or 'minari'"
             )
-    for path, spec in leaves(dict(step_spec)):
-        if spec.dtype.kind not in "biuf":
-            raise SourceError(
-                f"{path_name(path)} must contain numbers for D4RL, got {describe(spec)}; drop it, or use the format "
-                "'rlds'"
-            )
+    require_numbers(step_spec, "D4RL")
     require_log_fields(step_spec, "D4RL")
 
 
@@ -96,8 +91,7 @@ def _make_rows(batch: EpisodeBatch) -> dict[str, np.ndarray]:
         d4rl.TIMEOUTS: (steps[fields.IS_LAST] & ~is_terminal)[follows],
         d4rl.NEXT_OBSERVATIONS: steps[fields.OBSERVATION][follows],
     }
-    extras = leaves(select_extras(steps))
-    return rows | {"/".join(("infos", *path)): column[starts] for path, column in extras}
+    return rows | {"/".join(("infos", *path)): column[starts] for path, column in leaves(select_extras(steps))}
 
 
 class _ColumnWriter:
@@ -108,14 +102,9 @@ class _ColumnWriter:
         row_bytes = max(rows.dtype.itemsize * math.prod(row_shape), 1)
         self._chunk_rows = int(np.clip(_CHUNK_BYTES // row_bytes, 1, _MAX_CHUNK_ROWS))
         is_empty = not math.prod(row_shape)  # HDF5 cannot divide rows without elements into chunks.
-        self._dataset = file.create_dataset(
-            name,
-            (0, *row_shape),
-            rows.dtype,
-            maxshape=(None, *row_shape),
-            chunks=(self._chunk_rows, *(max(size, 1) for size in row_shape)),
-            compression=None if is_empty else "gzip",
-        )
+        chunks = (self._chunk_rows, *(max(size, 1) for size in row_shape))
+        layout = {"maxshape": (None, *row_shape), "chunks": chunks, "compression": None if is_empty else "gzip"}
+        self._dataset = file.create_dataset(name, (0, *row_shape), rows.dtype, **layout)
         self._is_empty = is_empty
         self._pending: list[np.ndarray] = []
         self._num_pending = self._num_rows = self._num_raw_bytes = self._num_stored_bytes = 0

@@ -1,4 +1,4 @@
-"""The JSON files of datasets, which may be damaged or have any content."""
+"""JSON in the files of datasets, which may be damaged or have any content."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def read_json(path: Path) -> Any:
         return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error
+
+
+def parse_object(text: str | None) -> dict[str, Any]:
+    """Returns the JSON object that a text contains, and an empty dict for any other text."""
+    try:
+        return as_dict(json.loads(text or ""))
+    except (ValueError, RecursionError):
+        return {}

@@ -5,7 +5,6 @@ A row is an observation, the action taken there and its reward, so that an episo
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.store.layout import encode_png
 
 from .episode_metadata import decode_metadata
 from .lerobot_meta import BOOKKEEPING, DONE, OWN_FILE, REWARD, TASK, TRUNCATED
@@ -156,7 +156,7 @@ class Column:
         import pyarrow as pa
 
         if self.kind == "image":
-            images = [{"bytes": _encode_png(image), "path": f"frame_{row:06d}.png"} for row, image in enumerate(column)]
+            images = [{"bytes": encode_png(image), "path": f"frame_{row:06d}.png"} for row, image in enumerate(column)]
             return pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
         if self.kind == "string":
             return pa.array(_to_texts(column, f"{where}: {path_name(self.path)}"), pa.string())
@@ -238,14 +238,6 @@ def _to_texts(column: np.ndarray, where: str) -> list[str]:
         return [text.decode() if isinstance(text, bytes) else str(text) for text in column]
     except UnicodeDecodeError as error:
         raise SourceError(f"{where} must be UTF-8 for LeRobot ({error}); drop it", DropFields=...) from error
-
-
-def _encode_png(image: np.ndarray) -> bytes:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(stream, format="PNG", compress_level=1)
-    return stream.getvalue()
 
 
 def _write_video(path: Path, frames: np.ndarray, fps: float) -> int:
@@ -505,6 +497,5 @@ class _Version3(_Files):
         }
         tasks = pa.table({"task_index": pa.array(self._tasks.values(), pa.int64()), index: list(self._tasks)})
         pq.write_table(tasks.replace_schema_metadata({"pandas": json.dumps(pandas)}), self._meta / "tasks.parquet")
-        stats = json.dumps(self._statistics.as_dict(), indent=4)
-        (self._meta / "stats.json").write_text(stats, encoding="utf-8")
+        (self._meta / "stats.json").write_text(json.dumps(self._statistics.as_dict(), indent=4), encoding="utf-8")
         return {"data_files_size_in_mb": _FILE_MB, "video_files_size_in_mb": _VIDEO_MB}

@@ -33,7 +33,7 @@ def choose_space(spec: Nest, own: Any = None) -> Any:
     if isinstance(spec, tuple):
         own_parts = own.spaces if isinstance(own, spaces.Tuple) and len(own.spaces) == len(spec) else [None] * len(spec)
         return spaces.Tuple([choose_space(part, own_part) for part, own_part in zip(spec, own_parts, strict=True)])
-    if _describes(own, spec):
+    if describes(own, spec) and (own.dtype == spec.dtype or not hasattr(own, "low")):
         return own
     if spec.dtype == object:
         return spaces.Text(1)
@@ -45,10 +45,6 @@ def choose_space(spec: Nest, own: Any = None) -> Any:
         return spaces.Box(-np.inf, np.inf, shape, dtype)
     limits = np.iinfo(spec.dtype)
     return spaces.Box(limits.min, limits.max, shape, dtype)
-
-
-def _describes(own: Any, spec: ArraySpec) -> bool:
-    return describes(own, spec) and (own.dtype == spec.dtype or not hasattr(own, "low"))
 
 
 def map_space(function: Callable[[Any, Keys], Any], space: Any) -> Any:
@@ -66,9 +62,5 @@ def map_space(function: Callable[[Any, Keys], Any], space: Any) -> Any:
 def is_unbounded(space: Any) -> bool:
     """Returns whether a space consists of Boxes without bounds and Texts, and so tells only dtypes and shapes."""
     parts = [get_part(space, keys) for keys, _ in find_leaves(space, None)]
-    return all(_has_no_bounds(part) for part in parts)
-
-
-def _has_no_bounds(part: Any) -> bool:
-    spec = ArraySpec(tuple(part.shape or ()), np.dtype(part.dtype or object))
-    return add_bounds(spec, part).minimum is None
+    specs = [ArraySpec(tuple(part.shape or ()), np.dtype(part.dtype or object)) for part in parts]
+    return all(add_bounds(spec, part).minimum is None for spec, part in zip(specs, parts, strict=True))

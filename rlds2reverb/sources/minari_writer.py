@@ -6,8 +6,6 @@ that Minari stores as JPEG are written as PNG, which `minari` reads in the same 
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -23,10 +21,12 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.nest_paths import Keys
 from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.store.layout import encode_png
 
 from . import minari
 from .episode_metadata import write_attributes
 from .hdf5_output import create_hdf5
+from .json_files import parse_object
 from .minari_spaces import choose_space, map_space
 from .source import Source
 from .written_episodes import has_tuple, require_log_fields, select_extras
@@ -34,8 +34,6 @@ from .written_episodes import has_tuple, require_log_fields, select_extras
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
 #: Numbers of channels, after height and width, of the images that PNG represents.
 _PNG_CHANNELS = (2, 3, 4)
-#: PNG's compression: level 1 takes a third of the time of the default for a tenth more bytes.
-_PNG_LEVEL = 1
 _LISTS = ("author", "author_email")
 
 
@@ -45,9 +43,8 @@ def choose_dataset_id(location: Path) -> str:
     Raises:
       ValueError: If this is not a name of Minari's form.
     """
-    root = minari.dataset_root()
     try:
-        name = location.resolve().relative_to(root.resolve()).as_posix()
+        name = location.resolve().relative_to(minari.dataset_root().resolve()).as_posix()
     except ValueError:
         name = location.name
     if not _VERSIONED_NAME.fullmatch(location.name) or not minari.is_minari_name(name):
@@ -97,7 +94,6 @@ def write_minari(
                 num_steps += episode.num_transitions
             raise_error()
     spaces = columns.make_spaces()
-    num_bytes = (data / "main_data.hdf5").stat().st_size
     metadata = {
         **_describe(source),
         "total_episodes": num_episodes,
@@ -105,7 +101,7 @@ def write_minari(
         "data_format": "hdf5",
         "observation_space": serialize_space(spaces["observations"]),
         "action_space": serialize_space(spaces["actions"]),
-        "dataset_size": round(num_bytes / 1e6, 1),
+        "dataset_size": round((data / "main_data.hdf5").stat().st_size / 1e6, 1),
         "dataset_id": dataset_id,
         "minari_version": version,
     }
@@ -135,26 +131,26 @@ def _describe(source: Source) -> dict[str, Any]:
     for name in _LISTS:
         if isinstance(described.get(name), str):
             described[name] = [described[name]]
-    if source.env_spec is not None and _is_object(source.env_spec):
+    if parse_object(source.env_spec):
         described["env_spec"] = source.env_spec
     return json.loads(json.dumps(described, default=str))
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 class _ColumnWriter:
     """Writes the columns of episodes, and adapts the spaces to their images and strings."""
 
     def __init__(self, spaces: Any, is_image_space: Any):
-        replace_unpackable = functools.partial(_replace_unpackable, is_image_space=is_image_space)
-        self._spaces = map_space(replace_unpackable, spaces)
         self._is_image_space = is_image_space
+        self._spaces = map_space(self._replace_unpackable, spaces)
         self._texts: dict[tuple[Any, ...], tuple[int, set[str]]] = {}  # The maximum length and the characters.
+
+    def _replace_unpackable(self, space: Any, keys: Keys) -> Any:
+        """Returns a space of wider integers for images that PNG cannot represent, so that they remain arrays."""
+        from gymnasium import spaces
+
+        if self._is_image_space(space) and len(space.shape) == 3 and space.shape[2] not in _PNG_CHANNELS:
+            return spaces.Box(0, 255, space.shape, np.int16)
+        return space
 
     def write(self, group: h5py.Group, episode: Episode, number: int) -> None:
         """Writes an episode to its group."""
@@ -196,7 +192,7 @@ class _ColumnWriter:
             group.create_dataset(name, data=nest, dtype=h5py.string_dtype())
         elif space is not None and self._is_image_space(space):
             frames = np.empty(len(nest), object)
-            frames[:] = [_encode_png(frame) for frame in nest]
+            frames[:] = [np.frombuffer(encode_png(frame), np.uint8) for frame in nest]
             group.create_dataset(name, data=frames, dtype=h5py.vlen_dtype(np.uint8))
         else:
             group.create_dataset(name, data=nest)
@@ -214,23 +210,6 @@ class _ColumnWriter:
         return map_space(add_limits, self._spaces)
 
 
-def _encode_png(frame: np.ndarray) -> np.ndarray:
-    from PIL import Image
-
-    stream = io.BytesIO()
-    Image.fromarray(frame).save(stream, format="PNG", compress_level=_PNG_LEVEL)
-    return np.frombuffer(stream.getvalue(), np.uint8)
-
-
-def _replace_unpackable(space: Any, keys: Keys, *, is_image_space: Any) -> Any:
-    """Returns a space of wider integers for images that PNG cannot represent, so that they remain arrays."""
-    from gymnasium import spaces
-
-    if is_image_space(space) and len(space.shape) == 3 and space.shape[2] not in _PNG_CHANNELS:
-        return spaces.Box(0, 255, space.shape, np.int16)
-    return space
-
-
 def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if Minari cannot represent steps of this spec."""
     require_log_fields(step_spec, "Minari")
@@ -238,8 +217,7 @@ def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
         where = path_name(path)
         if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
             raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
-        is_text = spec.dtype == object and path[0] in fields.STEP_FIELDS
-        if is_text and spec.shape:
+        if spec.dtype == object and path[0] in fields.STEP_FIELDS and spec.shape:
             raise SourceError(
                 f"{where} must be one string per step for Minari, got {describe(spec)}; drop it, or use the "
                 "format 'rlds'"

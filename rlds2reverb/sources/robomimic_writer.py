@@ -19,13 +19,14 @@ from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name
 
 from . import robomimic
 from .episode_metadata import write_attributes
 from .hdf5_output import create_hdf5
+from .json_files import parse_object
 from .source import Source
-from .written_episodes import require_log_fields
+from .written_episodes import require_log_fields, require_numbers
 
 #: The name of observations that are a single array, as in robomimic's own conversion of D4RL.
 _FLAT = "flat"
@@ -93,11 +94,8 @@ def _write_demo(group: h5py.Group, episode: Episode) -> None:
 
 def _make_env_args(source: Source) -> dict[str, Any] | None:
     """Returns the environment in robomimic's form: that of a robomimic file, or a Gymnasium environment."""
-    try:
-        spec = json.loads(source.env_spec or "")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
+    spec = parse_object(source.env_spec)
+    if not isinstance(spec.get("id"), str):
         return None
     names = {name: kind for kind, name in robomimic.ENVIRONMENT_TYPES.items()}
     kind = names.get(str(source.metadata.get("env_type")), _GYM_TYPE)
@@ -109,7 +107,7 @@ def _make_env_args(source: Source) -> dict[str, Any] | None:
 def _require_robomimic_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if robomimic cannot represent steps of this spec."""
     require_log_fields(step_spec, "robomimic")
-    for path, spec in leaves(dict(step_spec)):
+    for path, _ in leaves(dict(step_spec)):
         where = path_name(path)
         if path[0] not in fields.STEP_FIELDS:
             raise SourceError(f"{where} has no place in robomimic's format; drop it", DropFields=...)
@@ -119,7 +117,4 @@ def _require_robomimic_spec(step_spec: Mapping[str, Nest]) -> None:
                 "use the format 'rlds'",
                 DropFields=...,
             )
-        if spec.dtype.kind not in "biuf":
-            raise SourceError(
-                f"{where} must contain numbers for robomimic, got {describe(spec)}; drop it", DropFields=...
-            )
+    require_numbers(step_spec, "robomimic")

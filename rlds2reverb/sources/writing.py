@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._system.text import format_bytes, format_facts, suggest
+from rlds2reverb._system.text import format_bytes, format_facts
 from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import ArgumentError
 
@@ -194,11 +194,7 @@ def write_dataset(
         source = replace(source, read=open_store(steps, image_decoding=False).read)
     with atomic_output(path) as partial:
         episodes = WrittenEpisodes(
-            source,
-            limits,
-            on_invalid=on_invalid,
-            recompute_discounts=recompute_discounts,
-            progress=progress,
+            source, limits, on_invalid=on_invalid, recompute_discounts=recompute_discounts, progress=progress
         )
         sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
         num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
@@ -221,15 +217,8 @@ def make_report(
       num_bytes: size on disk.
       warnings: sentences about what the written dataset does not contain.
     """
-    return WriteReport(
-        source=source.name,
-        path=str(path),
-        format=format,
-        **counts,
-        bytes=num_bytes,
-        warnings=(*source.warnings, *warnings),
-        statistics=source.statistics,
-    )
+    notes: dict[str, Any] = {"warnings": (*source.warnings, *warnings), "statistics": source.statistics}
+    return WriteReport(source.name, str(path), format, **counts, bytes=num_bytes, **notes)
 
 
 def require_destination(path: str | Path, format: str) -> None:
@@ -244,9 +233,7 @@ def require_destination(path: str | Path, format: str) -> None:
       ImportError: If the format requires a package that is not installed.
       ValueError: If the format is unknown, or a Minari path is not a Minari name.
     """
-    if format not in FORMATS:
-        sentence = f"must be one of {', '.join(FORMATS)}, got {format!r}{suggest(str(format), FORMATS)}"
-        raise ArgumentError(sentence, about="format")
+    require_one_of("format", format, FORMATS)
     path = Path(path).expanduser().absolute()
     require_vacant(path)
     if format == "minari":

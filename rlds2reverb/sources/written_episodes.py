@@ -79,7 +79,7 @@ class WrittenEpisodes:
         limits: FormatLimits,
         *,
         on_invalid: str,
-        recompute_discounts: bool,
+        recompute_discounts: bool = False,
         progress: ProgressCallback = lambda stage, episode: None,
         step_spec: dict[str, Nest] | None = None,
         may_be_empty: bool = False,
@@ -229,6 +229,14 @@ def require_log_fields(step_spec: Mapping[str, Nest], format_name: str) -> None:
         raise SourceError(
             f"step['reward'] must be one number for {format_name}, got {describe(reward)}; use the format 'rlds'"
         )
+
+
+def require_numbers(step_spec: Mapping[str, Nest], format_name: str) -> None:
+    """Raises `SourceError` if a field contains strings."""
+    for path, spec in leaves(dict(step_spec)):
+        if spec.dtype.kind not in "biuf":
+            sentence = f"{path_name(path)} must contain numbers for {format_name}, got {describe(spec)}"
+            raise SourceError(f"{sentence}; drop it, or use the format 'rlds'", DropFields=...)
 
 
 def _require_discount_spec(spec: ArraySpec) -> None:

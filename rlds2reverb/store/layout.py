@@ -121,8 +121,8 @@ class Layout:
 
     def restore(self, values: Mapping[int, Any]) -> dict[str, Nest]:
         """Returns the nest of steps from the values of columns, by number; top-level fields may be missing."""
-        present = {name: part for name, part in self._structure.items() if _first_leaf(part) in values}
-        return {name: _fill(part, values) for name, part in present.items()}
+        parts = self._structure.items()
+        return {name: _fill(part, values) for name, part in parts if next(iter(tree.flatten(part)), None) in values}
 
     def select(self, names: Iterable[str] | None) -> list[int]:
         """Returns the numbers of the columns of some fields, such as 'observation'; None for all."""
@@ -251,9 +251,8 @@ def read_attributes(content: bytes) -> dict[str, Any]:
     metadata: dict[str, Nest] = {}
     for (*keys, name), dtype, shape, items in values.pop("metadata", ()):
         group = functools.reduce(lambda nest, key: nest.setdefault(key, {}), keys, metadata)
-        array = np.empty(len(items), dtype)
-        array[:] = [item.encode("latin-1") for item in items] if array.dtype == object else items
-        group[name] = array.reshape(shape)
+        contents = [item.encode("latin-1") for item in items] if np.dtype(dtype) == object else items
+        group[name] = np.array(contents, dtype).reshape(shape)
     return {**values, "metadata": metadata}
 
 
@@ -282,6 +281,17 @@ def decode_image(content: bytes) -> np.ndarray:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
+def encode_png(image: np.ndarray) -> bytes:
+    """Returns the PNG file of an image `[H, W]` or `[H, W, C]`."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    pixels = image[:, :, 0] if image.shape[2:] == (1,) else image
+    # Level 1 takes a third of the time of the default for a tenth more bytes.
+    Image.fromarray(pixels).save(stream, format="PNG", compress_level=1)
+    return stream.getvalue()
+
+
 def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
     """Returns `(H, W, C)` of a JPEG file with 8 bits per sample and 1 or 3 channels; None for all other files."""
     place = 2 if content.startswith(b"\xff\xd8") else len(content)
@@ -298,7 +308,8 @@ def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 
 def blank_images(count: int, pixels: ArraySpec) -> np.ndarray:
     """Returns a read-only view of zeros as images `[count, H, W, C]`."""
-    return np.broadcast_to(np.zeros((), pixels.dtype), _sizes(count, pixels))
+    shape: Any = pixels.shape
+    return np.broadcast_to(np.zeros((), pixels.dtype), (count, *shape))
 
 
 def _make_column(path: tuple[Any, ...], column: np.ndarray) -> Column:
@@ -344,12 +355,8 @@ def _encode_attributes(episode: Episode) -> bytes:
 
 def _describe_array(array: np.ndarray) -> tuple[str, list[int], list[Any]]:
     """Returns the dtype, the shape and the items of an array as plain values; bytes become characters."""
-    items = array.ravel().tolist()
-    return (
-        array.dtype.str,
-        list(array.shape),
-        [item.decode("latin-1") if isinstance(item, bytes) else item for item in items],
-    )
+    items = [item.decode("latin-1") if isinstance(item, bytes) else item for item in array.ravel().tolist()]
+    return array.dtype.str, list(array.shape), items
 
 
 def _index(nest: Nest, numbers: Any) -> Any:
@@ -361,22 +368,12 @@ def _index(nest: Nest, numbers: Any) -> Any:
     return next(numbers)
 
 
-def _first_leaf(structure: Any) -> int | None:
-    return next(iter(tree.flatten(structure)), None)
-
-
 def _fill(structure: Any, values: Mapping[int, Any]) -> Nest:
     if isinstance(structure, Mapping):
         return {name: _fill(part, values) for name, part in structure.items()}
     if isinstance(structure, list):
         return tuple(_fill(part, values) for part in structure)
     return values[structure]
-
-
-def _sizes(count: int, spec: ArraySpec) -> tuple[int, ...]:
-    """Returns the shape of a column."""
-    shape: Any = spec.shape
-    return (count, *shape)
 
 
 def _spec_to_json(spec: ArraySpec | None) -> Any:

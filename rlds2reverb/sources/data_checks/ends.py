@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ import numpy as np
 
 from rlds2reverb import fields
 
+from ..json_files import parse_object
 from ..source import Source
 from .blocks import Block
 from .findings import Finding, Tallies, Tally
@@ -113,14 +113,6 @@ def find_odd_ends(block: Block, tallies: Tallies) -> None:
     tally.add_episodes(block, (is_open | is_closed) & is_known, steps)
 
 
-def _find_limit(env_spec: str | None) -> int | None:
-    try:
-        limit = json.loads(env_spec or "{}").get("max_episode_steps")
-    except (AttributeError, ValueError):
-        return None
-    return limit if isinstance(limit, int) and limit > 0 else None
-
-
 class Lengths:
     """Episodes that are longer than the time limit, or terminal at it.
 
@@ -128,7 +120,8 @@ class Lengths:
     """
 
     def __init__(self, source: Source):
-        self._limit = _find_limit(source.env_spec)
+        limit = parse_object(source.env_spec).get("max_episode_steps")
+        self._limit = limit if isinstance(limit, int) and limit > 0 else None
         self._ends: dict[tuple[int, str], Tally] = defaultdict(Tally)
 
     def add(self, block: Block) -> None:
