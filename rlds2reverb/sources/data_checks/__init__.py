@@ -2,7 +2,7 @@
 
 Each check reads blocks of episodes, keeps a few counts, and reports its findings at the end, so that a dataset of any
 size is read once, with one episode, or a megabyte of small ones, in memory. `findings.CHECKS` lists all of them. Those
-that look at single blocks are functions.
+whose findings follow from single blocks are functions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Check(Protocol):
 
 _CHECKS: tuple[Callable[[Source], _Check], ...] = (
     *(values.Numbers, values.Constants, outliers.Jumps, actions.ActionBounds, images.FrozenCameras),
-    *(ends.Rewards, ends.Lengths, episodes.Copies, episodes.Times, conventions.Conventions),
+    *(ends.Rewards, ends.Lengths, conventions.Conventions),
 )
 _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
     *(actions.find_repetitions, images.find_odd_images, ends.find_odd_ends, episodes.find_empty_texts),
@@ -52,6 +52,7 @@ class DatasetChecks:
           source: the dataset, which is not read.
         """
         self._checks: list[_Check] = [check(source) for check in _CHECKS]
+        self._block_checks = [*_BLOCK_CHECKS, episodes.Copies().find, episodes.Times(source).find]
         self._tallies: Tallies = defaultdict(Tally)
         self._step_spec: Nest = None
         self._buffer: list[Episode] = []
@@ -81,7 +82,7 @@ class DatasetChecks:
                     block = Block(batch)
                     for check in self._checks:
                         check.add(block)
-                    for find in _BLOCK_CHECKS:
+                    for find in self._block_checks:
                         find(block, self._tallies)
         self._buffer, self._buffered_bytes = [], 0
 

@@ -100,11 +100,8 @@ class Block:
     @cached_property
     def fields(self) -> list[Field]:
         """All fields apart from the discount and the flags."""
-        return [
-            Field(path, column, column[self._has_next])
-            for path, column in leaves(self.batch.steps)
-            if path[0] not in _ABOUT_EPISODES
-        ]
+        columns = [(path, column) for path, column in leaves(self.batch.steps) if path[0] not in _ABOUT_EPISODES]
+        return [Field(path, column, column[self._has_next]) for path, column in columns]
 
     def select(self, *groups: str) -> list[Field]:
         """Returns the fields within some of RLDS's fields."""

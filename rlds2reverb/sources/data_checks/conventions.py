@@ -88,5 +88,4 @@ class Conventions:
         for (name, what), tallies in self._tallies.items():
             if len(tallies) > 1:
                 (label, tally), (usual, _) = sorted(tallies.items(), key=lambda pair: pair[1].count)[:2]
-                message = f"{what}: {label}, but {usual} in other episodes"
-                yield from tally.report("mixed-conventions", name, message)
+                yield from tally.report("mixed-conventions", name, f"{what}: {label}, but {usual} in other episodes")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-
 import numpy as np
 
 from rlds2reverb import fields
@@ -12,7 +9,7 @@ from rlds2reverb.fingerprints import episode_digests
 
 from ..source import Source
 from .blocks import Block
-from .findings import CHECKS, Finding, Tallies, Tally
+from .findings import CHECKS, Tallies
 
 #: Last parts of the names of fields with times or numbers of frames.
 _TIME_NAMES = ("timestamp", "timestamps", "time_stamp", "sim_time", "time", "frame_index")
@@ -23,24 +20,19 @@ _MAX_JITTER, _MAX_DRIFT, _MIN_GAP = 0.2, 0.5, 1.5
 class Copies:
     """Episodes with the same content as an earlier one."""
 
-    def __init__(self, source: Source):
-        self._tally = Tally()
+    def __init__(self) -> None:
         self._digests: set[int] = set()
 
-    def add(self, block: Block) -> None:
-        """Adds a block."""
+    def find(self, block: Block, tallies: Tallies) -> None:
+        """Finds the copies in a block."""
         digests = [int.from_bytes(digest[:8], "little") for digest in episode_digests(block.batch)]
         is_copy = np.zeros(len(digests), bool)
         for number, digest in enumerate(digests):
             if block.lengths[number] > 1:
                 is_copy[number] = digest in self._digests
                 self._digests.add(digest)
-        self._tally.add_episodes(block, is_copy)
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
         message = "all steps equal those of an earlier episode"
-        yield from self._tally.report("duplicate-episodes", fields.STEPS, message)
+        tallies["duplicate-episodes", fields.STEPS, message].add_episodes(block, is_copy)
 
 
 class Times:
@@ -54,20 +46,19 @@ class Times:
         fps = source.metadata.get("fps")
         self._interval = 1 / fps if isinstance(fps, (int, float)) and fps > 0 else None
         self._intervals: dict[str, float] = {}
-        self._tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
 
-    def add(self, block: Block) -> None:
-        """Adds a block."""
+    def find(self, block: Block, tallies: Tallies) -> None:
+        """Finds the odd times of a block."""
         for field in block.fields:
             if field.path[-1] in _TIME_NAMES and field.flat.shape[1] == 1 and field.rows.dtype.kind in "fiu":
-                self._add_times(block, field.name, field.flat[:, 0].astype(np.float64))
+                self._find(block, tallies, field.name, field.flat[:, 0].astype(np.float64))
         times = [episode.timestamps for episode in block.batch.episodes]
         lengths = block.lengths.tolist()
         if all(part is not None and len(part) >= length for part, length in zip(times, lengths, strict=True)):
             parts = [part[:length] for part, length in zip(times, lengths, strict=True) if part is not None]
-            self._add_times(block, _TIME_NAMES[0], np.concatenate(parts).astype(np.float64))
+            self._find(block, tallies, _TIME_NAMES[0], np.concatenate(parts).astype(np.float64))
 
-    def _add_times(self, block: Block, name: str, times: np.ndarray) -> None:
+    def _find(self, block: Block, tallies: Tallies, name: str, times: np.ndarray) -> None:
         intervals = np.diff(times, prepend=np.nan)
         intervals[block.is_first] = np.nan
         if np.isnan(intervals).all():
@@ -77,25 +68,16 @@ class Times:
         is_gap = intervals >= _MIN_GAP * interval
         drift = times - times[block.starts][block.numbers] - block.step_numbers * interval
         # Gaps are reported on their own, and shift all later times.
-        drift -= _sum_within_episodes(np.where(is_gap, intervals - interval, 0.0), block)
+        gaps = np.cumsum(np.where(is_gap, intervals - interval, 0.0))
+        drift -= gaps - gaps[block.starts][block.numbers]
         is_off = (np.abs(intervals - interval) > _MAX_JITTER * interval) | (np.abs(drift) > _MAX_DRIFT * interval)
         is_reversed = intervals <= 0
         has_reversed = block.spread(np.maximum.reduceat(is_reversed, block.starts))[block.positions]
-        self._tallies["timestamps-not-increasing", name].add(block, is_reversed)
-        self._tallies["dropped-frames", name].add(block, is_gap & ~has_reversed)
-        self._tallies["timestamp-drift", name].add(block, is_off & ~is_gap & ~has_reversed)
-
-    def finish(self) -> Iterator[Finding]:
-        """Yields what was found."""
-        for (check, name), tally in self._tallies.items():
-            interval = f"expected an interval of {self._intervals[name]:.4g}"
-            yield from tally.report(check, name, f"{CHECKS[check][1]}; {interval}")
-
-
-def _sum_within_episodes(values: np.ndarray, block: Block) -> np.ndarray:
-    sums = np.cumsum(values)
-    before = (sums - values)[block.starts]
-    return sums - before[block.numbers]
+        found = {"timestamps-not-increasing": is_reversed, "dropped-frames": is_gap & ~has_reversed}
+        found["timestamp-drift"] = is_off & ~is_gap & ~has_reversed
+        for check, is_found in found.items():
+            message = f"{CHECKS[check][1]}; expected an interval of {interval:.4g}"
+            tallies[check, name, message].add(block, is_found)
 
 
 def find_empty_texts(block: Block, tallies: Tallies) -> None:

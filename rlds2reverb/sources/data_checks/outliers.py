@@ -94,7 +94,7 @@ class Jumps:
         self._num_episodes += len(block.starts)
         for field in block.select(fields.OBSERVATION, fields.ACTION):
             if field.is_float:
-                rows = field.flat
+                self._names[field.path], rows = field.name, field.flat
                 if field.group == fields.OBSERVATION:
                     self._add_changes(field, np.abs(np.diff(rows, axis=0))[is_next], places[1:][is_next])
                 elif not self._has_bounds:
@@ -103,12 +103,10 @@ class Jumps:
 
     def _add_changes(self, field: Field, changes: np.ndarray, places: np.ndarray) -> None:
         path = field.path
-        self._names[path] = field.name
         self._changes.setdefault(path, LargestValues(changes.shape[1])).add(np.nan_to_num(changes), places)
         self._num_changing[path] = self._num_changing[path] + (changes > 0).sum(axis=0)
 
     def _add_ranges(self, field: Field, block: Block, ranges: np.ndarray, places: np.ndarray) -> None:
-        self._names[field.path] = field.name
         largest = self._ranges.setdefault(field.path, LargestValues(ranges.shape[1]))
         largest.add(np.nan_to_num(ranges), places)
         kept = set(largest.places.ravel().tolist())
