@@ -91,10 +91,8 @@ class Conventions:
         num_rows = len(leaves(columns)[0][1])
         is_end = _mark_end(np.zeros(num_rows, bool))
         ends = slice(-1, None) if self.last_step == TRANSITION else slice(-2, None)
-        if fields.IS_FIRST in missing:
-            columns[fields.IS_FIRST] = np.arange(num_rows) == 0
-        if fields.IS_LAST in missing:
-            columns[fields.IS_LAST] = is_end
+        columns.setdefault(fields.IS_FIRST, np.arange(num_rows) == 0)
+        columns.setdefault(fields.IS_LAST, is_end)
         if fields.IS_TERMINAL in missing:
             is_terminal = self.missing.get(fields.IS_TERMINAL)
             if is_terminal is None:
@@ -104,8 +102,7 @@ class Conventions:
             columns[fields.DISCOUNT] = np.full(num_rows, self.missing.get(fields.DISCOUNT, 1), np.float32)
             if num_rows and columns[fields.IS_TERMINAL][-1]:
                 columns[fields.DISCOUNT][ends] = 0
-        if fields.REWARD in missing:
-            columns[fields.REWARD] = np.full(num_rows, self.missing.get(fields.REWARD, 0), np.float32)
+        columns.setdefault(fields.REWARD, np.full(num_rows, self.missing.get(fields.REWARD, 0), np.float32))
         return columns
 
 
@@ -262,8 +259,7 @@ def _describe_last_rows(rows: dict[str, Any]) -> str:
         names = ["/".join(map(str, path)) for path, _ in columns]
         return ", ".join(" ".join(f"{name} {value}".split()) for name, value in zip(names, values, strict=True))
 
-    num_rows = len(columns[0][1])
-    return "; ".join(f"row {row}: {describe(row)}" for row in range(num_rows)[-2:])
+    return "; ".join(f"row {row}: {describe(row)}" for row in range(len(columns[0][1]))[-2:])
 
 
 def _mark_end(flags: np.ndarray) -> np.ndarray:

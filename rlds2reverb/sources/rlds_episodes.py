@@ -90,17 +90,13 @@ def _submit_reads(
     threads: ThreadPoolExecutor, read_episode: Callable[..., Any], episodes: Iterator[tuple[Any, ...]]
 ) -> Iterator[Future[Any]]:
     """Yields a future for what `read_episode` returns for each episode; the error of a damaged record is the last."""
-    while True:
-        try:
-            episode = next(episodes)
-        except StopIteration:
-            return
-        except tf.errors.OpError as error:
-            damaged: Future[Any] = Future()
-            damaged.set_exception(error)
-            yield damaged
-            return
-        yield threads.submit(read_episode, *episode)
+    try:
+        for episode in episodes:
+            yield threads.submit(read_episode, *episode)
+    except tf.errors.OpError as error:
+        damaged: Future[Any] = Future()
+        damaged.set_exception(error)
+        yield damaged
 
 
 def make_zeros(columns_spec: Any, num_rows: int) -> Any:
@@ -118,8 +114,7 @@ def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     def read_by_step(steps: tf.Tensor) -> Any:
         columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
         no_rows = tf.data.Dataset.from_tensors(make_zeros(columns.element_spec, 0))
-        first = columns.concatenate(no_rows).take(1)
-        return first.get_single_element()
+        return columns.concatenate(no_rows).take(1).get_single_element()
 
     has_arrays = True
 

@@ -101,10 +101,9 @@ def episode_trajectories(
     episodes = episodes.concatenate(tf.data.Dataset.from_tensors((np.int64(-1), closing_step)))
     no_rows = tree.map_structure(lambda column: column[:0], closing_step)
     pairs = scan(episodes, (np.int64(-1), no_rows), _pair_with_next)
+    arguments = policy_info_fn, policy_info_spec, discount_source
     trajectories = pairs.skip(1).map(
-        lambda index, current, following: _to_trajectories(
-            index, current, following, policy_info_fn, policy_info_spec, discount_source
-        )
+        lambda index, current, following: _to_trajectories(index, current, following, *arguments)
     )
     return trajectories.prefetch(2)
 
@@ -151,20 +150,14 @@ def _cast_float64(column: tf.Tensor) -> tf.Tensor:
 def _pair_with_next(previous: Any, element: Any) -> tuple[Any, Any]:
     """Emits the previous episode (in a scan), because its last step is paired with the first step of the next one."""
     index, current = previous
-    following = tree.map_structure(
-        lambda now, after: (
-            tf.concat([now[1:], after[:1]], axis=0)
-            if now.shape[1:].is_fully_defined()
-            else _concat_ragged(now[1:], after[:1])
-        ),
-        current,
-        element[1],
-    )
+    following = tree.map_structure(lambda now, after: _concat(now[1:], after[:1]), current, element[1])
     return element, (index, current, following)
 
 
-def _concat_ragged(now: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """Appends rows of the next episode, cropped or padded to the size that the field has in this episode."""
+def _concat(now: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """Appends rows of the next episode, cropped or padded if the size of the field in this episode differs."""
+    if now.shape[1:].is_fully_defined():
+        return tf.concat([now, after], axis=0)
     size = tf.shape(now)[1:]
     shape = tf.concat([tf.shape(after)[:1], size], axis=0)
     common = tf.minimum(tf.shape(after)[1:], size)
@@ -194,8 +187,7 @@ def _to_trajectories(
         policy_info = tf.map_fn(
             lambda pair: _to_tensors(compute(*pair)), (current, following), fn_output_signature=policy_info_spec
         )
-    made = make_trajectory(current, types_now, types_next, discounts, tf.where)
-    return made._replace(policy_info=policy_info)
+    return make_trajectory(current, types_now, types_next, discounts, tf.where)._replace(policy_info=policy_info)
 
 
 def _assert_rules(index: tf.Tensor, current: dict[str, Nest], following: dict[str, Nest]) -> tf.Operation:
