@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,19 +35,8 @@ from .source import Source
 
 #: The formats, of which the first that matches is used.
 FORMATS = [
-    *(
-        ogbench.FILE,
-        neorl.FILE,
-        vd4rl.FILE,
-        robomimic.FILE,
-        d4rl.FILE,
-        rlds.DIRECTORY,
-        minari.DIRECTORY,
-        lerobot.DIRECTORY,
-        vd4rl.FOLDER,
-        dqn_replay.FOLDER,
-        store.DIRECTORY,
-    ),
+    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, d4rl.FILE),
+    *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, store.DIRECTORY),
     *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
     *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
@@ -216,21 +206,19 @@ def _locate(location: str | Path) -> Path | list[str] | str:
         )
     if isinstance(location, str) and remote.is_remote(location):
         return remote.copy_to_disk(location)
-    try:
+    # The name may be too long, have a NUL byte, or name an unknown home.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = Path(location).expanduser()
         if str(location) and path.exists():
             return path
-    except (OSError, ValueError, RuntimeError):  # The name is too long, has a NUL byte, or names an unknown home.
-        pass
     if isinstance(location, Path):
         raise FileNotFoundError(
             f"there is no file or directory {str(location)[:100]!r}; pass a string to look up a dataset by its name"
         )
-    downloaded = d4rl_names.find_downloaded(location)
-    if downloaded is None and not (matches := expand_pattern(location)):
+    found = d4rl_names.find_downloaded(location) or expand_pattern(location)
+    if not found:
         _require_name(location)
-        return location
-    return matches if downloaded is None else downloaded
+    return found or location
 
 
 def _require_name(name: str) -> None:

@@ -22,12 +22,7 @@ from .columns import as_columns, as_flags
 from .formats import Format
 from .source import Source
 
-_NAMES = {
-    d4rl.OBSERVATIONS: "obs",
-    d4rl.NEXT_OBSERVATIONS: "next_obs",
-    d4rl.ACTIONS: "action",
-    d4rl.REWARDS: "reward",
-}
+_NAMES = {d4rl.OBSERVATIONS: "obs", d4rl.NEXT_OBSERVATIONS: "next_obs", d4rl.ACTIONS: "action", d4rl.REWARDS: "reward"}
 _DONE, _INDEX = "done", "index"
 
 
@@ -58,11 +53,10 @@ def _open_rows(name: str, open_columns: Any, max_episode_steps: int | None) -> S
     if max_episode_steps is not None:
         require_count("max_episode_steps", max_episode_steps, 1)
     with open_columns() as columns:
-        for key in (*_NAMES.values(), _DONE, _INDEX):
+        required = (*_NAMES.values(), _DONE, _INDEX)
+        for key in required:
             if key not in columns:
-                raise SourceError(
-                    f"{name} has no '{key}'; NeoRL data have {', '.join((*_NAMES.values(), _DONE, _INDEX))}"
-                )
+                raise SourceError(f"{name} has no '{key}'; NeoRL data have {', '.join(required)}")
         flags, warnings = _find_ends(name, columns, max_episode_steps)
 
     @contextlib.contextmanager
@@ -99,14 +93,12 @@ def _find_ends(
         elif is_longest.sum() > 1 or len(lengths) == 1:  # By chance, terminal states hardly come at the same step.
             is_terminal = ~is_longest
         if max_episode_steps is None:
-            warnings = (
-                Message(
-                    f"{name}: done does not tell terminal states from time limits; {int((~is_terminal).sum())} "
-                    f"trajectories of {int(lengths.max())} rows are taken as truncated and {int(is_terminal.sum())} as "
-                    "terminal; set the time limit of the environment",
-                    max_episode_steps=...,
-                ),
+            sentence = (
+                f"{name}: done does not tell terminal states from time limits; {int((~is_terminal).sum())} "
+                f"trajectories of {int(lengths.max())} rows are taken as truncated and {int(is_terminal.sum())} as "
+                "terminal; set the time limit of the environment"
             )
+            warnings = (Message(sentence, max_episode_steps=...),)
     flags = {key: np.zeros(len(done), bool) for key in (d4rl.TERMINALS, d4rl.TIMEOUTS)}
     flags[d4rl.TERMINALS][last], flags[d4rl.TIMEOUTS][last] = is_terminal, ~is_terminal
     return flags, warnings
@@ -116,16 +108,13 @@ def _has_columns(names: Collection[str]) -> bool:
     return all(name in names for name in (*_NAMES.values(), _DONE))
 
 
-FILE = Format(
-    "a NeoRL file",
-    lambda location: isinstance(location, Path) and _has_columns(npz.list_arrays(location)),
-    open_neorl,
-    ("max_episode_steps",),
-    "NeoRL",
-)
-COLUMNS = Format(
-    "a dict of NeoRL columns",
-    lambda source: isinstance(source, Mapping) and _has_columns(source),
-    from_columns,
-    ("max_episode_steps",),
-)
+def _is_file(location: Any) -> bool:
+    return isinstance(location, Path) and _has_columns(npz.list_arrays(location))
+
+
+def _is_dict(source: Any) -> bool:
+    return isinstance(source, Mapping) and _has_columns(source)
+
+
+FILE = Format("a NeoRL file", _is_file, open_neorl, ("max_episode_steps",), "NeoRL")
+COLUMNS = Format("a dict of NeoRL columns", _is_dict, from_columns, ("max_episode_steps",))

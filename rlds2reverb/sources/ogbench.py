@@ -95,20 +95,13 @@ def open_name(
         raise ValueError(f"split must be 'train' or 'val', got {split!r}")
     parts = _parse_name(name)
     directory = Path("~/.ogbench/data" if data_dir is None else data_dir).expanduser()
-    file = f"{parts['env']}-{parts['type']}{parts['version']}{'-val' if split == 'val' else ''}.npz"
-    path = directory / file
+    path = directory / f"{parts['env']}-{parts['type']}{parts['version']}{'-val' if split == 'val' else ''}.npz"
     if not path.is_file():
-        raise FileNotFoundError(
-            Message(
-                f"OGBench's {name} is not on this machine; download {_URL}{file} to {directory}, or to another "
-                "directory and name that",
-                data_dir=...,
-            )
-        )
+        download = f"download {_URL}{path.name} to {directory}, or to another directory and name that"
+        raise FileNotFoundError(Message(f"OGBench's {name} is not on this machine; {download}", data_dir=...))
     if not parts["task"]:
         return open_ogbench(path, extra_fields=extra_fields)
-    environment = _name_environment(parts)
-    make_relabel = _require_relabel(name, environment)
+    make_relabel = _require_relabel(name, parts["environment"])
     opened = _open_trajectories(name, lambda: npz.open_npz(path), extra_fields, make_relabel)
     return _add_environment(opened, parts)
 
@@ -116,16 +109,13 @@ def open_name(
 def _parse_name(name: str) -> dict[str, str]:
     match = _NAME.fullmatch(name)
     assert match is not None
-    return {key: value or "" for key, value in match.groupdict().items()}
-
-
-def _name_environment(parts: Mapping[str, str]) -> str:
-    return f"{parts['env']}{parts['task']}{parts['version']}"
+    parts = {key: value or "" for key, value in match.groupdict().items()}
+    return {**parts, "environment": f"{parts['env']}{parts['task']}{parts['version']}"}
 
 
 def _add_environment(source: Source, parts: Mapping[str, str]) -> Source:
     """Returns a source with the description of the environment of a name."""
-    description = {"id": _name_environment(parts), "entry_point": "ogbench", "kwargs": {}}
+    description = {"id": parts["environment"], "entry_point": "ogbench", "kwargs": {}}
     return replace(source, env_spec=json.dumps(description))
 
 
@@ -135,10 +125,9 @@ def _require_relabel(name: str, environment: str) -> Callable[[], _Relabel]:
     Raises:
       SourceError: If `ogbench` is missing or too old.
     """
-    try:
+    version = ""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("ogbench")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _MIN_VERSION:
         raise SourceError(
             f"the rewards of {name} require ogbench 1.2 or later, got {version or 'no such package'}: run pip install "
@@ -175,7 +164,10 @@ def _open_trajectories(
         _check_columns(name, columns, names, extra_fields)
         starts, is_unterminated = _find_trajectories(name, columns)
         num_rows = len(columns[d4rl.ACTIONS])
-    has_rewards = make_relabel is not None or d4rl.REWARDS in names
+    assumed: dict[str, Any] = {}
+    if make_relabel is None and d4rl.REWARDS not in names:
+        warning = f"{name} has no rewards, so that all are 0; use it for cloning or with goals"
+        assumed = {"warnings": (warning,), "assumed_fields": (fields.REWARD,)}
     num_episodes = len(starts) - 1
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
@@ -193,16 +185,7 @@ def _open_trajectories(
                 yield replace(episode, unterminated=is_unterminated and index == num_episodes - 1)
 
     return Source(
-        name,
-        "ogbench",
-        read,
-        num_episodes=num_episodes,
-        num_rows=num_rows,
-        count=lambda: num_episodes,
-        warnings=()
-        if has_rewards
-        else (f"{name} has no rewards, so that all are 0; use it for cloning or with goals",),
-        assumed_fields=() if has_rewards else (fields.REWARD,),
+        name, "ogbench", read, num_episodes=num_episodes, num_rows=num_rows, count=lambda: num_episodes, **assumed
     )
 
 
@@ -235,16 +218,14 @@ def _make_episode(where: str, index: int, block: dict[str, np.ndarray], extra_fi
     masks = np.ones(num_rows, bool)
     if _MASKS in block:
         masks = as_flags(block[_MASKS], f"{where}: {_MASKS}")
-    made = make_log_episode(
-        where,
-        index,
-        block[d4rl.OBSERVATIONS],
-        block[d4rl.ACTIONS][transitions],
-        rewards=block.get(d4rl.REWARDS, np.zeros(num_rows, np.float32))[transitions],
-        terminated=bool(num_transitions and not masks[num_transitions - 1]),
-        next_observations=block.get(d4rl.NEXT_OBSERVATIONS),
-        extras={key: block[key][transitions] for key in extra_fields},
-    )
+    columns: dict[str, Any] = {
+        "rewards": block.get(d4rl.REWARDS, np.zeros(num_rows, np.float32))[transitions],
+        "next_observations": block.get(d4rl.NEXT_OBSERVATIONS),
+        "extras": {key: block[key][transitions] for key in extra_fields},
+    }
+    terminated = bool(num_transitions and not masks[num_transitions - 1])
+    observations, actions = block[d4rl.OBSERVATIONS], block[d4rl.ACTIONS][transitions]
+    made = make_log_episode(where, index, observations, actions, **columns, terminated=terminated)
     made.steps[fields.DISCOUNT][transitions] = masks[transitions]
     for key in extra_fields:
         made.steps[key][num_transitions:num_rows] = block[key][num_transitions:]
@@ -262,17 +243,14 @@ def _is_name(location: Any) -> bool:
     return isinstance(location, str) and bool(_NAME.fullmatch(location)) and not minari.is_installed(location)
 
 
-FILE = Format(
-    "an OGBench file",
-    lambda location: isinstance(location, Path) and _has_columns(npz.list_arrays(location)),
-    open_ogbench,
-    ("extra_fields",),
-    "OGBench",
-)
+def _is_file(location: Any) -> bool:
+    return isinstance(location, Path) and _has_columns(npz.list_arrays(location))
+
+
+def _is_dict(source: Any) -> bool:
+    return isinstance(source, Mapping) and _has_columns(source)
+
+
+FILE = Format("an OGBench file", _is_file, open_ogbench, ("extra_fields",), "OGBench")
 NAME = Format("an OGBench name", _is_name, open_name, ("split", "data_dir", "extra_fields"), "OGBench names")
-COLUMNS = Format(
-    "a dict of OGBench columns",
-    lambda source: isinstance(source, Mapping) and _has_columns(source),
-    from_columns,
-    ("extra_fields",),
-)
+COLUMNS = Format("a dict of OGBench columns", _is_dict, from_columns, ("extra_fields",))

@@ -55,10 +55,8 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
                         f"{where} must contain {_ACTION}, {_REWARD}, {_DISCOUNT}, and image or observation, got "
                         f"{', '.join(sorted(arrays)[:10]) or 'nothing'}"
                     )
-                known = [
-                    key for key in (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL) if key in arrays
-                ]
-                columns = {key: as_columns(arrays[key].read(), f"{where}: '{key}'") for key in known}
+                names = (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL)
+                columns = {key: as_columns(arrays[key].read(), f"{where}: '{key}'") for key in names if key in arrays}
             yield _make_episode(where, index, columns)
 
     warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
@@ -80,13 +78,10 @@ def open_file(path: Path) -> Source:
     with hdf5.open_hdf5(path) as file:
         columns = {name: _open_column(file, name) for name in (*names, _STEP_TYPE)}
         hdf5.require_safe(columns.values(), f"{path.name}: all columns together")
-        lengths = {name: len(column) for name, column in columns.items()}
+        require_equal_lengths(path.name, columns)
         step_types = columns[_STEP_TYPE][()].reshape(-1)
-    if len(set(lengths.values())) != 1 or not len(step_types) or step_types[0] != _FIRST:
-        raise SourceError(
-            f"{path.name}: all columns must have the same number of rows, and step_type must be 0 in the first one, "
-            f"got {lengths} and {step_types[:1].tolist()}"
-        )
+    if step_types[0] != _FIRST:
+        raise SourceError(f"{path.name}: step_type must be 0 in the first one of the rows, got {step_types[0]}")
     starts = [*np.flatnonzero(step_types == _FIRST).tolist(), len(step_types)]
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
@@ -120,21 +115,14 @@ def _make_episode(
         raise SourceError(f"{where}: rewards and discounts must be one number per row")
     flags = columns.get(fields.IS_TERMINAL)
     is_terminal = discounts[-1] == 0 if flags is None else as_flags(flags, f"{where}: {fields.IS_TERMINAL}")[-1:]
-    made = make_log_episode(
-        where,
-        index,
-        observations,
-        columns[_ACTION][1:],
-        rewards=rewards[1:, 0],
-        terminated=bool(is_terminal.any() and len(observations) > 1),
-    )
+    actions, terminated = columns[_ACTION][1:], bool(is_terminal.any() and len(observations) > 1)
+    made = make_log_episode(where, index, observations, actions, rewards=rewards[1:, 0], terminated=terminated)
     made.steps[fields.DISCOUNT][:-1] = discounts[1:, 0]
     return Episode(made.steps, index, unterminated=is_unterminated)
 
 
 def _has_columns(names: Collection[str]) -> bool:
-    has_observations = any(name in names for name in _OBSERVATIONS)
-    return has_observations and all(name in names for name in (_ACTION, _REWARD, _DISCOUNT))
+    return any(name in names for name in _OBSERVATIONS) and all(name in names for name in (_ACTION, _REWARD, _DISCOUNT))
 
 
 def _list_files(folder: Path) -> list[Path]:
