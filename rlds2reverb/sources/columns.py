@@ -77,8 +77,7 @@ def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name in fields.FLAG_FIELDS:
         if not isinstance(columns[name], np.ndarray):
             raise SourceError(f"{where}[{name!r}] must be a column of flags, got a {type(columns[name]).__name__}")
-    flags = {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
-    return {**columns, **flags}
+    return columns | {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
 
 
 def make_log_episode(
@@ -111,17 +110,15 @@ def make_log_episode(
     final = None
     if next_observations is not None and len(tree.flatten(observations)[0]) == len(rewards):
         final = map_structure(lambda rows: rows[-1], next_observations)
-    discontinuous_rows: tuple[int, ...] = ()
     try:
         steps = from_transitions(
             observations, actions, rewards=rewards, terminated=terminated, final_observation=final, extras=extras
         )
-        if next_observations is not None:
-            discontinuous_rows = find_discontinuities(observations, next_observations)
+        rows = () if next_observations is None else find_discontinuities(observations, next_observations)
     except (SpecMismatchError, TypeError, ValueError) as error:
         raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
     dropped_last_transition = len(steps[fields.IS_FIRST]) == len(rewards)
-    return Episode(steps, index, dropped_last_transition=dropped_last_transition, discontinuities=discontinuous_rows)
+    return Episode(steps, index, dropped_last_transition=dropped_last_transition, discontinuities=rows)
 
 
 def require_log_columns(

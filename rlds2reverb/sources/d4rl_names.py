@@ -25,8 +25,7 @@ def file_url(name: str) -> str | None:
 
 def dataset_dir() -> Path:
     """Returns the directory to which D4RL downloads its files."""
-    configured = os.environ.get("D4RL_DATASET_DIR")
-    return Path(configured) if configured else Path.home() / ".d4rl" / "datasets"
+    return Path(os.environ.get("D4RL_DATASET_DIR") or Path.home() / ".d4rl" / "datasets")
 
 
 def find_downloaded(name: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -34,12 +35,11 @@ def _insert(nest: Any, keys: Sequence[str], value: Any) -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _insert(nest, [*keys, *str(key).split("/")], inner)
-        return
-    array = to_metadata_array(value)
-    for key in keys[:-1]:
-        nest = nest.setdefault(key, {}) if isinstance(nest, dict) and array is not None else None
-    if isinstance(nest, dict) and array is not None:
-        nest.setdefault(keys[-1], array)
+    elif (array := to_metadata_array(value)) is not None:
+        for key in keys[:-1]:
+            nest = nest.setdefault(key, {}) if isinstance(nest, dict) else None
+        if isinstance(nest, dict):
+            nest.setdefault(keys[-1], array)
 
 
 def to_metadata_array(value: Any) -> np.ndarray | None:
@@ -53,9 +53,8 @@ def to_metadata_array(value: Any) -> np.ndarray | None:
     items = array.ravel().tolist()
     if not all(isinstance(item, (str, bytes)) for item in items):
         return None
-    encoded = np.empty(len(items), object)
-    encoded[:] = [item.encode() if isinstance(item, str) else item for item in items]
-    return encoded.reshape(array.shape)
+    encoded = [item.encode() if isinstance(item, str) else item for item in items]
+    return np.array(encoded, object).reshape(array.shape)
 
 
 def decode_metadata(
@@ -122,8 +121,6 @@ def read_attributes(group: h5py.Group, reserved: Collection[str]) -> dict[str, N
     values: dict[str, Any] = {}
     for name in list(group.attrs):
         if isinstance(name, str) and name not in reserved:
-            try:
+            with contextlib.suppress(OSError, RuntimeError, TypeError, ValueError):  # Metadata are optional.
                 values[name] = group.attrs[name]
-            except (OSError, RuntimeError, TypeError, ValueError):  # Metadata are optional.
-                continue
     return make_metadata(values)

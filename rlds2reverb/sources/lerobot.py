@@ -85,22 +85,15 @@ def open_lerobot(
     if split is not None:
         metadata.episodes = _select_split(metadata, split)
     reader = _EpisodeReader(metadata, _select_fields(metadata, extra_fields), done or _choose_done(features))
-    num_episodes = len(metadata.episodes)
+    num_episodes, num_rows = len(metadata.episodes), sum(episode.num_rows for episode in metadata.episodes)
     own = metadata.own.get("metadata")
     if not isinstance(own, dict):
         own = {name: metadata.info.get(name) for name in ("codebase_version", "robot_type", "fps")}
     described = split_metadata({name: value for name, value in own.items() if isinstance(value, (str, int, float))})
-    return Source(
-        path.resolve().name,
-        "lerobot",
-        reader.read,
-        num_episodes=num_episodes,
-        num_rows=sum(episode.num_rows for episode in metadata.episodes),
-        count=lambda: num_episodes,
-        warnings=_describe_assumptions(path.resolve().name, metadata, done),
-        assumed_fields=() if REWARD in features else (fields.REWARD,),
-        **described,
-    )
+    described["warnings"] = _describe_assumptions(path.resolve().name, metadata, done)
+    described["assumed_fields"] = () if REWARD in features else (fields.REWARD,)
+    described |= {"num_episodes": num_episodes, "num_rows": num_rows}
+    return Source(path.resolve().name, "lerobot", reader.read, count=lambda: num_episodes, **described)
 
 
 def _choose_done(features: Mapping[str, Feature]) -> str:
@@ -182,6 +175,9 @@ class _EpisodeReader:
                 f"{metadata.root.name} has videos, but no column '{TIMESTAMP}'; convert the dataset again"
             )
         stored = [name for name in needed if name not in self._videos]
+        vectors = metadata.own.get("vectors")
+        #: Columns of scalars in a dataset that rlds2reverb wrote, which had the shape (1,) before.
+        self._vectors = vectors if isinstance(vectors, list) else []
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
 
@@ -228,31 +224,21 @@ class _EpisodeReader:
             columns[name] = read_frames(video, times, features[name].shape, f"{where}: '{name}'")
         nest: dict[str, Any] = {}
         for name, path in self._paths.items():
-            _insert(nest, path, self._restore_shape(name, columns[name]), where)
+            was_vector = columns[name].ndim == 1 and name in self._vectors
+            _insert(nest, path, columns[name][:, None] if was_vector else columns[name], where)
         task = self._metadata.own.get(TASK, TASK)
         if TASK_INDEX in columns and isinstance(task, str) and task not in nest:
             nest[task] = self._find_tasks(columns[TASK_INDEX], where)
         rewards = columns.get(REWARD, np.zeros(stored.num_rows, np.float32))
         is_terminal, is_ended = self._find_end(columns, where)
+        observations, actions = nest.pop(fields.OBSERVATION), nest.pop(fields.ACTION)
         episode = make_log_episode(
-            where,
-            index,
-            nest.pop(fields.OBSERVATION),
-            nest.pop(fields.ACTION),
-            rewards=rewards,
-            terminated=is_terminal,
-            extras=nest,
+            where, index, observations, actions, rewards=rewards, terminated=is_terminal, extras=nest
         )
         timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
         return replace(
             episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps, metadata=stored.metadata
         )
-
-    def _restore_shape(self, name: str, column: np.ndarray) -> np.ndarray:
-        """Returns a scalar column of a dataset that rlds2reverb wrote with the shape that it had before."""
-        vectors = self._metadata.own.get("vectors")
-        is_vector = isinstance(vectors, list) and name in vectors
-        return column[:, None] if column.ndim == 1 and is_vector else column
 
     def _find_tasks(self, indices: np.ndarray, where: str) -> np.ndarray:
         tasks = self._metadata.tasks
@@ -267,8 +253,7 @@ class _EpisodeReader:
             bool(as_flags(columns[name][-1:], f"{where}: {name}")[0]) if name in columns else False
             for name in (SUCCESS, TRUNCATED, DONE)
         )
-        is_terminal = success or (done and not truncated and self._done == "terminal")
-        return is_terminal, success or truncated or done
+        return success or (done and not truncated and self._done == "terminal"), success or truncated or done
 
 
 def _insert(nest: dict[str, Any], path: Sequence[str], column: np.ndarray, where: str) -> None:

@@ -45,11 +45,10 @@ def parquet_errors(path: Path) -> Iterator[None]:
 
 def read_rows(path: Path, is_wanted: Callable[[str], bool] = lambda name: True) -> list[dict[str, Any]]:
     """Returns all rows of a small parquet file as dicts of the columns for whose name a function returns True."""
-    with parquet_errors(path):
-        with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            _require_plausible(path, file.metadata.num_rows, 8 * len(names))
-            return file.read([name for name in names if is_wanted(name)]).to_pylist()
+    with parquet_errors(path), pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        _require_plausible(path, file.metadata.num_rows, 8 * len(names))
+        return file.read([name for name in names if is_wanted(name)]).to_pylist()
 
 
 class RowReader:

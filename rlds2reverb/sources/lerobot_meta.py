@@ -124,10 +124,9 @@ def read_metadata(root: Path) -> Metadata:
     tasks, rows = read(root, info, [name for name in features if features[name].dtype == "video"])
     further = [{name: value for name, value in row.items() if _is_metadata(name)} for _, _, row in rows]
     metadata, unread = _make_metadata(further, as_dict(own.get("episode_metadata")))
-    episodes = [
-        replace(stored, seed=seed if type(seed := row.get("seed")) is int else None, metadata=values)
-        for (stored, _, row), values in zip(rows, metadata, strict=True)
-    ]
+    seeds = [row.get("seed") if type(row.get("seed")) is int else None for _, _, row in rows]
+    parts = zip(rows, seeds, metadata, strict=True)
+    episodes = [replace(stored, seed=seed, metadata=values) for (stored, _, _), seed, values in parts]
     expected = info.get("total_episodes")
     if expected != len(episodes) or len({episode.index for episode in episodes}) != len(episodes):
         raise SourceError(

@@ -47,8 +47,7 @@ def is_minari_name(location: Any) -> bool:
 
 def dataset_root() -> Path:
     """Returns the directory in which Minari looks up names, whether or not it exists."""
-    root = os.environ.get("MINARI_DATASETS_PATH")
-    return Path(root) if root else Path.home() / ".minari" / "datasets"
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
 
 
 def is_installed(name: str) -> bool:
@@ -81,13 +80,8 @@ def open_minari(
       FileNotFoundError: If a named dataset is missing and may not, or cannot, be downloaded.
     """
     if isinstance(location, str) and not download and not is_installed(location):
-        raise FileNotFoundError(
-            Message(
-                f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}; allow the "
-                "download",
-                download=True,
-            )
-        )
+        sentence = f"there is no path {location!r}, and Minari has no dataset of that name in {dataset_root()}"
+        raise FileNotFoundError(Message(f"{sentence}; allow the download", download=True))
     try:
         import minari
         from minari.dataset.minari_storage import MinariStorage
@@ -117,7 +111,7 @@ def open_minari(
     return Source(
         name,
         "minari",
-        lambda *bounds: _read_episodes(directory, storage, selected, tuple(extra_fields), *bounds),
+        lambda first=0, stop=None: _read_episodes(directory, storage, selected[first:stop], tuple(extra_fields), first),
         count=lambda: len(selected),
         num_episodes=len(selected),
         num_rows=metadata["total_steps"] if len(selected) == total else None,
@@ -177,20 +171,14 @@ def _download_if_missing(name: str) -> Path:
 
 
 def _read_episodes(
-    directory: Path,
-    storage: Any,
-    indices: Sequence[int],
-    extra_fields: Sequence[str],
-    first: int = 0,
-    stop: int | None = None,
+    directory: Path, storage: Any, indices: Sequence[int], extra_fields: Sequence[str], first: int
 ) -> Iterator[Episode]:
-    """Yields the episodes `indices[first:stop]`."""
+    """Yields the episodes with these indices in the files, numbered from `first`."""
     episodes: Iterator[tuple[dict[str, Any], dict[str, Any]]] | None = None
-    for index in range(len(indices))[first:stop]:
+    for index in range(first, first + len(indices)):
         try:
             if episodes is None:
-                stored = storage.get_episodes(indices[first:stop]), storage.get_episode_metadata(indices[first:stop])
-                episodes = zip(*stored, strict=True)
+                episodes = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
             episode, metadata = next(episodes)
         except Exception as error:  # minari raises AssertionError and lets through any error of numpy and h5py.
             reason = f"{type(error).__name__}: {error}"
@@ -218,30 +206,20 @@ def _as_columns(nest: Any, where: str) -> Any:
         if column.dtype != object:
             return column
         texts = [text.encode() if isinstance(text, str) else text for text in column.reshape(-1)]
-        encoded = np.empty(len(texts), object)
-        encoded[:] = texts
-        return encoded.reshape(column.shape)
+        return np.array(texts, object).reshape(column.shape)
 
     return map_structure(encode, as_columns(nest, where))
 
 
 def _make_episode(episode: dict[str, Any], extras: dict[str, Any], index: int, where: str) -> Episode:
     names = ("rewards", "terminations", "truncations", "observations", "actions")
-    columns = {name: _as_columns(episode[name], f"{where}['{name}']") for name in names}
-    terminations = as_flags(columns["terminations"], f"{where}['terminations']")
+    rewards, *flags, observations, actions = (_as_columns(episode[name], f"{where}['{name}']") for name in names)
+    terminations = as_flags(flags[0], f"{where}['terminations']")
     if terminations[:-1].any():
         raise SourceError(f"{where} continues after terminations[{int(np.argmax(terminations))}] is True")
-    truncations = as_flags(columns["truncations"], f"{where}['truncations']")
-    made = make_log_episode(
-        where,
-        index,
-        columns["observations"],
-        columns["actions"],
-        rewards=columns["rewards"],
-        terminated=bool(terminations.any()),
-    )
-    rows = {name: map_structure(lambda column: _fit_rows(column, made.num_steps, where), nest)
-            for name, nest in extras.items()}  # fmt: skip
+    truncations = as_flags(flags[1], f"{where}['truncations']")
+    made = make_log_episode(where, index, observations, actions, rewards=rewards, terminated=bool(terminations.any()))
+    rows = map_structure(lambda column: _fit_rows(column, made.num_steps, where), extras)
     is_unterminated = not (terminations[-1:].any() or truncations[-1:].any())
     return replace(made, steps={**made.steps, **rows}, unterminated=is_unterminated)
 

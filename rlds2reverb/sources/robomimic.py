@@ -8,6 +8,7 @@ the file does not record: 0 marks every success, 1 the last row of each demonstr
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
-from rlds2reverb.specs import Nest
 
 from . import hdf5, npz
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
@@ -73,28 +73,22 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
         contents = _survey(file, demos)
         described = _describe_environment(file)
-    metadata, demos = {**described.pop("metadata", {}), **contents.metadata}, contents.demos
+    demos, count = contents.demos, len(contents.demos)
+    described["metadata"] = {**described.get("metadata", {}), **contents.metadata}
+    described["warnings"] = (*warnings, *contents.warnings)
+    described["assumed_fields"] = () if REWARDS in contents.optional else (fields.REWARD,)
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
         with hdf5.open_hdf5(path) as file:
             data = file["data"]
-            for index in range(len(demos))[first:stop]:
+            for index in range(count)[first:stop]:
                 episode = _read_episode(_Demo(data, demos[index], path.name), index, contents)
                 check.add(episode)
                 yield episode
 
     return Source(
-        path.name,
-        "robomimic",
-        read,
-        num_episodes=len(demos),
-        num_rows=contents.num_rows,
-        count=lambda: len(demos),
-        warnings=(*warnings, *contents.warnings),
-        assumed_fields=() if REWARDS in contents.optional else (fields.REWARD,),
-        metadata=metadata,
-        **described,
+        path.name, "robomimic", read, num_episodes=count, num_rows=contents.num_rows, count=lambda: count, **described
     )
 
 
@@ -193,21 +187,16 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
-    sizes = sum(column.nbytes for column in rewards)
-    small = tuple(rewards) if sizes <= _MAX_KEPT_BYTES else ()
+    small = tuple(rewards) if sum(column.nbytes for column in rewards) <= _MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
     return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
     """Returns an attribute of each demonstration; () unless it is a bool in all of them."""
-    marks: list[bool] = []
-    for demo in demos:
-        mark = _Demo(file["data"], demo, "").attributes.get(name)
-        if not isinstance(mark, np.bool_):
-            return ()
-        marks.append(bool(mark))
-    return tuple(marks)
+    stored = (_Demo(file["data"], demo, "").group.attrs.get(name) for demo in demos)
+    marks = [bool(mark) for mark in itertools.takewhile(lambda mark: isinstance(mark, np.bool_), stored)]
+    return tuple(marks) if len(marks) == len(demos) else ()
 
 
 def _find_terminal(
@@ -240,11 +229,7 @@ def _describe_dones(successes: Sequence[np.ndarray], dones: Sequence[np.ndarray]
     if successes:
         both = [success | end for success, end in zip(successes, last, strict=True)]
         modes = {"0 (success)": list(successes), **modes, "2 (success or end of the demonstration)": both}
-    matching = [
-        mode
-        for mode, expected in modes.items()
-        if all(np.array_equal(done, column) for done, column in zip(dones, expected, strict=True))
-    ]
+    matching = [mode for mode, expected in modes.items() if all(map(np.array_equal, dones, expected))]
     return {"done_mode": " or ".join(matching)} if matching else {}
 
 
@@ -268,35 +253,30 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
 
 
 class _Demo:
-    """One demonstration of an open file; `where` names both in messages."""
+    """One demonstration of an open file, whose group is `group`; `where` names both in messages."""
 
     def __init__(self, data: h5py.Group, path: str, file_name: str):
         self.where = f"{file_name}: '{path}'"
         group = hdf5.open_group(data, path.removeprefix("data/"))
         if not isinstance(group, h5py.Group):
             raise SourceError(f"{self.where} must be a group of columns")
-        self._group, self._file_name, self._path = group, file_name, path
+        self.group, self._file_name, self._path = group, file_name, path
 
     @cached_property
     def optional(self) -> list[str]:
         """The names of the optional columns and groups that it contains."""
-        return [name for name in _OPTIONAL if self._group.id.links.exists(name.encode())]
-
-    @property
-    def attributes(self) -> h5py.AttributeManager:
-        """The attributes of its group."""
-        return self._group.attrs
+        return [name for name in _OPTIONAL if self.group.id.links.exists(name.encode())]
 
     def open(self, name: str) -> h5py.Dataset:
         """Returns a column, which must exist."""
-        dataset = hdf5.open_column(self._group, name)
+        dataset = hdf5.open_column(self.group, name)
         if dataset is None:
             raise SourceError(f"{self._describe(name)} is missing")
         return dataset
 
     def read(self, name: str) -> np.ndarray:
         """Returns the values of a column, which must exist."""
-        return self._read(self._group, name, self._describe(name))
+        return self._read(self.group, name, self._describe(name))
 
     @staticmethod
     def _read(group: h5py.Group, name: str, where: str) -> np.ndarray:
@@ -307,18 +287,13 @@ class _Demo:
 
     def read_nest(self, name: str) -> dict[str, np.ndarray]:
         """Returns the columns of a group of observations, which must exist."""
-        group = hdf5.open_group(self._group, name)
+        group = hdf5.open_group(self.group, name)
         if not isinstance(group, h5py.Group):
             raise SourceError(
                 f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
                 "states with robomimic's dataset_states_to_obs.py"
             )
         return {key: self._read(group, key, self._describe(f"{name}/{key}")) for key in sorted(hdf5.list_names(group))}
-
-    @property
-    def metadata(self) -> dict[str, Nest]:
-        """The metadata of the episode: the attributes that are not reserved."""
-        return read_attributes(self._group, RESERVED)
 
     def _describe(self, name: str) -> str:
         return f"{self._file_name}: '{self._path}/{name}'"
@@ -331,22 +306,16 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     if REWARDS in contents.optional:
         rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
     nests = {OBSERVATIONS: observations, NEXT_OBSERVATIONS: next_observations or {}}
-    columns = {f"{group}/{name}": column for group, nest in nests.items() for name, column in nest.items()}
-    require_equal_lengths(demo.where, {ACTIONS: actions, REWARDS: rewards, **columns})
+    nested = {f"{group}/{name}": column for group, nest in nests.items() for name, column in nest.items()}
+    require_equal_lengths(demo.where, {ACTIONS: actions, REWARDS: rewards, **nested})
     if next_observations is not None and observations.keys() != next_observations.keys():
         different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
         raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")
-    episode = make_log_episode(
-        demo.where,
-        index,
-        observations,
-        actions,
-        rewards=rewards,
-        terminated=contents.is_terminal[index],
-        next_observations=next_observations,
-    )
+    columns: dict[str, Any] = {"rewards": rewards, "next_observations": next_observations}
+    is_terminal = contents.is_terminal[index]
+    episode = make_log_episode(demo.where, index, observations, actions, **columns, terminated=is_terminal)
     is_unterminated = bool(contents.unterminated and contents.unterminated[index])
-    return replace(episode, unterminated=is_unterminated, metadata=demo.metadata)
+    return replace(episode, unterminated=is_unterminated, metadata=read_attributes(demo.group, RESERVED))
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")
