@@ -83,11 +83,8 @@ class Source:
     @property
     def full_metadata(self) -> Mapping[str, Any]:
         """The metadata together with the description of the environment and the spaces, as files contain them."""
-        texts = {
-            ENV_SPEC: self.env_spec,
-            ACTION_SPACE: dump_space(self.action_space),
-            OBSERVATION_SPACE: dump_space(self.observation_space),
-        }
+        spaces = {ACTION_SPACE: dump_space(self.action_space), OBSERVATION_SPACE: dump_space(self.observation_space)}
+        texts = {ENV_SPEC: self.env_spec, **spaces}
         return {**self.metadata, **{name: text for name, text in texts.items() if text is not None}}
 
     def __iter__(self) -> Iterator[Episode]:

@@ -68,11 +68,7 @@ OnProgress = Callable[[int, int | None], None]
 
 
 def build_store(
-    source: Source,
-    path: Path,
-    *,
-    num_workers: int | None = None,
-    on_progress: OnProgress = lambda stored, total: None,
+    source: Source, path: Path, *, num_workers: int | None = None, on_progress: OnProgress = lambda stored, total: None
 ) -> None:
     """Writes the steps of a dataset to a directory, or continues to do so; does nothing if they are there already.
 
@@ -95,13 +91,7 @@ def build_store(
     _build(source, _Plan.make(source), path, num_workers, on_progress)
 
 
-def _build(
-    source: Source,
-    plan: _Plan,
-    path: Path,
-    num_workers: int | None = None,
-    on_progress: OnProgress = lambda stored, total: None,
-) -> None:
+def _build(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_progress: OnProgress) -> None:
     """Builds the planned store; see `build_store`."""
     if _is_complete(path, plan):
         return
@@ -148,7 +138,7 @@ def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
     path = Path(cache_dir).expanduser() / name
     while True:
         try:
-            _build(source, plan, path)
+            _build(source, plan, path, None, lambda stored, total: None)
             return path
         except ResourceInUseError:  # Another process builds it; the lock is released if that one dies.
             time.sleep(_POLL_SECS)
@@ -386,11 +376,8 @@ def _exit_at_end(stream: Any) -> None:
 def _seal(source: Source, plan: _Plan, path: Path) -> None:
     """Replaces the plan by the manifest of a complete store."""
     parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan.ranges))]
-    described = {
-        "warnings": source.warnings,
-        "metadata": {name: value for name, value in source.full_metadata.items() if _is_plain(value)},
-        "assumed_fields": source.assumed_fields,
-    }
+    metadata = {name: value for name, value in source.full_metadata.items() if _is_plain(value)}
+    described = {"warnings": source.warnings, "metadata": metadata, "assumed_fields": source.assumed_fields}
     save_json(path / MANIFEST, {**plan.to_json(), "parts": parts, "source": described})
     (path / PLAN).unlink(missing_ok=True)
 
@@ -502,8 +489,7 @@ def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
     random_access = random_access and hasattr(mmap, "MADV_RANDOM") and size > _CACHED_SHARE * free_memory_bytes()
     parts = []
     for number, part in enumerate(manifest["parts"]):
-        folder = _part_folder(path, number)
-        lengths = part["lengths"]
+        folder, lengths = _part_folder(path, number), part["lengths"]
         parts.append({name: _read_array(folder / name, specs[name], lengths[name], random_access) for name in specs})
     return StepColumns(layout, parts)
 
@@ -571,18 +557,11 @@ def open_store(path: Path, *, image_decoding: bool = True, with_images: bool = T
     """
     manifest = read_manifest(path)
     episodes = _StoredEpisodes(path, image_decoding, with_images)
-    described = manifest["source"]
-    source = Source(
-        manifest["identity"]["name"],
-        "store",
-        episodes.read,
-        num_episodes=episodes.count(),
-        num_rows=len(episodes.columns),
-        warnings=tuple(described["warnings"]),
-        count=episodes.count,
-        assumed_fields=tuple(described["assumed_fields"]),
-    )
-    return replace(source, **split_metadata(described["metadata"]))
+    described, name = manifest["source"], manifest["identity"]["name"]
+    attributes = split_metadata(described["metadata"])
+    attributes |= {key: tuple(described[key]) for key in ("warnings", "assumed_fields")}
+    attributes["num_rows"] = len(episodes.columns)
+    return Source(name, "store", episodes.read, num_episodes=episodes.count(), count=episodes.count, **attributes)
 
 
 def _is_store(location: Any) -> bool:

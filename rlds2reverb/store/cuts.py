@@ -188,8 +188,7 @@ class ActionChunks(Cut):
         places = rows[:, None] + np.arange(self.length)
         mask = places < last_rows[:, None]
         actions = take(np.minimum(places, last_rows[:, None]).ravel(), (fields.ACTION,))[fields.ACTION]
-        steps = take(rows, (fields.OBSERVATION, *self.field_names))
-        return {**steps, fields.ACTION: _pad(actions, mask), "mask": mask}
+        return {**take(rows, (fields.OBSERVATION, *self.field_names)), fields.ACTION: _pad(actions, mask), "mask": mask}
 
 
 @dataclass(frozen=True)

@@ -116,19 +116,12 @@ class StepColumns:
                 values[number] = np.moveaxis(frames, 1, -1) if column.stack else frames[:, 0]
             else:
                 texts = self._take_bytes(number, rows)
-                if column.pixels is not None:
-                    values[number] = (decode or decode_images)(texts, column.pixels)
-                else:
-                    values[number] = _to_objects(texts)
+                is_text = column.pixels is None
+                values[number] = np.array(texts, object) if is_text else (decode or decode_images)(texts, column.pixels)
         return self.layout.restore(values)
 
     def read_episodes(
-        self,
-        first: int = 0,
-        stop: int | None = None,
-        *,
-        image_decoding: bool = True,
-        with_images: bool = True,
+        self, first: int = 0, stop: int | None = None, *, image_decoding: bool = True, with_images: bool = True
     ) -> Iterator[Episode]:
         """Yields the episodes from `first` to before `stop`.
 
@@ -200,10 +193,8 @@ class StepColumns:
                 wanted = np.unique(starts[parts == part], return_index=True)
                 _read_ahead(content, wanted[0], ends[parts == part][wanted[1]] - wanted[0])
         views = [content.view(np.ndarray) for content in contents]
-        return [
-            views[part][start:end].tobytes()
-            for part, start, end in zip(parts.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        ]
+        places = zip(parts.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        return [views[part][start:end].tobytes() for part, start, end in places]
 
     def _read_attributes(self, index: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._first_episodes, index, side="right")) - 1
@@ -277,13 +268,7 @@ def _read_ahead(array: Any, offsets: np.ndarray, sizes: Any) -> None:
 
 
 def _keep_files(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
-    return _to_objects(files)
-
-
-def _to_objects(values: Sequence[Any]) -> np.ndarray:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
+    return np.array(files, object)
 
 
 def _find_firsts(lengths: Sequence[int]) -> np.ndarray:
