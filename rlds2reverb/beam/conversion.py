@@ -174,16 +174,10 @@ def _make_target(run: IngestRun, source: Source, shard: tuple[int, int] | None) 
     """Returns what `ingest` derives from the first episode of a dataset or shard."""
     source = source if shard is None else select_shard(source, *shard)
     conversion = run.make_conversion(source)
-    options = run.options
-    make_encoder = functools.partial(
-        conversion.make_encoder, run.names, options.chunk_length, options.key_seed, number_items=True
-    )
-    return _Target(
-        shard,
-        conversion,
-        make_encoder,
-        {**run.describe(source, conversion, shard), "example": example_hash(conversion)},
-    )
+    arguments = run.names, run.options.chunk_length, run.options.key_seed
+    make_encoder = functools.partial(conversion.make_encoder, *arguments, number_items=True)
+    description = {**run.describe(source, conversion, shard), "example": example_hash(conversion)}
+    return _Target(shard, conversion, make_encoder, description)
 
 
 @dataclass(frozen=True)
@@ -262,8 +256,7 @@ class _Job:
         return DirectoryDestination(path, self.configs, signature, encoder, description=target.description)
 
     def _locate(self, shard: int) -> str:
-        is_sharded = self.targets[shard].shard is not None
-        return f"{self.destination}/{shard_name(shard)}" if is_sharded else self.destination
+        return self.destination if self.targets[shard].shard is None else f"{self.destination}/{shard_name(shard)}"
 
     def _name(self, part: Part) -> str:
         """Returns the name of a part's file, which depends on everything that its content depends on."""

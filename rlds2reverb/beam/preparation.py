@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -128,12 +128,9 @@ class _Job:
 
     def write_shard(self, shard: _Shard) -> None:
         """Writes a file."""
-        records = islice(self._records(shard.first_slice), shard.skip, shard.skip + shard.num_episodes)
-        self.work.write(shard.name, b"".join(records))
-
-    def _records(self, first_slice: int) -> Iterator[bytes]:
-        for part in self.dataset.slices[first_slice:]:
-            yield from self._encode(self._valid_episodes(part))
+        parts = map(self._valid_episodes, self.dataset.slices[shard.first_slice :])
+        records = chain.from_iterable(map(self._encode, parts))
+        self.work.write(shard.name, b"".join(islice(records, shard.skip, shard.skip + shard.num_episodes)))
 
     def _encode(self, episodes: WrittenEpisodes) -> Iterator[bytes]:
         return encode_records(episodes, self.step_spec, self.metadata_spec, self.features)
@@ -141,12 +138,7 @@ class _Job:
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
         source = Source("", "", lambda: self.dataset.read(part))
         return WrittenEpisodes(
-            source,
-            FORMAT_LIMITS["rlds"],
-            on_invalid=self.on_invalid,
-            recompute_discounts=False,
-            step_spec=self.step_spec,
-            may_be_empty=True,
+            source, FORMAT_LIMITS["rlds"], on_invalid=self.on_invalid, step_spec=self.step_spec, may_be_empty=True
         )
 
 

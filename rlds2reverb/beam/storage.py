@@ -74,9 +74,8 @@ def copy_to_disk(location: str) -> Path:
 
 
 def _copy(location: str, path: Path) -> None:
-    with full_disk_as_error(path), path.open("wb") as target:
-        with _open(location) as stream:
-            shutil.copyfileobj(stream, target, _COPY_BYTES)
+    with full_disk_as_error(path), path.open("wb") as target, _open(location) as stream:
+        shutil.copyfileobj(stream, target, _COPY_BYTES)
 
 
 def upload(directory: Path, location: str) -> None:

@@ -11,6 +11,8 @@ from rlds2reverb.errors import SourceError
 
 from .source import Source, keep_images_encoded
 
+_DESCRIPTIONS = ("env_spec", "action_space", "observation_space")
+
 
 def concatenate_sources(sources: Sequence[Source]) -> Source:
     """Returns a source with the episodes of several sources in order, which are numbered consecutively.
@@ -38,9 +40,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         num_rows=_sum([source.num_rows for source in sources]),
         warnings=tuple(dict.fromkeys(warning for source in sources for warning in source.warnings)),
         metadata=_common([source.metadata for source in sources]) or {},
-        env_spec=_common([source.env_spec for source in sources]),
-        action_space=_common([source.action_space for source in sources]),
-        observation_space=_common([source.observation_space for source in sources]),
+        **{name: _common([getattr(source, name) for source in sources]) for name in _DESCRIPTIONS},
         count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
         assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
     )

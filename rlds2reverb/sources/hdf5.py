@@ -103,8 +103,7 @@ def open_member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | Non
     try:
         opened = group[name]
     except (KeyError, OSError) as error:
-        where = describe_member(group, name)
-        raise SourceError(f"{where} cannot be opened; the file is damaged ({error})") from error
+        raise SourceError(f"{describe_member(group, name)} cannot be opened; the file is damaged ({error})") from error
     try:
         getattr(opened, "dtype", None)
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ twice as fast; a background thread works on the tasks, and so does the consumer 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -110,11 +111,8 @@ def _is_plain_gzip(dataset: h5py.Dataset) -> bool:
     chunk_bytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
     axes = zip(dataset.shape[1:], dataset.chunks[1:], strict=True)
     chunks_per_row = math.prod(-(-size // chunk) for size, chunk in axes)
-    return (
-        chunk_bytes >= _MIN_CHUNK_BYTES
-        and chunk_bytes * chunks_per_row <= _MAX_KEPT_BYTES
-        and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype)
-    )
+    has_good_size = chunk_bytes >= _MIN_CHUNK_BYTES and chunk_bytes * chunks_per_row <= _MAX_KEPT_BYTES
+    return has_good_size and bool(dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype))
 
 
 class _GzipReader:
@@ -139,14 +137,12 @@ class _GzipReader:
     def _unpack(self, corner: tuple[int, ...]) -> np.ndarray:
         """Returns the values of a chunk; HDF5 handles anything but gzip of exactly that size, and reports damage."""
         shape = self._chunk_shape
-        try:
+        with contextlib.suppress(OSError, RuntimeError, ValueError, deflate.DeflateError):
             with phil:  # In h5py 3.14, it does not take h5py's lock itself.
                 unfiltered, stored = self._dataset.id.read_direct_chunk(corner)
             if not unfiltered:
                 values = deflate.zlib_decompress(stored, self._dtype.itemsize * math.prod(shape))
                 return np.frombuffer(values, self._dtype).reshape(shape)
-        except (OSError, RuntimeError, ValueError, deflate.DeflateError):
-            pass
         return self._dataset[tuple(slice(begin, begin + size) for begin, size in zip(corner, shape, strict=True))]
 
 

@@ -106,15 +106,13 @@ def from_function(
             raise TypeError(
                 f"{name}: the function must return an iterable of episodes, got a {type(iterable).__name__}"
             )
-        episodes = iter(iterable)
+        episodes: Any = iter(iterable)
         if episodes is last_iterator:
             raise SourceError(
                 f"{name}: the function returned an iterator that was already read; make a new one each time"
             )
         last_iterator = episodes
-        with contextlib.ExitStack() as stack:
-            if hasattr(episodes, "close"):
-                stack.callback(episodes.close)
+        with contextlib.closing(episodes) if hasattr(episodes, "close") else contextlib.nullcontext():
             yield from _read_rows(episodes) if independent_rows else _read_episodes(name, episodes)
 
     return Source(name, "memory", read)
@@ -162,23 +160,15 @@ def _read_rows(logs: Iterable[Any]) -> Iterator[Episode]:
                 raise SourceError(f"{where} has no {d4rl.NEXT_OBSERVATIONS}, which independent_rows=True requires")
             columns["next_observations"] = map_structure(lambda column: column[1:], observations)
         columns["observations"] = map_structure(lambda column: column[:num_rows], observations)  # noqa: B023
-        final_observations = columns.pop("next_observations")
+        columns["final_observations"] = columns.pop("next_observations")
         if len(terminated) == 1:  # A single flag applies to the last row.
             terminated = np.append(np.zeros(num_rows - 1, bool), terminated)
         try:
-            require_match(
-                make_step_spec(final_observations),
-                make_step_spec(observations),
-                holder="observations",
-                advice="convert them to the same dtype and shape",
-                root="next_observations",
-            )
+            got, expected = make_step_spec(columns["final_observations"]), make_step_spec(observations)
+            advice = "convert them to the same dtype and shape"
+            require_match(got, expected, holder="observations", advice=advice, root="next_observations")
             steps, num_steps = join_transitions(
-                **columns,
-                num_transitions=np.ones(num_rows, np.int64),
-                terminated=terminated,
-                final_observations=final_observations,
-                extras=extras,
+                **columns, num_transitions=np.ones(num_rows, np.int64), terminated=terminated, extras=extras
             )
         except (SpecMismatchError, TypeError, ValueError) as error:
             raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
@@ -254,11 +244,9 @@ def _open_episodes(source: Any, *, independent_rows: bool = False) -> Source:
             f"a {type_name} can be read only once, but a dataset is read several times; pass the function that makes "
             "it: load(make_episodes) instead of load(make_episodes())"
         )
-    if isinstance(source, Iterable) and not isinstance(source, type):
-        name = f"a {type_name} of episodes"
-        return from_function(lambda: source, name=name, independent_rows=independent_rows)
-    name = f"episodes of {getattr(source, '__name__', type_name)}"
-    return from_function(source, name=name, independent_rows=independent_rows)
+    is_iterable = isinstance(source, Iterable) and not isinstance(source, type)
+    name = f"a {type_name} of episodes" if is_iterable else f"episodes of {getattr(source, '__name__', type_name)}"
+    return from_function((lambda: source) if is_iterable else source, name=name, independent_rows=independent_rows)
 
 
 EPISODES = Format("episodes in memory", _is_episodes, _open_episodes, ("independent_rows",))

@@ -60,8 +60,7 @@ class LeafMoments:
     def as_dict(self) -> dict[str, Any]:
         """Returns the exact sums as plain values, for JSON."""
         arrays = {"sum": self._sum, "squares": self._squares, "is_usable": self._is_usable}
-        plain = {name: array.tolist() for name, array in arrays.items()}
-        return {"shape": self._shape, "count": self._count, **plain}
+        return {"shape": self._shape, "count": self._count, **{name: array.tolist() for name, array in arrays.items()}}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LeafMoments:

@@ -7,6 +7,7 @@ than memory.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import math
 import zipfile
@@ -61,12 +62,13 @@ def open_npz(path: Path) -> Iterator[dict[str, NpzColumn]]:
         members = archive.infolist()
         names = [member.filename for member in members]
         if len(names) > _MAX_MEMBERS or len(set(names)) < len(names):
-            count = len(names)
-            raise SourceError(f"{path.name} must have at most {_MAX_MEMBERS:,} distinct members, got {count:,}")
-        arrays = [member for member in members if member.filename.endswith(_SUFFIX)]
-        columns = {member.filename[: -len(_SUFFIX)]: _open_member(archive, member, path) for member in arrays}
-        for column in columns.values():
-            stack.callback(column.close)
+            raise SourceError(f"{path.name} must have at most {_MAX_MEMBERS:,} distinct members, got {len(names):,}")
+        columns: dict[str, NpzColumn] = {}
+        for member in members:
+            name, sizes = member.filename.removesuffix(_SUFFIX), (member.compress_size, member.file_size)
+            if member.filename.endswith(_SUFFIX):
+                columns[name] = NpzColumn(functools.partial(archive.open, member), f"{path.name}: '{name}'", *sizes)
+                stack.callback(columns[name].close)
         yield columns
 
 
@@ -77,11 +79,6 @@ def name_damage(path: Path) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         raise SourceError(f"{path.name} is damaged; copy or download it again ({error})") from error
-
-
-def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzColumn:
-    where = f"{path.name}: '{member.filename.removesuffix(_SUFFIX)}'"
-    return NpzColumn(lambda: archive.open(member), where, member.compress_size, member.file_size)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from rlds2reverb.specs import describe, leaves, make_step_spec, path_name
 from .source import Source
 
 _COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
+_LEFT_OUT = ("dropped_last_transition", "unbootstrapped", "discontinuities", "boundary_values")
 _QUANTILES = (0.25, 0.5, 0.75)
 _MAX_TEXT = 60
 
@@ -229,15 +230,11 @@ class SummaryParts:
         returns = [total for _, _, total, _ in ordered if total is not None]
         lengths = [float(length) for _, _, total, length in ordered if total is not None]
         reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
-        left_out = self.left_out
         return Summary(
             name=source.name,
             kind=source.kind,
             **self.counts,
-            dropped_last_transition=left_out.dropped_last_transition,
-            unbootstrapped=left_out.unbootstrapped,
-            discontinuities=left_out.discontinuities,
-            boundary_values=left_out.boundary_values,
+            **{name: getattr(self.left_out, name) for name in _LEFT_OUT},
             returns=Distribution.from_values(returns),
             lengths=Distribution.from_values(lengths),
             score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
@@ -245,7 +242,7 @@ class SummaryParts:
             bytes=self.num_bytes,
             fingerprint=fingerprint.hexdigest(),
             fields=tuple(FieldSummary(name, spec, self.non_finite[name]) for name, spec in self.specs.items()),
-            warnings=(*source.warnings, *left_out.describe_left_out()),
+            warnings=(*source.warnings, *self.left_out.describe_left_out()),
             metadata=dict(source.metadata),
             episode_fields=self.episode_fields,
         )

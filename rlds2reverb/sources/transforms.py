@@ -70,8 +70,7 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
 
 def apply_fitted(source: Source, function: EpisodeFn, fitted: dict[str, Any]) -> Source:
     """Applies what `fit` of a transform returned; returns the new source, with its statistics."""
-    statistics = _combine_statistics(dict(source.statistics), fitted)
-    source = replace(map_episodes(source, function), statistics=statistics)
+    source = replace(map_episodes(source, function), statistics=_combine_statistics(dict(source.statistics), fitted))
     if "observation_mean" in fitted:
         source = replace(source, observation_space=None)  # Its bounds are those of the raw observations.
     if "action_bounds" in fitted:
@@ -151,11 +150,8 @@ class CastFloats:
 
     def fit(self, source: Source) -> tuple[EpisodeFn, dict[str, Any]]:
         """Implements `Transform.fit`."""
-
-        def apply(episode: Episode) -> Episode:
-            return replace(episode, steps=self.cast(episode.steps))
-
-        return apply, {"float_dtype": np.dtype(self.dtype).name}
+        name = np.dtype(self.dtype).name
+        return lambda episode: replace(episode, steps=self.cast(episode.steps)), {"float_dtype": name}
 
     def cast(self, steps: Mapping[str, Nest]) -> dict[str, Nest]:
         """Returns the columns of one or more episodes with their floats cast."""
@@ -539,7 +535,8 @@ class CutAtTerminal:
                 return episode
             steps = tree.map_structure(lambda column: column[: terminal[0] + 1], episode.steps)
             steps = {**steps, fields.IS_LAST: np.arange(terminal[0] + 1) == terminal[0]}
-            marks = dict.fromkeys(("unterminated", "dropped_last_transition", "unknown_final_observation"), False)
+            names = ("unterminated", "dropped_last_transition", "unknown_final_observation")
+            marks: dict[str, Any] = dict.fromkeys(names, False)
             return replace(episode, steps=steps, **marks)
 
         return apply, {"cut_at_terminal": True}
