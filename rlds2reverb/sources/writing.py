@@ -217,8 +217,8 @@ def make_report(
       num_bytes: size on disk.
       warnings: sentences about what the written dataset does not contain.
     """
-    notes: dict[str, Any] = {"warnings": (*source.warnings, *warnings), "statistics": source.statistics}
-    return WriteReport(source.name, str(path), format, **counts, bytes=num_bytes, **notes)
+    values: dict[str, Any] = {**counts, "warnings": (*source.warnings, *warnings), "statistics": source.statistics}
+    return WriteReport(source.name, str(path), format, bytes=num_bytes, **values)
 
 
 def require_destination(path: str | Path, format: str) -> None:

@@ -116,8 +116,8 @@ class StepColumns:
                 values[number] = np.moveaxis(frames, 1, -1) if column.stack else frames[:, 0]
             else:
                 texts = self._take_bytes(number, rows)
-                is_text = column.pixels is None
-                values[number] = np.array(texts, object) if is_text else (decode or decode_images)(texts, column.pixels)
+                pixels = column.pixels
+                values[number] = (decode or decode_images)(texts, pixels) if pixels else np.array(texts, object)
         return self.layout.restore(values)
 
     def read_episodes(
