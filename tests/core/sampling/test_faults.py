@@ -277,4 +277,4 @@ def test_refused_calls_are_repeated_with_pauses(monkeypatch, code):
     reader = streams._Reader(Streams(), 0, "localhost:1")
     threading.Timer(1.2, reader._streams.is_closed.set).start()
     reader.run()
-    assert 1 <= len(calls) <= 4
+    assert 1 <= calls.count("localhost:1") <= 4  # Others come from iterators of earlier tests.
