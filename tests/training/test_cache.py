@@ -126,8 +126,8 @@ def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, 
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
     opened, build = [], store._build
 
-    def build_slowly(source, plan, path):
-        build(source, plan, path, on_progress=lambda *counts: time.sleep(0.2))
+    def build_slowly(source, plan, path, num_workers, on_progress):
+        build(source, plan, path, num_workers, lambda *counts: time.sleep(0.2))
 
     monkeypatch.setattr(store, "_build", build_slowly)
     threads = [threading.Thread(target=lambda: opened.append(open_data(source, config))) for _ in range(2)]
