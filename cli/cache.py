@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from rlds2reverb._system.text import format_bytes, format_columns
-from rlds2reverb.sources.store import StoreInfo, delete_store, list_stores
+from rlds2reverb.sources.store import delete_store, list_stores
 
 from .declarations import EXISTING_DIRECTORY, flag
-from .output import json_option, print_json
+from .output import json_option, print_result
 
 
 @click.command()
@@ -32,23 +31,11 @@ def cache(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
     """
     stores = list_stores(directory, verify=verify)
     deleted = [store for store in stores if prune and store.state != "complete" and delete_store(store.path)]
-    if as_json:
-        print_json({"stores": [_to_json(store, store in deleted) for store in stores]})
-        return
+    states = ["deleted" if store in deleted else store.state for store in stores]
     rows = [
-        (
-            store.path.name,
-            store.dataset,
-            f"{store.episodes:,}",
-            format_bytes(store.bytes),
-            "deleted" if store in deleted else store.state,
-        )
-        for store in stores
+        (store.path.name, store.dataset, f"{store.episodes:,}", format_bytes(store.bytes), state)
+        for store, state in zip(stores, states, strict=True)
     ]
-    print(
-        format_columns(("store", "dataset", "episodes", "size", "state"), rows) if rows else f"no stores in {directory}"
-    )
-
-
-def _to_json(store: StoreInfo, is_deleted: bool) -> dict[str, Any]:
-    return {**vars(store), "path": str(store.path), "deleted": is_deleted}
+    table = format_columns(("store", "dataset", "episodes", "size", "state"), rows)
+    document = [{**vars(store), "path": str(store.path), "deleted": store in deleted} for store in stores]
+    print_result({"stores": document}, table if rows else f"no stores in {directory}", as_json=as_json)

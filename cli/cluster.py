@@ -22,7 +22,7 @@ from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
 from .sweep import format_command, run_dir_option
-from .train import NO_DATA, print_results, read_options
+from .train import NO_DATA, format_results, read_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -137,11 +137,9 @@ def _find_source(document: dict[str, Any]) -> str | None:
 
 
 def _report(config: TrainingConfig, run: Run, status: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        output.print_json({"run_dir": str(run.path), "best_return": run.best_return, **status})
-        return
+    document = {"run_dir": str(run.path), "best_return": run.best_return, **status}
     facts = [("updates", f"{status['step']:,}")]
     if config.online_steps:
         facts.append(("collected steps", f"{status['collected_steps']:,}"))
     stop_reason = None if status["stop_reason"] == "complete" else status["stop_reason"]
-    print_results(config.algo, run, facts, stop_reason, {})
+    output.print_result(document, format_results(config.algo, run, facts, stop_reason, {}), as_json=as_json)

@@ -210,10 +210,8 @@ def _read_features(options: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _print_written(report: WriteReport, printed_warnings: Sequence[str], options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        output.print_json(report.as_dict())
-    else:
-        output.print_facts(f"{report.source} converted", drop_printed(report.facts(), printed_warnings))
+    facts = output.format_named_facts(f"{report.source} converted", drop_printed(report.facts(), printed_warnings))
+    output.print_result(report.as_dict(), facts, as_json=options["as_json"])
 
 
 def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, Any]) -> None:

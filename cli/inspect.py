@@ -185,10 +185,8 @@ def _print_report(report: Report, path: Path, *, as_json: bool) -> None:
 
 def _inspect_directory(directory: str, *, as_json: bool) -> None:
     description = directories.describe(directory, verify=False)
-    if as_json:
-        output.print_json(description)
-    else:
-        output.print_facts(directory, directories.make_facts(description))
+    facts = directories.make_facts(description)
+    output.print_result(description, output.format_named_facts(directory, facts), as_json=as_json)
 
 
 def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:

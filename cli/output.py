@@ -59,13 +59,17 @@ def print_result(document: Any, content: str, *, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        print(escape_controls(content))
+        print(escape_controls(content), flush=True)
 
 
 def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
     """Prints a title and one line per name and value, with control characters escaped."""
-    facts = [(name, name_options(value)) for name, value in facts]
-    print(escape_controls(format_facts(title, facts)), flush=True)
+    print(escape_controls(format_named_facts(title, facts)), flush=True)
+
+
+def format_named_facts(title: str, facts: list[tuple[str, str]]) -> str:
+    """Returns facts one below the other, in which `Message`s name options."""
+    return format_facts(title, [(name, name_options(value)) for name, value in facts])
 
 
 def count(number: int, noun: str) -> str:

@@ -20,6 +20,7 @@ from .number_types import Number, at_least_0, at_least_1, fraction
 from .options import require_unused, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
+from .writing import drop_printed
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.film import Film
@@ -190,13 +191,11 @@ def _record(environment: str, policy: Any, options: dict[str, Any]) -> Source:
 
 
 def _print_film(film: Film, environment: str, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json({"environment": environment, "film": film.as_dict()})
-        return
     returns = ", ".join(f"{value:,.1f}" for value in film.returns)
     secs = film.num_images / film.images_per_sec
     facts = [("film", f"{film.path}, {secs:.1f} s, {film.size[0]} x {film.size[1]} pixels"), ("return", returns)]
-    output.print_facts(f"{environment} filmed", facts)
+    document = {"environment": environment, "film": film.as_dict()}
+    output.print_result(document, output.format_named_facts(f"{environment} filmed", facts), as_json=as_json)
 
 
 def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -211,16 +210,14 @@ def _print(report: WriteReport, source: Source, environment: str, film: Film | N
     episodes = list(source)
     returns = np.array([episode.total_reward for episode in episodes])
     num_terminal = sum(episode.is_terminal for episode in episodes)
-    if as_json:
-        returned = {"mean_return": float(returns.mean()), "std_return": float(returns.std()), "terminal": num_terminal}
-        filmed = {} if film is None else {"film": film.as_dict()}
-        output.print_json({**report.as_dict(), "environment": environment, **returned, **filmed})
-        return
-    facts = [fact for fact in report.facts() if fact[0] != "warning" or fact[1] not in source.warnings]
+    document = {**report.as_dict(), "environment": environment, "mean_return": float(returns.mean())}
+    document |= {"std_return": float(returns.std()), "terminal": num_terminal}
+    facts = drop_printed(report.facts(), source.warnings)
     place = [name for name, _ in facts].index("transitions") + 1
     ends = f"{num_terminal:,} terminal, {len(episodes) - num_terminal:,} truncated"
     facts[place:place] = [("return", f"{returns.mean():,.1f} ± {returns.std():,.1f}"), ("ends", ends)]
     if film is not None:
         facts.append(("film", str(film)))
+        document["film"] = film.as_dict()
     facts.append(("next", f"rlds2reverb train --algo ALGO --data {report.path} --run-dir DIR"))
-    output.print_facts(f"{environment} recorded", facts)
+    output.print_result(document, output.format_named_facts(f"{environment} recorded", facts), as_json=as_json)

@@ -187,21 +187,19 @@ def _split_hyperparameters(pairs: tuple[str, ...]) -> dict[str, str]:
 def _report(training: Training, run: Run, *, as_json: bool) -> None:
     """Prints the results of a run."""
     learner, data, latest = training.learner, training.data, training.learner.latest
-    if as_json:
-        summary = {"run_dir": str(run.path), "iterations": learner.step, "behaviour_return": data.behaviour_return}
-        ended = {"best_return": run.best_return, "stopped_by": learner.stop_reason or None}
-        output.print_json({**summary, **ended, **latest})
-        return
+    document = {"run_dir": str(run.path), "iterations": learner.step, "behaviour_return": data.behaviour_return}
+    document |= {"best_return": run.best_return, "stopped_by": learner.stop_reason or None, **latest}
     facts = [("updates", f"{learner.step:,}")]
     if data.behaviour_return is not None:
         facts.append(("dataset return", f"{data.behaviour_return:,.1f}"))
-    print_results(training.config.algo, run, facts, learner.stop_reason, latest)
+    content = format_results(training.config.algo, run, facts, learner.stop_reason, latest)
+    output.print_result(document, content, as_json=as_json)
 
 
-def print_results(
+def format_results(
     algo: str, run: Run, facts: list[tuple[str, str]], stop_reason: str | None, latest: Mapping[str, float]
-) -> None:
-    """Prints facts about a run, its evaluations with the `latest` metrics, its files, and why it stopped early."""
+) -> str:
+    """Returns facts about a run, its evaluations with the `latest` metrics, its files, and why it stopped early."""
     if run.best_return is not None:
         facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
         if "evaluation/score" in latest:
@@ -212,4 +210,4 @@ def print_results(
     facts.append(("policy", str(run.path / "policy")))
     if stop_reason:
         facts.append(("stopped by", f"{stop_reason}; run the same command to continue"))
-    output.print_facts(f"{algo} trained in {run.path}", facts)
+    return output.format_named_facts(f"{algo} trained in {run.path}", facts)

@@ -91,15 +91,13 @@ def print_report(
     report: IngestReport, destination: Path | str, options: dict[str, Any], printed_warnings: Sequence[str]
 ) -> None:
     """Prints the report of written items, without the warnings that are printed already."""
-    if options["as_json"]:
-        output.print_json(report.as_dict())
-        return
     facts = drop_printed(report.facts(), printed_warnings)
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
     facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
     if isinstance(destination, Path):
         facts.append(("next", f"rlds2reverb serve {destination}"))
-    output.print_facts(f"{report.source} converted", facts)
+    content = output.format_named_facts(f"{report.source} converted", facts)
+    output.print_result(report.as_dict(), content, as_json=options["as_json"])
 
 
 def drop_printed(facts: list[tuple[str, str]], printed_warnings: Sequence[str]) -> list[tuple[str, str]]:
