@@ -7,9 +7,9 @@ import importlib
 import io
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from rlds2reverb._system import logs
 from rlds2reverb._system.signals import exit_on_sigint
@@ -53,22 +53,10 @@ def import_quietly(*names: str) -> None:
 @contextlib.contextmanager
 def hide_other_processes() -> Iterator[None]:
     """Hides what child processes and loggers write to stderr while the body runs, but not the messages of this one."""
-    if logs.library_logs_enabled():
+    with os.fdopen(os.dup(2), "w") as own, logs.hide_native_stderr(), contextlib.redirect_stderr(own):
         yield
-        return
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as hidden, os.fdopen(os.dup(kept), "w") as own:
-        os.dup2(hidden.fileno(), 2)
-        try:
-            with contextlib.redirect_stderr(own):
-                yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
-@contextlib.contextmanager
-def status(activity: str) -> Iterator[None]:
-    """Shows an animated status line on stderr while the body runs, if stderr is a terminal."""
-    with make_console().status(f"{activity} ..."):
-        yield
+def status(activity: str) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which stderr shows an animated status line, if it is a terminal."""
+    return make_console().status(f"{activity} ...")
