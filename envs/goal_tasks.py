@@ -13,7 +13,7 @@ from rlds2reverb.store.goals import GOAL, STATE
 
 from .environment import Environment, Wrapper, require_single
 from .goal_conditioning import DESIRED_GOAL
-from .specs import cast
+from .specs import read_array
 from .time_steps import TimeStep, keep_untransformed
 
 
@@ -83,14 +83,10 @@ class GoalTasks(Wrapper):
         return keep_untransformed(time_step, time_step._replace(observation={STATE: state, GOAL: goal}))
 
     def _read_goal(self, info: Mapping[str, Any]) -> np.ndarray:
-        spec: Any = self._spec[GOAL]
-        goal = cast(info[GOAL], spec.dtype) if GOAL in info else None
-        if goal is None or goal.shape != spec.shape:
-            got = sorted(info) if goal is None else describe(goal)
-            raise SpecMismatchError(
-                f"info['{GOAL}'] of a reset with a task must be {describe(spec)}, got {got}; fix the environment"
-            )
-        return goal
+        spec, expected = self._spec[GOAL], f"info['{GOAL}'] of a reset with a task must be"
+        if GOAL not in info:
+            raise SpecMismatchError(f"{expected} {describe(spec)}, got {sorted(info)}; fix the environment")
+        return read_array(info[GOAL], spec, expected=expected, advice="fix the environment")
 
 
 def match_goals(env: Environment, policy: Any) -> Environment:

@@ -20,13 +20,14 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .environment import Environment, SpecifiedEnvironment, require_render_mode
 from .spaces import make_converter, make_spec
-from .specs import cast, make_zeros, read_reward, sample_action
+from .specs import make_zeros, read_array, read_reward, sample_action
 from .time_steps import FIRST, LAST, MID, TimeStep, make_time_step_spec
 
 _ZERO, _ONE, _NOT_FAILED = np.float32(0), np.float32(1), np.bool_(False)
 _make = functools.partial(tuple.__new__, TimeStep)  # Twice as fast as the constructor.
 _MAX_REWARD = float(np.finfo(np.float32).max)
 _FIX = "fix the environment"
+_FIT_INFO = "pass info_fields as a dict of specs that all values fit"
 #: Minimum number of characters of the strings in `info`.
 _NUM_CHARACTERS = 64
 #: Up to this size, the sum of a list is faster than that of an array.
@@ -238,22 +239,11 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {
-            name: self._read_info(name, info[name], spec) if name in info else make_zeros(spec)
+            name: read_array(info[name], spec, expected=f"info[{name!r}] of {self._name} must be", advice=_FIT_INFO)
+            if name in info
+            else make_zeros(spec)
             for name, spec in self._info_spec.items()
         }
-
-    def _read_info(self, name: str, value: Any, spec: ArraySpec) -> np.ndarray:
-        try:
-            array = cast(value, spec.dtype)
-            if array.shape == spec.shape:
-                return array
-            reason = f"its shape is {list(array.shape)}"
-        except (TypeError, ValueError) as error:
-            reason = str(error)
-        raise SpecMismatchError(
-            f"info[{name!r}] of {self._name} must be {describe(spec)}, got {value!r} ({reason}); pass info_fields as a "
-            "dict of specs that all values fit"
-        )
 
 
 def _make_quick_check(spec: Nest, allow_non_finite: bool) -> Callable[[Any], bool]:

@@ -133,6 +133,27 @@ def cast(value: Any, dtype: np.dtype) -> np.ndarray:
     return result
 
 
+def read_array(value: Any, spec: ArraySpec, *, expected: str, advice: str) -> np.ndarray:
+    """Returns a value as a new array of a spec.
+
+    Args:
+      value: number or array of an environment or of a function.
+      spec: spec of the result; its bounds are not checked.
+      expected: beginning of messages, such as 'choose_goal must return a goal'.
+      advice: end of messages.
+
+    Raises:
+      SpecMismatchError: If the value has a different shape, or cannot be cast; see `cast`.
+    """
+    try:
+        array = cast(value, spec.dtype)
+    except (TypeError, ValueError) as error:
+        raise SpecMismatchError(f"{expected} {describe(spec)}, got {value!r} ({error}); {advice}") from error
+    if array.shape != spec.shape:
+        raise SpecMismatchError(f"{expected} {describe(spec)}, got {describe(array)}; {advice}")
+    return array
+
+
 def read_reward(reward: Any, shape: tuple[int, ...], name: str) -> Any:
     """Returns a copy of a reward, or of a batch of them, in float32 and in a shape that differs only in axes of size 1.
 
