@@ -11,14 +11,14 @@ from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest, leaves, map_structure, path_name
 
 from .env_info import add_info, make_info_spec
-from .environment import Environment, Wrapper, require_single
+from .environment import Environment, RandomWrapper, require_single
 from .specs import BoundedArraySpec, make_zeros
 from .time_steps import TimeStep
 
 EXECUTED_ACTION = "executed_action"
 
 
-class TemporallyCorrelatedNoise(Wrapper):
+class TemporallyCorrelatedNoise(RandomWrapper):
     """Adds noise to actions that is correlated between consecutive steps.
 
         executed_t = clip(a_t + w * u_{t-1} + u_t),   u_t ~ Normal(0, sigma^2)
@@ -43,7 +43,7 @@ class TemporallyCorrelatedNoise(Wrapper):
           ValueError: If a number is out of range, or `env_info` has a field 'executed_action'.
           TypeError: If the environment is batched, or its actions are of a different kind.
         """
-        super().__init__(require_single(env, "TemporallyCorrelatedNoise"))
+        super().__init__(require_single(env, "TemporallyCorrelatedNoise"), seed)
         require_number("sigma", sigma, 0)
         require_number("past_noise_weight", past_noise_weight, 0)
         self._spec = env.action_spec()
@@ -51,18 +51,12 @@ class TemporallyCorrelatedNoise(Wrapper):
             if not isinstance(leaf, BoundedArraySpec) or leaf.dtype.kind != "f":
                 raise TypeError(f"TemporallyCorrelatedNoise requires floats, but {path_name(path, 'action')} is {leaf}")
         self._sigma, self._past_weight = sigma, past_noise_weight
-        self._random = np.random.default_rng(seed)
         self._info_spec = make_info_spec(env, "TemporallyCorrelatedNoise", executed_action=self._spec)
         self._past_noise: Nest = ()
 
     def env_info_spec(self) -> Nest:
         """Returns the specs of `env_info` with the executed action."""
         return self._info_spec
-
-    def seed(self, seed: int) -> None:
-        """Sets the seed of the noise, and that of the wrapped environment."""
-        self._random = np.random.default_rng(seed)
-        super().seed(seed)
 
     def _reset(self) -> TimeStep:
         self._past_noise = self._sample()

@@ -12,7 +12,7 @@ from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .env_info import add_info, make_info_spec
-from .environment import Environment, Wrapper
+from .environment import Environment, RandomWrapper
 from .multitask import ACTION, TASK_ID
 from .time_steps import FIRST, LAST, TimeStep
 
@@ -81,7 +81,7 @@ class TaskProgress:
         return np.divide(self._sums, weights, out=np.zeros_like(self._sums), where=weights > 0)
 
 
-class Curriculum(Wrapper):
+class Curriculum(RandomWrapper):
     """Chooses the tasks of a `Multitask` so that those with faster progress are more frequent; see `TaskProgress`.
 
     The actions of the wrapped environment are `{"task_id": ..., "action": ...}`; those of this wrapper are without the
@@ -118,7 +118,7 @@ class Curriculum(Wrapper):
           ValueError: If a number is out of range, or the names are not one for each task.
           TypeError: If the environment is not of this kind.
         """
-        super().__init__(env)
+        super().__init__(env, seed)
         spec: Any = env.action_spec()
         info_spec = env.env_info_spec()
         if not isinstance(spec, dict) or spec.keys() != {TASK_ID, ACTION} or TASK_ID not in (info_spec or {}):
@@ -144,7 +144,6 @@ class Curriculum(Wrapper):
         )
         size = self.batch_size or 1
         self._returns, self._lengths = np.zeros(size), np.zeros(size, np.int64)
-        self._random = np.random.default_rng(seed)
         self._next_tasks = self._sample(size)
 
     def action_spec(self) -> Nest:
@@ -157,9 +156,8 @@ class Curriculum(Wrapper):
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the tasks, and that of the wrapped environment."""
-        self._random = np.random.default_rng(seed)
-        self._next_tasks = self._sample(len(self._next_tasks))
         super().seed(seed)
+        self._next_tasks = self._sample(len(self._next_tasks))
 
     def _auto_reset(self, action: Nest) -> TimeStep:
         return self._step(action)  # The wrapped environment resets itself, to learn of the task.

@@ -336,3 +336,16 @@ class Wrapper(EnvAttributes, Environment):
     def close(self) -> None:
         """Closes the wrapped environment."""
         self.env.close()
+
+
+class RandomWrapper(Wrapper):
+    """A wrapper with random numbers of its own, which `seed` seeds together with the wrapped environment."""
+
+    def __init__(self, env: Environment, seed: int):
+        super().__init__(env)
+        self._random = np.random.default_rng(seed)
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed of the random numbers, and that of the wrapped environment."""
+        self._random = np.random.default_rng(seed)
+        super().seed(seed)

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import ArraySpec, Nest, describe, map_structure
+from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
-from .environment import Environment, Wrapper, require_single
-from .specs import BoundedArraySpec, cast, make_zeros
+from .environment import Environment, RandomWrapper, require_single
+from .specs import BoundedArraySpec, make_zeros, read_array
 from .time_steps import LAST, TimeStep, keep_untransformed
 
 OBSERVATION, ACHIEVED_GOAL, DESIRED_GOAL = "observation", "achieved_goal", "desired_goal"
@@ -22,7 +21,7 @@ _ZERO = np.float32(0)
 GoalFn = Callable[[np.ndarray, np.ndarray, dict[str, Nest]], Any]
 
 
-class GoalConditioning(Wrapper):
+class GoalConditioning(RandomWrapper):
     """Gives each episode a goal, and rewards the agent for reaching it. After ALF's `GoalReplayEnvWrapper`.
 
     The goal is chosen when an episode starts, for example among goals that earlier episodes reached. Observations have
@@ -65,14 +64,13 @@ class GoalConditioning(Wrapper):
           TypeError: If the environment is batched or has several rewards.
           ValueError: If `get_achieved_goal` is None and observations are not dicts with both goals.
         """
-        super().__init__(require_single(env, "GoalConditioning"))
+        super().__init__(require_single(env, "GoalConditioning"), seed)
         if env.reward_spec().shape:
             raise TypeError(
                 f"GoalConditioning requires scalar rewards, got {env.reward_spec()}; combine them into one first"
             )
         self._choose_goal, self._reward_fn, self._terminal_fn = choose_goal, reward_fn, terminal_fn
         self._get_achieved = get_achieved_goal
-        self._random = np.random.default_rng(seed)
         spec = env.observation_spec()
         if get_achieved_goal is None:
             if not isinstance(spec, dict) or not {ACHIEVED_GOAL, DESIRED_GOAL} <= spec.keys():
@@ -93,11 +91,6 @@ class GoalConditioning(Wrapper):
     def observation_spec(self) -> Nest:
         """Returns the specs of the observation with both goals."""
         return self._observation_spec
-
-    def seed(self, seed: int) -> None:
-        """Sets the seed of the goals, and that of the wrapped environment."""
-        self._random = np.random.default_rng(seed)
-        super().seed(seed)
 
     def _reset(self) -> TimeStep:
         time_step = self.env.reset()
@@ -130,13 +123,7 @@ class GoalConditioning(Wrapper):
         return self._read_goal(self._get_achieved(copy_arrays(observation)), "get_achieved_goal")
 
     def _read_goal(self, goal: Any, name: str) -> np.ndarray:
-        try:
-            array = cast(goal, self._goal_spec.dtype)
-        except (TypeError, ValueError) as error:
-            raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {goal!r}") from error
-        if array.shape != self._goal_spec.shape:
-            raise SpecMismatchError(f"{name} must return a goal {describe(self._goal_spec)}, got {describe(array)}")
-        return array
+        return read_array(goal, self._goal_spec, expected=f"{name} must return a goal", advice="fix the function")
 
     def _set_goal(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation

@@ -12,7 +12,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .environment import Environment, Wrapper, require_single
+from .environment import Environment, RandomWrapper, Wrapper, require_single
 from .specs import BoundedArraySpec, make_zeros
 from .time_steps import LAST, SCALAR_REWARD, TimeStep, keep_untransformed
 
@@ -81,7 +81,7 @@ class NonEpisodicAgent(Wrapper):
         return time_step._replace(discount=discount)
 
 
-class RandomFirstEpisodeLength(Wrapper):
+class RandomFirstEpisodeLength(RandomWrapper):
     """Truncates the first episodes after random numbers of steps, so that the episodes of a batch do not end together.
 
     The truncated step is LAST, and its discount does not change. A termination in that same step stays one.
@@ -100,17 +100,11 @@ class RandomFirstEpisodeLength(Wrapper):
           ValueError: If a number is out of range.
           TypeError: If the environment is batched.
         """
-        super().__init__(require_single(env, "RandomFirstEpisodeLength"))
+        super().__init__(require_single(env, "RandomFirstEpisodeLength"), seed)
         require_count("max_length", max_length)
         require_count("num_episodes", num_episodes)
         self._max_length, self._num_left = max_length, num_episodes
-        self._random = np.random.default_rng(seed)
         self._num_steps = self._length = 0
-
-    def seed(self, seed: int) -> None:
-        """Sets the seed of the lengths, and that of the wrapped environment."""
-        self._random = np.random.default_rng(seed)
-        super().seed(seed)
 
     def _reset(self) -> TimeStep:
         self._num_steps = 0
