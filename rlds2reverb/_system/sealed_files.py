@@ -60,8 +60,13 @@ def _make_seal(body: bytes) -> bytes:
 def replace_text(path: Path, text: str) -> None:
     """Replaces a file's content atomically; it survives a power failure once this returns."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    replace_bytes(path, text.encode(), temporary)
+
+
+def replace_bytes(path: Path, content: bytes, temporary: Path) -> None:
+    """Replaces a file's content as `replace_text` does, by a temporary file in the same directory."""
+    with temporary.open("wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.sealed_files import sync
+from rlds2reverb._system.sealed_files import replace_bytes
 from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
 from rlds2reverb.sources.loading import expand_pattern
 from rlds2reverb.sources.remote import is_remote
@@ -137,17 +138,11 @@ class WorkFolder:
         folder = Path(self.location)
         with full_disk_as_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+            temporary = folder / f".{name}.{secrets.token_hex(8)}"
             try:
-                with open(descriptor, "wb") as stream:
-                    stream.write(content)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-            sync(folder)
+                replace_bytes(folder / name, content, temporary)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def read(self, name: str) -> bytes:
         """Returns the content of a result."""
