@@ -16,7 +16,7 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import SourceError
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import is_server
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 from rlds2reverb.sources.store import cache_store, find_store, open_columns
@@ -169,7 +169,7 @@ def batches(
     options = _Options(
         batch_size, items, seed, epochs, drop_last, rank, world_size, first_step, prefetch, cache_dir, decode, table
     )
-    if _is_server(source):
+    if is_server(source):
         return _open_server(source, options)
     require_defaults(options, ["table"], "for datasets")
     reader = _StoredBatches(_open_steps(source, cache_dir), options)
@@ -275,13 +275,6 @@ def _read_steps(source: Source) -> StepColumns:
             layout.hide_images(batch).require_valid(spec)
             columns.append(batch)
     return columns.finish()
-
-
-def _is_server(source: Any) -> bool:
-    if isinstance(source, (list, tuple)) and source:
-        return all(map(_is_server, source))
-    names = ("address", "servers", "server_address", "localhost_client")
-    return server_address(source) is not None or any(hasattr(source, name) for name in names)
 
 
 def _open_server(servers: Any, options: _Options) -> Batches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 _ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
 
@@ -24,3 +25,11 @@ def is_table_directory(location: str | Path) -> bool:
         return (Path(location).expanduser() / "rlds2reverb.json").is_file()
     except (OSError, ValueError, RuntimeError):  # The text cannot be a path, for example because it is too long.
         return False
+
+
+def is_server(source: Any) -> bool:
+    """Returns whether a source is one or more servers: addresses, `ReplayServer`s, or servers and clients of Reverb."""
+    if isinstance(source, (list, tuple)) and source:
+        return all(map(is_server, source))
+    names = ("address", "servers", "server_address", "localhost_client")
+    return server_address(source) is not None or any(hasattr(source, name) for name in names)

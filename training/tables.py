@@ -22,7 +22,7 @@ from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.locations import is_server, is_table_directory, server_address
 from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.sampling.server_tables import ServerTables
 from rlds2reverb.spaces import make_array_space
@@ -167,22 +167,14 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
 
 def is_table(source: Any) -> bool:
     """Returns whether a source of training data consists of tables: servers, a directory, or (servers, table)."""
-    if isinstance(source, (list, tuple)) and source and all(map(_is_address, source)):
-        return True
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):
         return True
-    if isinstance(source, (str, Path)):
-        return server_address(source) is not None or is_table_directory(source)
-    return any(hasattr(source, name) for name in ("address", "servers", "server_address", "localhost_client"))
-
-
-def _is_address(value: Any) -> bool:
-    return isinstance(value, str) and server_address(value) is not None
+    return is_server(source) or (isinstance(source, (str, Path)) and is_table_directory(source))
 
 
 def split_source(source: Any) -> tuple[Any, str | None]:
     """Returns the servers or the directory of a source of tables, and the name of the table or None."""
-    is_pair = isinstance(source, tuple) and len(source) == 2 and not _is_address(source[1])
+    is_pair = isinstance(source, tuple) and len(source) == 2 and server_address(source[1]) is None
     return source if is_pair else (source, None)
 
 
@@ -351,6 +343,6 @@ def identify_table(source: Any, table: str) -> str:
         manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))
         content = xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
         return content + suffix
-    if isinstance(source, (list, tuple)) and all(map(_is_address, source)):
+    if isinstance(source, (list, tuple)) and all(map(server_address, source)):
         return ",".join(source) + suffix
     return source + suffix if isinstance(source, str) else f"table {table!r}"
