@@ -135,7 +135,7 @@ class Experiment:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the results as JSON values: the content of `summary.json`."""
-        runs = {name: self.outcomes[name].as_dict() for name in self.plan if name in self.outcomes}
+        runs = {name: dict(vars(self.outcomes[name])) for name in self.plan if name in self.outcomes}
         return {
             "run_dir": str(self.path),
             "complete": self.is_complete,
@@ -326,7 +326,7 @@ def run_plan(
             replace_text(root / REPEAT_FILE, repeat + "\n")
 
         def report(name: str, outcome: Outcome) -> None:
-            status[name] = {**outcome.as_dict(), **_describe_length(planned[name].config)}
+            status[name] = {**vars(outcome), **_describe_length(planned[name].config)}
             save_json(root / STATUS_FILE, status)
 
         stop_reason = place(waiting, root, report) if waiting else ""

@@ -19,7 +19,8 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,10 +51,6 @@ class Outcome:
     state: State
     step: int = 0
     reason: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the attributes as JSON values."""
-        return asdict(self)
 
 
 OutcomeCallback = Callable[[str, Outcome], None]
@@ -221,7 +218,7 @@ class _Worker:
         return Outcome("failed", 0, f"the process ended with exit code {code}: {self._last_line}")
 
 
-class _WorkerPool:
+class _WorkerPool(AbstractContextManager["_WorkerPool"]):
     """The running workers, the lines that they print, and the signal that stops them."""
 
     def __init__(self, output: tuple[bool, Callable[[str], str]], *, num_threads: int):
@@ -231,9 +228,6 @@ class _WorkerPool:
         self._selector = selectors.DefaultSelector()
         threads = {"TF_NUM_INTRAOP_THREADS": str(max(1, num_threads))}
         self._environment = {**threads, "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
-
-    def __enter__(self) -> _WorkerPool:
-        return self
 
     def __exit__(self, *raised: Any) -> None:
         for worker in self.workers:

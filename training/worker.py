@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from rlds2reverb._server_process.launcher import end_with_parent
 
 
 def main(parent: int) -> None:
@@ -17,10 +16,7 @@ def main(parent: int) -> None:
     Args:
       parent: id of the process that started this one; this process ends with it, however it ends.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It ended before the call.
-        os._exit(1)
+    end_with_parent(parent)
     result = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # Anything that libraries print is not part of the result.
     import cloudpickle
@@ -39,6 +35,6 @@ def main(parent: int) -> None:
             outcome = Outcome("stopped", 0, "SIGTERM")
         except Exception as error:  # Unpickling imports modules of users.
             outcome = Outcome("failed", 0, f"the run cannot be read in another process ({error}); run one at a time")
-        json.dump(outcome.as_dict(), result)
+        json.dump(vars(outcome), result)
         result.close()
     sys.exit()

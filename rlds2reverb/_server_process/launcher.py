@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import sys
 
 from .quiet import silence_reverb
 
@@ -39,14 +40,15 @@ def run(descriptor: int) -> None:
             if os.fork():
                 os.close(descriptors[0])
                 continue
-            _end_with_parent(launcher)
+            end_with_parent(launcher)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
             server.serve(socket.socket(fileno=descriptors[0]))
 
 
-def _end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # It has ended already.
+def end_with_parent(parent: int) -> None:
+    """Makes the system kill this process when its parent ends, or ends it now if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(0)

@@ -90,7 +90,7 @@ class Journal:
         if self._is_enabled:
             run = {_SERVER: saved.server_state_id, _NUM_REMOVED: dict(saved.num_removed), _EXAMPLE: self._example}
             with self._disable_on_error():
-                save_json(self.path, {**saved.state.as_dict(), **run})
+                save_json(self.path, {**vars(saved.state), **run})
 
     def delete(self) -> None:
         """Deletes the saved state, if there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from rlds2reverb.encoding.encoder import Encoder
@@ -42,13 +42,9 @@ class TransferState:
     items: int
     episodes_too_short: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the state as a plain dict, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TransferState:
-        """Creates a state from a dict with the keys of `as_dict`; other keys are ignored."""
+        """Creates a state from a dict with the names of its attributes as keys; other keys are ignored."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def require_same_data(self, seen: int, fingerprint: Fingerprint) -> None:
