@@ -10,10 +10,12 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlds2reverb._system.closing import Closing
+
 ResultT = TypeVar("ResultT")
 
 
-class DeadlineThread:
+class DeadlineThread(Closing):
     """A thread that makes all calls, so that one that hangs is an error after a timeout. Use it as a context manager.
 
     Several threads may call; their calls are made one after the other. The call after an interrupted one (Ctrl-C) waits
@@ -39,12 +41,6 @@ class DeadlineThread:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> DeadlineThread:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.close()
 
     def call(self, function: Callable[[], ResultT]) -> ResultT:
         """Returns the result of a function, or raises its error.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .specs import require_within
@@ -16,7 +17,7 @@ from .time_steps import LAST, MID, SCALAR_REWARD, TimeStep, make_time_step_spec
 _ACTION_ADVICE = "see action_spec()"
 
 
-class Environment(abc.ABC):
+class Environment(Closing, abc.ABC):
     """An environment that returns `TimeStep`s, for one environment or for a batch of B.
 
     Subclasses implement `_reset`, `_step` and the specs, which describe one environment without the batch axis. The
@@ -143,7 +144,7 @@ class Environment(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be seeded")
 
-    def skip_episodes(self, number: int) -> None:  # noqa: B027
+    def skip_episodes(self, number: int) -> None:
         """Leaves out the seeds of episodes that were started by a lost environment, which this one replaces.
 
         For environments that seed each of their episodes themselves; others need not implement it.
@@ -157,14 +158,8 @@ class Environment(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered")
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Frees the resources of the environment. Idempotent."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _is_last(time_step: TimeStep) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows
+from rlds2reverb._system.closing import Closing
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import split_servers
 from rlds2reverb.learners import RandomShift
@@ -68,7 +69,7 @@ class Batches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingData(ABC):
+class TrainingData(Closing, ABC):
     """The data of a training run. Use it as a context manager, because `open_data` may have to start a server for it.
 
     Each kind of data has its own class, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
@@ -106,13 +107,7 @@ class TrainingData(ABC):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def __enter__(self) -> TrainingData:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.close()
-
-    def close(self) -> None:  # noqa: B027 - most data have nothing to close
+    def close(self) -> None:
         """Stops the server that was started for the data, if there is one. Idempotent."""
 
     @abstractmethod

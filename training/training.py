@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._internals.tensorflow import op_determinism
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
@@ -83,7 +84,7 @@ def train(
         return training.run()
 
 
-class Training:
+class Training(Closing):
     """One training run, and its parts.
 
         with Training("hopper_medium-v2.hdf5", TrainingConfig("iql"), "runs/iql") as training:
@@ -166,9 +167,6 @@ class Training:
                 self.learner.run.writes_events = TENSORBOARD in config.track
                 self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
             self._resources = stack.pop_all()
-
-    def __enter__(self) -> Training:
-        return self
 
     def __exit__(self, *raised: Any) -> None:
         if raised[0] is not None:

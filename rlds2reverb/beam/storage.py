@@ -104,7 +104,7 @@ def lock_destination(location: str) -> Iterator[None]:
         yield
 
 
-class WorkFolder:
+class WorkFolder(contextlib.AbstractContextManager["WorkFolder"]):
     """A folder of small and large results, each of which is either complete or absent.
 
     Any number of processes may write the same result; the last one wins, and all write the same bytes. As a context
@@ -113,9 +113,6 @@ class WorkFolder:
 
     def __init__(self, location: str):
         self.location = location.rstrip("/")
-
-    def __enter__(self) -> WorkFolder:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None or (isinstance(error, DATA_ERRORS) and not isinstance(error, StorageFullError)):

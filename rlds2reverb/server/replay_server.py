@@ -6,7 +6,7 @@ import base64
 import errno
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from .scratch import scratch_folder
 _START_SECS = 60.0
 
 
-class ReplayServer:
+class ReplayServer(AbstractContextManager["ReplayServer"]):
     """A running server. Use it as a context manager, or call `stop`.
 
     Reverb listens on all interfaces without authentication: anyone who reaches the port can read, write and reset the
@@ -216,9 +216,6 @@ class ReplayServer:
     def newest_checkpoint(self) -> Path | None:
         """The newest checkpoint in the checkpoint root; None if there is none, or no checkpoint root."""
         return None if self._root is None else self._root.latest()
-
-    def __enter__(self) -> ReplayServer:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.stop()

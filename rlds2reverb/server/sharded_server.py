@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from .commits import CommitLog, count_shards, shard_path, write_shard
 from .replay_server import ReplayServer
 
 
-class ShardedReplayServer:
+class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
     """Running servers in this process with shards of the same tables. Use it as a context manager, or call `stop`.
 
     `ingest`, `sample_dataset` and `PriorityWriter` accept it in place of a server: each episode is written to one of
@@ -148,9 +148,6 @@ class ShardedReplayServer:
     def has_checkpoints(self) -> bool:
         """Whether the servers have a checkpoint root."""
         return self._commits is not None
-
-    def __enter__(self) -> ShardedReplayServer:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.stop()

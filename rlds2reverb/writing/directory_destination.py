@@ -15,7 +15,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -103,7 +103,7 @@ class HashedFile:
             content = content[self.stream.write(content) :]
 
 
-class DirectoryDestination:
+class DirectoryDestination(AbstractContextManager["DirectoryDestination"]):
     """Writes items to files that a server can start from. Use it as a context manager."""
 
     def __init__(
@@ -136,9 +136,6 @@ class DirectoryDestination:
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="rlds2reverb-write")
         self._queued: deque[futures.Future[None]] = deque()
         self._tables: futures.Future[list[Any]] = futures.Future()
-
-    def __enter__(self) -> DirectoryDestination:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -290,7 +287,7 @@ class DirectoryDestination:
         for file in self._files.values():
             os.fsync(file.stream.fileno())
         files = {name: [file.size, file.digest] for name, file in self._files.items()}
-        save_json(self._journal, {**state.as_dict(), "run": self._description, "files": files})
+        save_json(self._journal, {**vars(state), "run": self._description, "files": files})
         self._part_begin = self._num_bytes
 
     def finish(self, state: TransferState) -> None:
@@ -354,7 +351,7 @@ class DirectoryDestination:
         total = num_items * len(self._configs)
         return {
             "run": self._description,
-            "state": state.as_dict(),
+            "state": vars(state),
             "tables": [config.name for config in self._configs],
             "items": num_items,
             "chunks": num_chunks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from rlds2reverb.client import TableInfo, table_infos
 from rlds2reverb.encoding.item_blocks import ItemBlock
@@ -17,7 +18,7 @@ from .transfer import TransferState
 _SECS_BETWEEN_SAVES = 0.5
 
 
-class ServerDestination:
+class ServerDestination(AbstractContextManager["ServerDestination"]):
     """The tables of a running server. The journal contains only what the server has confirmed."""
 
     def __init__(
@@ -44,9 +45,6 @@ class ServerDestination:
         self._tables, self._first, self._timeout_secs = tables, first, timeout_secs
         self._num_removed: dict[str, int] = {}
         self._last_save = time.monotonic()
-
-    def __enter__(self) -> ServerDestination:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and kind is not ServerRestartedError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import errors, ingest
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.signals import stop_on_signal
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners.run_directory import RunDirectory
@@ -35,7 +36,7 @@ _START_SECS, _STOP_SECS, _EVALUATION_SECS, _POLL_SECS, _LINE_SECS = 180.0, 120.0
 _REPLAY, _STATE = "replay", "coordinator.json"
 
 
-class ClusterTraining:
+class ClusterTraining(Closing):
     """A training run whose parts are processes of a Ray cluster.
 
         with ClusterTraining(source, config, "runs/sac", ClusterConfig(num_collectors=8)) as training:
@@ -96,12 +97,6 @@ class ClusterTraining:
                 stack.callback(ray.shutdown)
             stack.callback(self._kill)
             self._resources = stack.pop_all()
-
-    def __enter__(self) -> ClusterTraining:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends all processes of the run, and the cluster if it was started for the run. Idempotent."""
