@@ -174,9 +174,7 @@ class FittedQ(tf.Module):
     def update(self, batch: PolicyTransitions) -> tf.Tensor:
         """Makes one update of all Q-functions and their targets, and returns the loss."""
         targets = self.targets(batch)
-        with tf.GradientTape() as tape:
-            loss = self.loss(batch, targets)
-        self._optimizer.minimize(loss, tape)
+        loss = self._optimizer.minimize(lambda: self.loss(batch, targets))
         self._target.track(self._network, self._options.target_update_rate)
         return loss
 

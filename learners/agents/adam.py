@@ -1,6 +1,6 @@
 """The Adam optimiser, for a few large variables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -60,10 +60,23 @@ class Adam(tf.Module):
             rate = self._learning_rate * 0.5 * (1.0 + tf.cos(np.float32(np.pi) * done))
         return rate * tf.minimum((step + 1.0) / self._warmup_steps, 1.0) if self._warmup_steps else rate
 
-    def minimize(self, loss: tf.Tensor, tape: tf.GradientTape) -> None:
-        """Makes one update with the gradients of `loss`, which must have been computed under `tape`."""
+    def minimize(self, loss: tf.Tensor | Callable[[], tf.Tensor], tape: tf.GradientTape | None = None) -> tf.Tensor:
+        """Makes one update with the gradients of a loss, and returns the loss.
+
+        Args:
+          loss: tensor that was computed under `tape`, or function that computes it.
+          tape: the tape; None with a function.
+        """
+        if tape is None:
+            with tf.GradientTape() as tape:
+                loss = loss()
+        self.apply(self.gradients(loss, tape))
+        return loss
+
+    def gradients(self, loss: tf.Tensor, tape: tf.GradientTape) -> list[tf.Tensor]:
+        """Returns the gradients of a loss that was computed under `tape`."""
         zero = tf.UnconnectedGradients.ZERO  # A custom network may have unused variables.
-        self.apply(tape.gradient(loss, self.trained_variables, unconnected_gradients=zero))
+        return tape.gradient(loss, self.trained_variables, unconnected_gradients=zero)
 
     def apply(self, gradients: Sequence[tf.Tensor]) -> None:
         """Makes one update with the replicas' mean gradients, given in the order of the variables."""

@@ -95,14 +95,12 @@ class AWACAgent(OfflineAgent):
         )
         mean = network(actor_network, sizes=[*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        self._critic = network(
+        critic = network(
             critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
         )
-        self._target_critic = self._critic.copy()
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._actor_weight_decay = actor_weight_decay
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._lambda, self._normalize_weights, self._max_weight = lambda_, normalize_weights, max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
@@ -117,9 +115,8 @@ class AWACAgent(OfflineAgent):
         with tf.GradientTape() as actor_tape:
             actor_loss = self.actor_loss(batch, advantage)
         self._critic_optimizer.minimize(critic_loss, critic_tape)
-        variables = self._actor_optimizer.trained_variables
-        gradients = actor_tape.gradient(actor_loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        decay = self._actor_weight_decay
+        gradients = self._actor_optimizer.gradients(actor_loss, actor_tape)
+        decay, variables = self._actor_weight_decay, self._actor_optimizer.trained_variables
         self._actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
         self._target_critic.track(self._critic, self._target_update_rate)
         extra = {

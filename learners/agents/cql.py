@@ -136,17 +136,15 @@ class CQLAgent(OfflineAgent):
             make_network, observations=observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0
         )
         gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
-        self._critic = network(
+        critic = network(
             critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
         )
-        self._target_critic = self._critic.copy()
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, actor_learning_rate)
         self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
         self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._penalty_optimizer = Adam([self._log_penalty_weight], critic_learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._min_q_weight, self._lagrange_threshold = min_q_weight, lagrange_threshold
         self._num_samples, self._num_bc_updates = num_samples, num_bc_updates
         self._deterministic_backup, self._max_q_backup = deterministic_backup, max_q_backup

@@ -284,9 +284,7 @@ class DecisionTransformerAgent(OfflineAgent):
         )
 
     def _update(self, batch: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            loss = self.loss(batch, self._make_dropout())
-        self._optimizer.minimize(loss, tape)
+        loss = self._optimizer.minimize(lambda: self.loss(batch, self._make_dropout()))
         return loss, {"actor_loss": loss}
 
     def loss(self, batch: Window, dropout: Dropout = tf.identity) -> tf.Tensor:

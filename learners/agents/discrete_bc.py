@@ -56,9 +56,7 @@ class DiscreteBCAgent(OfflineAgent):
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(batch.weights * self.losses(batch))
-        self._optimizer.minimize(loss, tape)
+        loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))
         return loss, {"actor_loss": loss}
 
     def losses(self, batch: TransitionBatch) -> tf.Tensor:

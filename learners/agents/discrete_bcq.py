@@ -113,9 +113,7 @@ class DiscreteBCQAgent(DQNAgent):
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss, extra = super()._update(batch)
-        with tf.GradientTape() as tape:
-            imitation_loss = self.imitation_loss(batch)
-        self._imitation_optimizer.minimize(imitation_loss, tape)
+        imitation_loss = self._imitation_optimizer.minimize(lambda: self.imitation_loss(batch))
         del extra["penalty"]
         return loss + imitation_loss, {**extra, "imitation_loss": imitation_loss}
 

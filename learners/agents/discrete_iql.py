@@ -86,11 +86,11 @@ class DiscreteIQLAgent(IQLAgent):
             make_network, observations=observations, seed=seed, image_encoder=image_encoder, init="orthogonal"
         )
         actor = CategoricalActor(network(actor_network, sizes=[*hidden_sizes, actions.num_actions], name="actor"))
-        self._critic = network(critic_network, sizes=[*hidden_sizes, actions.num_actions], copies=2, name="critic")
+        critic = network(critic_network, sizes=[*hidden_sizes, actions.num_actions], copies=2, name="critic")
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._actor_optimizer = Adam(actor.network.trained_variables, actor_learning_rate, decay_steps=num_updates)
-        self._create_critic_optimizers(critic_learning_rate, value_learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight
         OfflineAgent.__init__(self, time_step_spec, action_spec, observations, actions, actor, seed=seed)
 

@@ -107,14 +107,12 @@ class FQLAgent(OfflineAgent):
         action = network(actor_network, sizes=[*hidden_sizes, width], action_size=width, name="actor")
         actor = OneStepFlowActor(action, width)
         self._flow = network(flow_network, sizes=[*hidden_sizes, width], action_size=width + 1, name="flow")
-        self._critic = network(
+        critic = network(
             critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, layer_norm=True, name="critic"
         )
-        self._target_critic = self._critic.copy()
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
         self._actor_optimizer = Adam(actor_variables, actor_learning_rate)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._alpha, self._flow_steps, self._normalizes_q_loss = alpha, flow_steps, normalize_q_loss
         self._aggregate = tf.reduce_mean if q_agg == "mean" else tf.reduce_min
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)

@@ -104,11 +104,7 @@ class GoalAgent(OfflineAgent):
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         with tf.GradientTape(persistent=True) as tape:
             losses = self.losses(batch)
-        zero = tf.UnconnectedGradients.ZERO  # A custom network may have unused variables.
-        gradients = {
-            name: tape.gradient(losses[name], optimizer.trained_variables, unconnected_gradients=zero)
-            for name, optimizer in self._optimizers.items()
-        }
+        gradients = {name: optimizer.gradients(losses[name], tape) for name, optimizer in self._optimizers.items()}
         for name, optimizer in self._optimizers.items():
             optimizer.apply(gradients[name])
         for target, online in self._targets:

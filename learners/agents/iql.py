@@ -97,32 +97,22 @@ class IQLAgent(OfflineAgent):
         )
         mean = network(actor_network, sizes=[*hidden_sizes, width], name="actor")
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        self._critic = network(critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, name="critic")
+        critic = network(critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, name="critic")
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._actor_optimizer = Adam(
             [*mean.trained_variables, actor.log_std], actor_learning_rate, decay_steps=num_updates
         )
-        self._create_critic_optimizers(critic_learning_rate, value_learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 
-    def _create_critic_optimizers(self, critic: float, value: float) -> None:
-        """Creates the target critics, and the optimisers of the critics and of V, given their learning rates."""
-        self._target_critic = self._critic.copy()
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic)
-        self._value_optimizer = Adam(self._value.trained_variables, value)
-
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         q = tf.reduce_min(self._action_values(self._target_critic, batch.observation, batch.action), axis=0)
-        with tf.GradientTape() as tape:
-            value_loss = self.value_loss(batch, q)
-        self._value_optimizer.minimize(value_loss, tape)
+        value_loss = self._value_optimizer.minimize(lambda: self.value_loss(batch, q))
         both = critic_values(self._value, tf.concat([batch.observation, batch.next_observation], axis=0))
         value, next_value = tf.split(both, 2)
-        with tf.GradientTape() as tape:
-            actor_loss = self.actor_loss(batch, q - value)
-        self._actor_optimizer.minimize(actor_loss, tape)
+        actor_loss = self._actor_optimizer.minimize(lambda: self.actor_loss(batch, q - value))
         targets = batch.reward + self._discount * batch.discount * next_value
         critic_loss, td_error, _ = self._update_critic(batch, targets)
         self._target_critic.track(self._critic, self._target_update_rate)

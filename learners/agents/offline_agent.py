@@ -67,7 +67,8 @@ class OfflineAgent(tf_agent.TFAgent):
     #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
     _critic: Any = None
     _value: Any = None
-    #: Optimiser of the critics, if there are any.
+    #: Target networks and optimiser of the critics, if there are any; see `_set_critic`.
+    _target_critic: Any
     _critic_optimizer: Adam
     #: Number of steps of the trajectories to train on.
     _num_steps = 2
@@ -139,6 +140,12 @@ class OfflineAgent(tf_agent.TFAgent):
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns each critic's Q(s, a), float32 [copies, B], in the networks' units."""
         return critic_values(critic, observation, action)
+
+    def _set_critic(self, critic: Network, learning_rate: float, discount: float, target_update_rate: float) -> None:
+        """Sets the critics, and creates their target networks and their optimiser."""
+        self._critic, self._target_critic = critic, critic.copy()
+        self._critic_optimizer = Adam(critic.trained_variables, learning_rate)
+        self._discount, self._target_update_rate = discount, target_update_rate
 
     def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""

@@ -131,16 +131,13 @@ class SACAgent(OfflineAgent):
         width = actions.size
         network = partial(make_network, observations=observations, seed=seed, image_encoder=image_encoder)
         gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], name="actor")
-        self._critic = network(
-            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic"
-        )
-        self._target_critic = self._critic.copy()
+        sizes = [*hidden_sizes, 1]
+        critic = network(critic_network, sizes=sizes, action_size=width, copies=num_critics, name="critic")
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, temperature_learning_rate, initial=initial_temperature)
         self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
         self._num_critics, self._diversity_weight = num_critics, diversity_weight
-        self._discount, self._target_update_rate = discount, target_update_rate
         actor = SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=log_std_bounds)
         super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
 

@@ -95,12 +95,10 @@ class TD3BCAgent(OfflineAgent):
             actor_network, sizes=[*hidden_sizes, width], name="actor", **self.actor_network_options
         )
         critic_options = {"action_size": width, "copies": 2, **self.critic_network_options}
-        self._critic = network(critic_network, sizes=[*hidden_sizes, 1], name="critic", **critic_options)
+        critic = network(critic_network, sizes=[*hidden_sizes, 1], name="critic", **critic_options)
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._target_actor = TanhActor(self._actor_network.copy())
-        self._target_critic = self._critic.copy()
         self._actor_optimizer = Adam(self._actor_network.trained_variables, actor_learning_rate)
-        self._critic_optimizer = Adam(self._critic.trained_variables, critic_learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
         self._policy_noise, self._noise_clip = policy_noise, noise_clip
         self._policy_delay, self._alpha = policy_delay, alpha
         self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
@@ -140,8 +138,7 @@ class TD3BCAgent(OfflineAgent):
         def compute_loss_and_gradient() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 loss = self.actor_loss(batch)
-            gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return [loss, *map(tf.convert_to_tensor, gradients)]
+            return [loss, *map(tf.convert_to_tensor, self._actor_optimizer.gradients(loss, tape))]
 
         def update() -> tf.Tensor:
             self._actor_optimizer.apply_mean(gradients)
