@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,19 @@ def find_ray_processes():
     return found
 
 
+#: Commands that `start_training` has started in the current test.
+_started = []
+
+
 @pytest.fixture(autouse=True)
 def no_process_is_left():
     before = len(find_ray_processes())
     yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:  # The test has failed.
+            process.terminate()
+            process.communicate(timeout=120)
     until = time.monotonic() + 30
     while len(find_ray_processes()) > before and time.monotonic() < until:
         time.sleep(0.5)
@@ -55,9 +64,11 @@ def start_training(run_dir, *options, data="none", online_steps=1500, prefix=())
     command = [*prefix, sys.executable, "-m", "rlds2reverb.cli", "cluster", "train", gin]
     command += ["--algo", "sac", "--data", data]
     command += ["--env", "Pendulum-v1", "--run-dir", run_dir, *SMALL, *options]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*map(str, command)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    _started.append(process)
+    return process
 
 
 def finish(process, timeout_secs=300):
@@ -135,15 +146,12 @@ def find_replay_processes(run_dir):
     """Returns the ids of the replay servers of a run by shard, which hold the locks of their checkpoint roots."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if not (path / "cmdline").read_bytes().startswith(b"ray::"):
-                continue
-            names = [os.readlink(descriptor) for descriptor in (path / "fd").iterdir()]
-        except OSError:
-            continue
-        for shard in (0, 1):
-            if str(run_dir / f"replay/shard_{shard}/rlds2reverb.lock") in names:
-                found[shard] = int(path.name)
+        with suppress(OSError):  # The process has ended.
+            if (path / "cmdline").read_bytes().startswith(b"ray::"):
+                names = {os.path.realpath(descriptor) for descriptor in (path / "fd").iterdir()}
+                for shard in (0, 1):
+                    if str(run_dir / f"replay/shard_{shard}/rlds2reverb.lock") in names:
+                        found[shard] = int(path.name)
     return found
 
 
