@@ -110,7 +110,7 @@ def test_invalid_arguments_raise():
         ("CartPole-v1", {"color": 3}, ValueError, r"EnvPool cannot create 'CartPole-v1' with {'color': 3}"),
         ("CartPole-v1", {"gym_wrappers": [TimeLimit]}, ValueError, "gym_wrappers cannot wrap environments of EnvPool"),
         ("CartPole-v1", {"env_id": 1}, ValueError, "env_id must be 0"),
-        ("CartPole-v1", {"discount": 2}, ValueError, r"discount must be in \[0, 1\]"),
+        ("CartPole-v1", {"discount": 2}, ValueError, r"discount must be a number in \[0, 1\]"),
         ("CartPole-v1", {"max_episode_steps": -1}, ValueError, "max_episode_steps must be an integer >= 0"),
         ("CartPole-v1", {"parallel_options": {"num_workers": 1}}, ValueError, "parallel_options cannot be used"),
         ("CartPole-v1", {"suite": make}, ValueError, "backend='envpool' selects a suite and excludes"),
