@@ -25,6 +25,7 @@ from .messages import (
     CheckpointResponse,
     InsertStreamResponse,
     MutatePrioritiesRequest,
+    ResetRequest,
     SampleStreamRequest,
     SampleStreamResponse,
     ServerInfoResponse,
@@ -161,6 +162,14 @@ class Connection(Closing):
                 raise ServerUnavailableError(
                     f"{self.address} did not {action} ({code.name}: {error.details()}); start the server again"
                 ) from None
+
+    def reset(self, table: str, *, timeout_secs: float) -> None:
+        """Removes all items of a table, and resets its rate limiter.
+
+        Raises:
+          ServerUnavailableError: If there is no answer in time.
+        """
+        self._call("Reset", ResetRequest(table=table).SerializeToString(), timeout_secs, f"reset table {table!r}")
 
     def sample(self, table: str, *, num_samples: int = 1, timeout_secs: float) -> Generator[Any, None, None]:
         """Takes samples and yields their parts; the first of each contains the `info`, and each some chunks (`data`).

@@ -52,6 +52,7 @@ RateLimiterCheckpoint: 2 samples_per_insert double, 3 min_diff double, 4 max_dif
 InsertStreamRequest: 1 chunks *ChunkData, 2 items *PrioritizedItem, 3 keep_chunk_keys *uint64
 InsertStreamResponse: 1 keys *uint64
 MutatePrioritiesRequest: 1 table string, 2 updates *KeyWithPriority, 3 delete_keys *uint64
+ResetRequest: 1 table string
 SampleStreamRequest: 1 table string, 2 num_samples int64, 3 rate_limiter_timeout Timeout
 SampleEntry: 1 info SampleInfo, 2 data *ChunkData, 3 end_of_sequence bool
 SampleStreamResponse: 1 entries *SampleEntry
@@ -68,6 +69,7 @@ TensorShapeProto = _CLASSES["TensorShapeProto"]
 InsertStreamRequest = _CLASSES["InsertStreamRequest"]
 InsertStreamResponse = _CLASSES["InsertStreamResponse"]
 MutatePrioritiesRequest = _CLASSES["MutatePrioritiesRequest"]
+ResetRequest = _CLASSES["ResetRequest"]
 SampleStreamRequest = _CLASSES["SampleStreamRequest"]
 SampleStreamResponse = _CLASSES["SampleStreamResponse"]
 CheckpointResponse = _CLASSES["CheckpointResponse"]

@@ -28,6 +28,8 @@ class TableInfo:
       rate_limiter_info: `RateLimiterInfo` message.
       current_size: number of items.
       num_episodes: number of episodes that the items belong to.
+      num_deleted_episodes: number of episodes of which all items have been removed.
+      num_unique_samples: number of items that have been sampled at least once.
       encoded_signature: the signature as a serialised `StructuredValue`, or None if the table has none.
     """
 
@@ -39,6 +41,8 @@ class TableInfo:
     rate_limiter_info: Any
     current_size: int
     num_episodes: int
+    num_deleted_episodes: int
+    num_unique_samples: int
     encoded_signature: bytes | None
 
     @classmethod

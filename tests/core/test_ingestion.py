@@ -294,6 +294,7 @@ def test_invalid_priorities_raise_before_they_are_sent(priority):
         ({"layout": "rows"}, "layout must be one of 'columns', 'packed', got 'rows'"),
         ({"options": {"writer": "own"}}, "writer must be one of 'bulk', 'reverb', got 'own'"),
         ({"options": {"chunk_length": 0}}, "chunk_length must be an integer from 1 to 1,000,000, got 0"),
+        ({"options": {"chunk_length": -1}}, "chunk_length must be an integer from 1 to 1,000,000, got -1"),
         ({"options": {"chunk_length": 1_000_001}}, "chunk_length must be an integer from 1 to 1,000,000, got 1000001"),
         (
             {"options": {"writer": "reverb"}, "layout": "packed"},

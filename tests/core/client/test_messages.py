@@ -19,6 +19,7 @@ UNDESCRIBED = {
     "InsertStreamRequest",
     "InsertStreamResponse",
     "MutatePrioritiesRequest",
+    "ResetRequest",
     "SampleEntry",
     "SampleStreamRequest",
     "SampleStreamResponse",

@@ -11,7 +11,7 @@ from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
 from rlds2reverb import PriorityWriter, ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset
-from rlds2reverb.client import find_address, find_addresses, table_infos
+from rlds2reverb.client import Connection, find_address, find_addresses, table_infos
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.tables import item_signature
 from rlds2reverb.trajectories import trajectory_spec
@@ -63,6 +63,13 @@ def test_priority_writer_accepts_replay_servers():
             if number in batch.info.server.numpy():
                 sample = next(iter(servers[number].client.sample("items", emit_timesteps=False)))
                 assert sample.info.priority == 5.0
+
+
+def test_reset_removes_all_items_of_one_table():
+    with serve_numbers({1: 1.0}) as (server,):
+        with Connection(server) as connection:
+            connection.reset("items", timeout_secs=10)
+        assert table_infos(server)["items"].current_size == 0
 
 
 @pytest.mark.parametrize("fast", [False, True])
