@@ -11,7 +11,7 @@ import tree
 
 from rlds2reverb.episodes import Episode, SplitEpisodes, find_problems, has_problems
 from rlds2reverb.errors import InvalidEpisodeError
-from rlds2reverb.specs import Nest, concatenate
+from rlds2reverb.specs import Nest, concatenate, map_structure
 
 #: Size limit of a batch of several episodes: large enough to keep calls few, small enough to stay in the CPU caches.
 _MAX_BATCH_BYTES = 1 << 20
@@ -45,6 +45,16 @@ class EpisodeBatch:
         batch = EpisodeBatch([replace(one, steps=part.steps) for one, part in zip(self.episodes, parts, strict=True)])
         vars(batch).update(steps=steps, num_steps=self.num_steps)
         return batch
+
+    def select(self, is_kept: np.ndarray) -> EpisodeBatch | None:
+        """Returns the concatenated steps of the episodes that are kept, bool `[E]`; None if there are none."""
+        if is_kept.all():
+            return self
+        if not is_kept.any():
+            return None
+        rows = np.repeat(is_kept, self.num_steps)
+        columns = map_structure(lambda column: column[rows], self.steps)
+        return EpisodeBatch.from_columns(columns, self.num_steps[is_kept])
 
     @cached_property
     def steps(self) -> dict[str, Nest]:

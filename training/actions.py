@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,81 +9,17 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import Message, SpecMismatchError
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
+from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.spaces import action_bounds, describes, make_array_space
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves
+from rlds2reverb.specs import ArraySpec, Nest, describe
 
 if TYPE_CHECKING:
     from .config import TrainingConfig
 
-#: Maximum number of distinct discrete actions to distinguish, which is also the limit of the agents.
-_MAX_VALUES = 1 << 20
 _MAX_LISTED = 8
 _ADVICE = Message("pass the environment that the dataset was recorded in", env=...)
 #: End of a sentence about bounds that may be wrong.
 _BOUNDS_ADVICE = Message("; choose the environment or set the bounds", env=..., action_bounds=...)
-
-
-class ActionStatistics:
-    """The minimum and maximum of the actions of a dataset, and the distinct values of discrete ones."""
-
-    def __init__(self, spec: ArraySpec):
-        """Starts without actions.
-
-        Args:
-          spec: spec of one action.
-        """
-        self.spec = spec
-        self.low: Any = None
-        self.high: Any = None
-        self.values = np.zeros(0, spec.dtype)
-
-    @property
-    def is_discrete(self) -> bool:
-        """Whether the actions are integers."""
-        return np.issubdtype(self.spec.dtype, np.integer)
-
-    def add(self, actions: np.ndarray) -> None:
-        """Adds actions `[T, ...]`; there may be none."""
-        if not len(actions):
-            return
-        low, high = actions.min(0), actions.max(0)
-        self.low = low if self.low is None else np.minimum(self.low, low)
-        self.high = high if self.high is None else np.maximum(self.high, high)
-        if self.is_discrete and len(self.values) < _MAX_VALUES:
-            self.values = np.union1d(self.values, actions)
-
-
-def join_actions(actions: Nest) -> Nest:
-    """Returns nested actions as one float32 vector, by the order of their names; flags become 0 and 1.
-
-    Single floats become vectors of one float, and vectors of one integer become single integers. Other actions that
-    are one array, or a nest without floats or with strings, are returned unchanged.
-
-    Args:
-      actions: nest of arrays `[T, ...]`.
-    """
-    if isinstance(actions, np.ndarray) and actions.dtype.kind in "fiu" and math.prod(actions.shape[1:]) == 1:
-        return actions.reshape(len(actions), 1) if actions.dtype.kind == "f" else actions.reshape(len(actions))
-    parts = [column for _, column in _list_parts(actions)]
-    columns = [column.reshape(len(column), math.prod(column.shape[1:])).astype(np.float32) for column in parts]
-    return np.concatenate(columns, axis=1) if columns else actions
-
-
-def describe_joined_actions(spec: Nest) -> list[str]:
-    """Returns a sentence that says where `join_actions` puts the parts of actions of a spec; none if it does not."""
-    ranges, start = [], 0
-    for path, part in _list_parts(spec):
-        end = start + math.prod(part.shape)
-        ranges.append(f"{'/'.join(map(str, path))} [{start}:{end}]")
-        start = end
-    return [f"the parts of the actions are joined to one vector: {', '.join(ranges)}"] if ranges else []
-
-
-def _list_parts(actions: Nest) -> list[tuple[tuple[Any, ...], Any]]:
-    """Returns the parts of nested actions, or of their specs, that can be joined, with their paths."""
-    parts = [] if hasattr(actions, "dtype") else leaves(actions)
-    kinds = {part.dtype.kind for _, part in parts}
-    return parts if "f" in kinds and kinds <= set("fiub") else []
 
 
 def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> None:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows
+from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows, fields
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import split_servers
+from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import get_algorithm
@@ -22,10 +23,10 @@ from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.transforms import ScaleRewards
-from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.goals import GoalSampling
 
-from .actions import describe_bounds
+from .actions import describe_bounds, require_trainable_actions
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 
@@ -223,6 +224,29 @@ def find_goal_sampling(config: TrainingConfig, time_step_spec: Any, action_spec:
     sampling = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters).goal_sampling
     assert isinstance(sampling, GoalSampling)
     return sampling
+
+
+def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any) -> None:
+    """Checks the fields of a dataset before it is read.
+
+    Raises:
+      SpecMismatchError: If an observation holds strings, a reward is not a single number, or the algorithm cannot learn
+        from the actions.
+      SourceError: If there are no rewards.
+    """
+    if fields.REWARD not in step_spec:
+        raise SourceError("the dataset has no rewards, but training requires them")
+    reward = step_spec[fields.REWARD]
+    if not isinstance(reward, ArraySpec) or reward.shape != () or reward.dtype.kind not in "fiub":
+        got = describe(reward) if isinstance(reward, ArraySpec) else "a nest"
+        raise SpecMismatchError(f"the rewards must be single numbers, got {got}; combine them into one")
+    for path, leaf in leaves({fields.OBSERVATION: step_spec[fields.OBSERVATION]}):
+        if leaf.dtype.kind not in "fiub":
+            raise SpecMismatchError(
+                f"{path_name(path)} must be numbers, got {describe(leaf)}; encode it, or drop it",
+                drop_fields=["/".join(map(str, path))],
+            )
+    require_trainable_actions(step_spec[fields.ACTION], get_algorithm(config.algo), action_space)
 
 
 def make_adder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,23 @@ from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, ProgressCallback
-from rlds2reverb.errors import Message
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut
+from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut, decode_images
 from rlds2reverb.sources import Source
+from rlds2reverb.sources.action_statistics import describe_joined_actions
+from rlds2reverb.sources.loaded_steps import (
+    LoadedSteps,
+    Preparation,
+    TooLargeError,
+    cast_spec,
+    convert_columns,
+    default_cache_dir,
+    read_steps,
+)
 from rlds2reverb.sources.moments import mark_transitions
 from rlds2reverb.sources.transforms import Clipping, ScaleRewards, clip_actions, parse_reward
-from rlds2reverb.specs import Nest, map_structure, to_tensor_spec
+from rlds2reverb.specs import ArraySpec, Nest, describe, map_structure, to_tensor_spec
 from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.step_columns import StepColumns
@@ -34,15 +44,15 @@ from rlds2reverb.writing.report import IngestWarning
 from .actions import describe_bounds, make_action_spec
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
-from .data import Batches, Moments, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
-from .loaded_dataset import (
-    LoadedDataset,
-    TooLargeError,
-    cast_spec,
-    convert_columns,
-    default_cache_dir,
-    read_dataset,
-    select_episodes,
+from .data import (
+    Batches,
+    Moments,
+    TrainingData,
+    find_goal_sampling,
+    make_adder,
+    require_trainable,
+    sample_table,
+    start_isolated,
 )
 from .step_info import SOURCE_FIELDS, make_step_info
 from .validation import find_held_out
@@ -119,9 +129,9 @@ def open_dataset(
     """
     notes: list[str] = []
     warnings = list(source.warnings)
-    reading: Any = {"action_space": action_space, "other_fields": other_fields, "progress": progress}
-    dataset = _read_or_store(source, config, notes, reading)
-    notes += dataset.notes
+    _require_known(source.assumed_fields, config)
+    dataset = _read_or_store(source, config, action_space, other_fields, progress, notes)
+    notes += _describe_left_out(dataset, other_fields)
     action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
     notes += [] if about_bounds is None else [about_bounds]
     _report_clipping(dataset, action_spec, config, notes, warnings)
@@ -132,9 +142,9 @@ def open_dataset(
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
-    transform = fit_reward(config, dataset.returns, dataset.name)
+    transform = fit_reward(config, dataset.returns, source.name)
     common: dict[str, Any] = {
-        "name": dataset.name,
+        "name": source.name,
         "time_step_spec": time_step_spec,
         "action_spec": action_spec,
         "fingerprint": dataset.fingerprint,
@@ -163,24 +173,78 @@ def open_dataset(
     if config.validation:
         common["validation"] = items(is_used=is_validated).resize(config.batch_size or 1)
     if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(dataset, is_used, convert, config))
+        return EpisodeData(**common, episodes=_make_source(source.name, dataset.steps, is_used, convert, config))
     return ItemData(**common, items=items(is_used=is_used))
 
 
+def make_preparation(config: TrainingConfig) -> Preparation:
+    """Returns how a run changes a dataset before it is read, and where its steps are stored."""
+    return Preparation(config.drop_fields, config.cut_at_terminal, config.cache_dir)
+
+
 def _read_or_store(
-    source: Source, config: TrainingConfig, notes: list[str], reading: Mapping[str, Any]
-) -> LoadedDataset:
-    """Returns what `read_dataset` reads; data that do not fit in memory are stored first, which is noted."""
+    source: Source,
+    config: TrainingConfig,
+    action_space: Any,
+    other_fields: Sequence[str],
+    progress: ProgressCallback,
+    notes: list[str],
+) -> LoadedSteps:
+    """Returns what `read_steps` reads; data that do not fit in memory are stored first, which is noted."""
+
+    def require(step_spec: dict[str, Nest]) -> None:
+        require_trainable(step_spec, config, action_space)
+        _require_numbers(step_spec, other_fields)
+
+    names = (*fields.STEP_FIELDS, *other_fields)
+    read = partial(read_steps, source, names=names, require=require, decode_images=decode_images, progress=progress)
+    preparation = make_preparation(config)
     try:
-        return read_dataset(source, config, **reading)
+        return read(preparation)
     except TooLargeError as error:
-        config = config.replace(cache_dir=str(default_cache_dir()))
-        notes.append(Message(f"{error}; they are stored in {config.cache_dir}", cache_dir=...))
-        return read_dataset(source, config, **reading)
+        preparation = replace(preparation, cache_dir=str(default_cache_dir()))
+        notes.append(Message(f"{error}; they are stored in {preparation.cache_dir}", cache_dir=...))
+        return read(preparation)
+
+
+def _require_known(assumed_fields: Sequence[str], config: TrainingConfig) -> None:
+    """Raises `SourceError` if a run learns from fields that the dataset does not contain."""
+    has_use = get_algorithm(config.algo).learns_from_rewards or config.top_percent is not None or config.reward
+    if assumed_fields and has_use:
+        names = " and ".join(map(repr, assumed_fields))
+        raise SourceError(
+            f"the dataset has no {names}, from which {config.algo} or an option of the run learns; clone with 'bc' or "
+            "'discrete_bc', or load RLDS with values for them",
+            missing=...,
+        )
+
+
+def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
+    """Raises `SourceError` unless there are step fields with these names, each of which is a single number."""
+    for name in names:
+        spec = step_spec.get(name)
+        if not isinstance(spec, ArraySpec) or spec.shape != () or spec.dtype.kind not in "fiu":
+            got = "no such field" if spec is None else describe(spec) if isinstance(spec, ArraySpec) else "a nest"
+            have = ", ".join(map(repr, sorted(step_spec)))
+            raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
+
+
+def _describe_left_out(dataset: LoadedSteps, other_fields: Sequence[str]) -> list[str]:
+    """Returns sentences about data that are not learned from, or in a different form."""
+    unused = [repr(name) for name in sorted(dataset.step_spec) if name not in (*fields.STEP_FIELDS, *other_fields)]
+    notes = [*dataset.left_out.describe_left_out(), *describe_joined_actions(dataset.step_spec[fields.ACTION])]
+    if unused:
+        are_left_out = f"step field {unused[0]} is" if len(unused) == 1 else f"step fields {', '.join(unused)} are"
+        notes.append(f"the {are_left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only")
+    if dataset.texts:
+        notes.append(f"{', '.join(dataset.texts)}: text is left out, because agents cannot learn from it")
+    if dataset.num_empty:
+        notes.append(f"{dataset.num_empty} episodes without steps are left out")
+    return notes
 
 
 def _report_clipping(
-    dataset: LoadedDataset, action_spec: Any, config: TrainingConfig, notes: list[str], warnings: list[str]
+    dataset: LoadedSteps, action_spec: Any, config: TrainingConfig, notes: list[str], warnings: list[str]
 ) -> None:
     clipping = Clipping(action_spec)
     for steps, num_steps in dataset.steps.read_batches([fields.ACTION]):
@@ -214,7 +278,7 @@ def _select_episodes(returns: np.ndarray, config: TrainingConfig, notes: list[st
     return is_kept, is_held_out
 
 
-def _describe_observations(dataset: LoadedDataset, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:
+def _describe_observations(dataset: LoadedSteps, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:
     """Returns the spec of the time steps that the agent sees, and the moments of its observations."""
     observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
     moments = Moments(*dataset.moments.agent_statistics())
@@ -264,23 +328,24 @@ def _prepare(
     return steps
 
 
-def _make_source(dataset: LoadedDataset, is_used: np.ndarray, convert: _Convert, config: TrainingConfig) -> Source:
+def _make_source(
+    name: str, steps: StepColumns, is_used: np.ndarray, convert: _Convert, config: TrainingConfig
+) -> Source:
     """Returns the episodes to train on."""
     names = get_algorithm(config.algo).step_info
 
     def read() -> Iterator[Episode]:
         first = 0
-        for steps, num_steps in dataset.steps.read_batches(fields.STEP_FIELDS):
+        for columns, num_steps in steps.read_batches(fields.STEP_FIELDS):
             used = is_used[first : first + len(num_steps)]
             first += len(num_steps)
-            steps = convert(steps)
+            columns = convert(columns)
             if names:
-                steps[fields.POLICY_INFO] = make_step_info(steps, num_steps, names, gamma=config.gamma)
-            kept = select_episodes(EpisodeBatch.from_columns(steps, num_steps), used)
+                columns[fields.POLICY_INFO] = make_step_info(columns, num_steps, names, gamma=config.gamma)
+            kept = EpisodeBatch.from_columns(columns, num_steps).select(used)
             yield from () if kept is None else kept.episodes
 
-    num_rows = int(dataset.steps.num_steps[is_used].sum())
-    return Source(dataset.name, "memory", read, int(is_used.sum()), num_rows)
+    return Source(name, "memory", read, int(is_used.sum()), int(steps.num_steps[is_used].sum()))
 
 
 def fit_reward(config: TrainingConfig, returns: np.ndarray, name: str) -> ScaleRewards | None:

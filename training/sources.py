@@ -19,15 +19,15 @@ from rlds2reverb.errors import Message, SourceError, SpecMismatchError, get_mess
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.server.replay_server import read_tables
 from rlds2reverb.sources import load
+from rlds2reverb.sources.loaded_steps import cast_spec, compute_fingerprint
 from rlds2reverb.sources.source import keep_images_encoded
 from rlds2reverb.spaces import action_bounds
 from rlds2reverb.specs import ArraySpec, map_structure, to_tensor_spec
 
 from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
-from .data import TrainingData, make_adder
-from .dataset import fit_reward, open_dataset
+from .data import TrainingData, make_adder, require_trainable
+from .dataset import fit_reward, make_preparation, open_dataset
 from .environment import EvaluationEnvironment, find_environment, make_evaluator
-from .loaded_dataset import cast_spec, compute_fingerprint, require_trainable
 from .progress import Progress
 from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
 
@@ -65,7 +65,7 @@ def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
     if source is None:
         return _NO_DATA
     if not is_table(source):
-        return compute_fingerprint(open_source(source), config)
+        return compute_fingerprint(open_source(source), make_preparation(config))
     location, table = split_source(source)
     if not isinstance(location, (str, Path)) or not is_table_directory(location):
         return None

@@ -25,15 +25,16 @@ from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.locations import is_server, is_table_directory, server_address
 from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.sampling.server_tables import ServerTables
+from rlds2reverb.sources.action_statistics import ActionStatistics
+from rlds2reverb.sources.loaded_steps import convert_columns
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 from rlds2reverb.store.goals import add_goal
 
-from .actions import ActionStatistics, make_action_spec, require_trainable_actions
+from .actions import make_action_spec, require_trainable_actions
 from .config import TrainingConfig, declared_options
 from .data import PREFETCH, Batches, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
 from .dataset import make_cut
-from .loaded_dataset import convert_columns
 from .sampled_episodes import SampledEpisodes
 
 #: Number of items that are sampled from a table to check them before training.

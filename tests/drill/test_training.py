@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 #: A function that is called in each phase of a training command, by its module and name.
 PHASES = {
     "start": ("rlds2reverb.training.environment", "resolve_environment"),
-    "reading": ("rlds2reverb.training.loaded_dataset", "read_dataset"),
+    "reading": ("rlds2reverb.sources.loaded_steps", "read_steps"),
     "tracing": ("rlds2reverb.learners.train_loop:TrainLoop", "prepare"),
     "update": ("rlds2reverb.learners.train_loop:TrainLoop", "__call__"),
     "evaluation": ("rlds2reverb.envs.evaluation:Evaluator", "evaluate"),

@@ -10,9 +10,8 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import InvalidEpisodeError, load, train
 from rlds2reverb.cli import run
-from rlds2reverb.sources import store
+from rlds2reverb.sources import loaded_steps, store
 from rlds2reverb.sources.transforms import CastFloats, apply_transforms
-from rlds2reverb.training import loaded_dataset
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import find_fingerprint, open_data
 
@@ -112,7 +111,7 @@ def test_invalid_episode_with_encoded_images_is_named(data):
 
 def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(loaded_dataset, "free_memory_bytes", lambda: 900_000)
+    monkeypatch.setattr(loaded_steps, "free_memory_bytes", lambda: 900_000)
     got = open_data(str(data / "d4rl/hopper_medium-v2.hdf5"), TrainingConfig("iql"))
     folder = tmp_path / "rlds2reverb"
     assert got.notes[0] == (
