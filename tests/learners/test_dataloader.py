@@ -72,7 +72,10 @@ def test_neither_close_nor_the_end_of_the_program_waits_for_a_call_that_does_not
     permits.put([1])
     with setup_dataloader(lambda count: permits.get(), 1, num_workers=1) as loader:
         assert next(loader) == [1] and all(thread.daemon for thread in threads())
+        waiting = threads()
     permits.put(None)
+    for thread in waiting:  # Other tests require that there are no threads.
+        thread.join(10)
 
 
 def test_threads_of_a_dropped_loader_end():
