@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -159,19 +160,19 @@ def test_number_of_open_iterators_is_limited():
 
 
 def test_unfinished_iterator_is_closed_with_the_dataset():
-    closed = []
+    closed = threading.Event()
 
     def make_episodes():
         try:
             yield from EPISODES
         finally:
-            closed.append(True)
+            closed.set()
 
     dataset = read_columns(make_episodes)
     closed.clear()  # The first episode was read for the spec.
     next(iter(dataset))
     del dataset
-    assert closed
+    assert closed.wait(30)  # Another thread deletes the iterator.
 
 
 def test_error_of_the_source_is_raised_for_the_indices_it_affects():
