@@ -158,7 +158,7 @@ def compute_fingerprint(source: Source, preparation: Preparation) -> str:
     """Returns the fingerprint that `read_steps` finds; raises as `Source`."""
     if preparation.cache_dir is not None or find_store(source) is not None:
         no_checks: Any = {"require": lambda spec: None, "progress": lambda stage, episode: None}
-        return read_steps(source, preparation, (), decode_images=decode_images, **no_checks).fingerprint
+        return read_steps(source, preparation, fields.STEP_FIELDS, decode_images=decode_images, **no_checks).fingerprint
     fingerprint, is_raw = Fingerprint(), None
     for batch in batch_episodes(_drop_texts(preparation.transform(source), [])):
         if batch.num_steps.any():
