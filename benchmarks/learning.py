@@ -61,6 +61,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "awac": {"algo": "awac"},
     "sac_n": {"algo": "sac_n"},
     "edac": {"algo": "edac"},
+    "xql": {"algo": "xql"},
+    # Published are two layers of 750, and 100,000 updates before those of the policy.
+    "spot": {
+        "algo": "spot",
+        "hyperparameters": {"num_density_updates": 20_000, "density_hidden_sizes": [[256, 256]]},
+    },
     # Published networks have four layers of 512.
     "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [[256, 256]]}},
 }
@@ -86,7 +92,10 @@ def plan(
     runs: list[PlannedRun] = []
     for dataset in datasets:
         recipe = None if dataset in CONSTANT_RETURN else "iql_locomotion"
-        chosen = {name: {**VARIANTS[name], **({"reward": recipe} if "iql" in name else {})} for name in variants}
+        chosen = {
+            name: {**VARIANTS[name], **({"reward": recipe} if name.startswith(("iql", "xql")) else {})}
+            for name in variants
+        }
         for variant in chosen.values():
             variant["hyperparameters"] = {**variant.get("hyperparameters", {}), **sizes}
         if dataset in REBRAC_PRESETS and "rebrac" in chosen:

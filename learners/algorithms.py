@@ -272,6 +272,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
         Algorithm(
+            "spot",
+            "spot:SPOTAgent",
+            "supported policy optimization",
+            "Wu et al. 2022, arXiv:2202.06239",
+            data="mixed quality, with a weight for each task",
+            normalizes_observations=True,  # The authors' code, main.py.
+        ),
+        Algorithm(
             "td3",
             "td3_bc:TD3BCAgent",
             "twin delayed DDPG",
@@ -286,6 +294,13 @@ ALGORITHMS: dict[str, Algorithm] = {
             "Fujimoto & Gu 2021, arXiv:2106.06860",
             data="narrow, of good quality; fast",
             normalizes_observations=True,  # Section 5 of the paper.
+        ),
+        Algorithm(
+            "xql",
+            "xql:XQLAgent",
+            "extreme Q-learning",
+            "Garg, Hejna, Geist & Ermon 2023, arXiv:2301.02328",
+            data="mixed quality, sparse rewards, as iql",
         ),
     )
 }

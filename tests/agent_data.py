@@ -112,6 +112,8 @@ def make_windows(size, length, seed=0):
 
 def small_networks(name):
     """Returns hyperparameters of small networks of an algorithm, and those that have no default."""
+    if name == "spot":
+        return {"hidden_sizes": (4,), "density_hidden_sizes": (4,), "num_density_updates": 1}
     if name != "decision_transformer":
         return {"hidden_sizes": (4,)}
     sizes = {"width": 4, "num_layers": 1, "num_heads": 1, "context_length": 3, "max_time_steps": 4}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.episodes import from_transitions
+from rlds2reverb.learners.agents import get_hyperparameters
 from rlds2reverb.learners.algorithms import get_algorithm
 
 from .config import TrainingConfig
@@ -49,6 +50,8 @@ def open_training(algo: str, **options: Any) -> Iterator[Training]:
     bounds = (0, _ACTION_SIZE - 1) if is_discrete else (-1, 1)
     fixed: dict[str, Any] = {"env": None, "track": (), "action_bounds": bounds}
     fixed |= dict.fromkeys(_STEP_OPTIONS, 1_000_000)
+    if "num_density_updates" in get_hyperparameters(algo):
+        fixed["hyperparameters"] = {"num_density_updates": 0}  # Most updates of a run come after those of the density.
     episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -490,8 +490,13 @@ class TrainingConfig:
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
 
     def require_valid_hyperparameters(self) -> None:
-        """Raises `ValueError` or `TypeError` as `resolved_hyperparameters` does."""
-        dict(self.resolved_hyperparameters)
+        """Raises an error as `resolved_hyperparameters`, or `ValueError` if a run ends before its policy learns."""
+        num_density_updates = self.resolved_hyperparameters.get("num_density_updates")
+        if num_density_updates and self.num_updates is not None and num_density_updates >= self.num_updates:
+            raise ValueError(
+                f"num_density_updates must be less than the {self.num_updates:,} updates of the run, got "
+                f"{num_density_updates:,}; the policy of {self.algo} learns only after them"
+            )
 
     def online_options(self) -> list[str]:
         """Returns the names of the options that an online phase adds to the identity of a run."""

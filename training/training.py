@@ -254,6 +254,7 @@ class Training(Closing):
         """
         config = self.data.resolve_steps(self.config)
         if config.epochs is not None:
+            config.require_valid_hyperparameters()
             require_same_run(self.run_dir, config, environment_key(self.environment))
             self._progress.num_iterations = config.num_updates
             sentence = f"takes {config.num_offline_updates:,} updates"

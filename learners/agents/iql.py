@@ -1,7 +1,7 @@
 """Implicit Q-learning (IQL)."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
@@ -37,6 +37,9 @@ class IQLAgent(OfflineAgent):
     Rewards are used unchanged; the paper multiplies them by 1000 / (best return - worst return) for the D4RL
     locomotion tasks, and subtracts 1 for AntMaze (section 5.1).
     """
+
+    #: Arguments of `MLP` for the network of V, which subclasses may change.
+    value_network_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class IQLAgent(OfflineAgent):
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
         critic = network(critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value", **self.value_network_options)
         self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._actor_optimizer = Adam(
             [*mean.trained_variables, actor.log_std], actor_learning_rate, decay_steps=num_updates

@@ -1,6 +1,6 @@
 """The base class of the agents: makes one update per batch, and returns the loss and TD errors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from rlds2reverb._internals.tensorflow import without_autograph
 from .adam import Adam
 from .networks import Network, critic_values
 from .policies import ActorPolicy
-from .replicas import assign_on_replica, replica_id
+from .replicas import assign_on_replica, mean_over_replicas, replica_id
 from .spaces import BoundedActions, DiscreteActions, Observations
 
 #: Maximum number of noise seeds in one train step, and distance between the seeds of different agents.
@@ -150,10 +150,53 @@ class OfflineAgent(tf_agent.TFAgent):
     def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""
         with tf.GradientTape() as tape:
-            td = self._action_values(self._critic, batch.observation, batch.action) - targets
-            loss = tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0))
+            loss, *others = self._critic_terms(batch, targets)
         self._critic_optimizer.minimize(loss, tape)
+        return loss, *others
+
+    def _critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Returns the loss of all critics for targets [B], their TD errors [B], and their mean value."""
+        td = self._action_values(self._critic, batch.observation, batch.action) - targets
+        loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self._td_loss(td), axis=0))
         return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
+
+    def _td_loss(self, td: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each TD error."""
+        return tf.square(td)
+
+    def _update_if(
+        self,
+        is_due: tf.Tensor,
+        optimizer: Adam,
+        compute: Callable[[], Sequence[tf.Tensor]],
+        otherwise: Sequence[tf.Tensor],
+        then: Callable[[tf.Tensor], None] = lambda loss: None,
+    ) -> list[tf.Tensor]:
+        """Makes an update if it is due, and returns the loss and what was computed with it.
+
+        Args:
+          is_due: bool [].
+          optimizer: the optimiser.
+          compute: function that returns the loss, float32 [], and other tensors.
+          otherwise: what to return if no update is due.
+          then: function called with the loss after an update.
+        """
+        variables = optimizer.trained_variables
+
+        def compute_with_gradients() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss, *others = compute()
+            return [loss, *map(tf.convert_to_tensor, optimizer.gradients(loss, tape)), *others]
+
+        def update() -> tf.Tensor:
+            optimizer.apply_mean(gradients)
+            then(loss)
+            return loss
+
+        unchanged = [otherwise[0], *map(tf.zeros_like, variables), *otherwise[1:]]
+        results = tf.cond(is_due, compute_with_gradients, lambda: unchanged)
+        loss, *gradients = mean_over_replicas(results[: 1 + len(variables)])
+        return [tf.cond(is_due, update, lambda: loss), *results[1 + len(variables) :]]
 
     def batch(self, experience: Any, weights: Any = None) -> TransitionBatch:
         """Converts experience to the networks' units.

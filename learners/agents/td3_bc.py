@@ -21,7 +21,7 @@ from .hyperparameters import (
 )
 from .networks import TanhActor, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .replicas import assign_on_replica, mean_over_replicas
+from .replicas import assign_on_replica
 from .spaces import BoundedActions, Observations
 
 
@@ -107,7 +107,8 @@ class TD3BCAgent(OfflineAgent):
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         critic_loss, td_error, q_mean = self._update_critic(batch, self.critic_targets(batch))
-        actor_loss = self._update_actor(batch)
+        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
+        actor_loss = self._update_actor(batch, is_due)
         extra = {"td_error": td_error, "critic_loss": critic_loss, "actor_loss": actor_loss, "q_mean": q_mean}
         return critic_loss + actor_loss, extra
 
@@ -131,23 +132,16 @@ class TD3BCAgent(OfflineAgent):
         scale = self._alpha / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         return -scale * tf.reduce_mean(value) + tf.reduce_mean(tf.square(action - batch.action))
 
-    def _update_actor(self, batch: TransitionBatch) -> tf.Tensor:
+    def _update_actor(self, batch: TransitionBatch, is_due: tf.Tensor) -> tf.Tensor:
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
-        weights = self._actor_network.trained_variables
 
-        def compute_loss_and_gradient() -> list[tf.Tensor]:
-            with tf.GradientTape() as tape:
-                loss = self.actor_loss(batch)
-            return [loss, *map(tf.convert_to_tensor, self._actor_optimizer.gradients(loss, tape))]
-
-        def update() -> tf.Tensor:
-            self._actor_optimizer.apply_mean(gradients)
+        def update_targets(loss: tf.Tensor) -> None:
             self._target_actor.network.track(self._actor_network, self._target_update_rate)
             self._target_critic.track(self._critic, self._target_update_rate)
             assign_on_replica(self._last_actor_loss, loss)
-            return loss
 
-        is_due = tf.equal((self.train_step_counter + 1) % self._policy_delay, 0)
-        unchanged = [self._last_actor_loss.read_value(), *map(tf.zeros_like, weights)]
-        loss, *gradients = mean_over_replicas(tf.cond(is_due, compute_loss_and_gradient, lambda: unchanged))
-        return tf.cond(is_due, update, lambda: loss)
+        last = [self._last_actor_loss.read_value()]
+        (loss,) = self._update_if(
+            is_due, self._actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets
+        )
+        return loss

@@ -15,7 +15,8 @@ ITEMWISE_AGENTS = ["bc", "iql"]
 
 
 def make(name):
-    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1)
+    density = {"density_hidden_sizes": (8,), "num_density_updates": 1} if name == "spot" else {}
+    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(8, 8), seed=1, **density)
 
 
 def make_batches():
@@ -49,7 +50,7 @@ def train_on_two_devices(channel, names, root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [["iql", "td3_bc"], ["bc", "rebrac", "cql", "awac"], ["fql"]])
+@pytest.mark.parametrize("names", [["iql", "td3_bc"], ["bc", "rebrac", "cql", "awac"], ["fql", "spot", "xql"]])
 def test_two_replicas_stay_equal_and_match_a_single_device(tmp_path, names):
     with process(train_on_two_devices, names, tmp_path) as (_, channel):
         results = {name: (copies, loss) for name, copies, loss in iter(lambda: receive(channel), "done")}

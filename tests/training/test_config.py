@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.sources.transforms import REWARD_RECIPES
-from rlds2reverb.training import TrainingConfig
+from rlds2reverb.training import TrainingConfig, train
 from rlds2reverb.training.config import declared_options, options_table
 
 WINDOWS = {"algo": "decision_transformer"}
@@ -116,6 +116,20 @@ def test_epochs_determine_the_steps_once_the_items_are_counted():
         online.count_updates(15)
     with pytest.raises(ValueError, match="epochs requires a dataset"):
         online.for_source(None)
+
+
+def test_run_that_ends_before_its_policy_learns_is_refused(tmp_path):
+    log = {
+        "observations": np.zeros((7, 1), np.float32),
+        "actions": np.zeros((6, 1)),
+        "rewards": np.zeros(6),
+        "terminated": True,
+    }
+    message = "num_density_updates must be less than the 3 updates of the run, got 3; the policy of spot learns only"
+    for length in ({"steps": 3}, {"epochs": 1}):  # Three batches in an epoch.
+        options = {**length, "hyperparameters": {"num_density_updates": 3}, "batch_size": 2, "env": None}
+        with pytest.raises(ValueError, match=message):
+            train([log], "spot", tmp_path, progress=False, **options)
 
 
 def test_epochs_and_steps_replace_each_other(tmp_path):

@@ -17,6 +17,7 @@ from rlds2reverb.learners.hooks import LearnerHook
 #: Hyperparameters that make updates cheap.
 SMALL = {
     "decision_transformer": {"width": 8, "num_layers": 1, "context_length": 4},
+    "spot": {"hidden_sizes": (8,), "density_hidden_sizes": (8,), "num_density_updates": 15},
     "hiql": {"hidden_sizes": (8,), "representation_size": 4, "subgoal_steps": 4},
 }
 TINY = FittedQOptions(num_updates=5, ensemble_size=2, hidden_sizes=(4,))

@@ -33,7 +33,7 @@ CAMERA_SPEC = {
     "states": tf.TensorSpec([2, 2], tf.uint8),
 }
 IMAGE_SPEC = {"image": tf.TensorSpec([8, 8, 3], tf.uint8), "state": {"v": tf.TensorSpec([2], tf.float32)}}
-EXTRA_NETWORKS = {"iql": ["value_network"], "fql": ["flow_network"]}
+EXTRA_NETWORKS = {"iql": ["value_network"], "xql": ["value_network"], "fql": ["flow_network"]}
 
 
 class Linear(tf.Module):
@@ -83,7 +83,8 @@ def make_batch(name, observations=None):
 def make(name, spec=TIME_STEP_SPEC, **hyperparameters):
     action_spec = DISCRETE_SPEC if get_algorithm(name).actions == "discrete" else ACTION_SPEC
     spec = time_step.time_step_spec(observe(name, spec.observation))
-    return make_agent(name, spec, action_spec, **{"hidden_sizes": (4,), **hyperparameters})
+    density = {"density_hidden_sizes": (4,), "num_density_updates": 0} if name == "spot" else {}
+    return make_agent(name, spec, action_spec, **{"hidden_sizes": (4,), **density, **hyperparameters})
 
 
 def make_images(size=4, seed=0):

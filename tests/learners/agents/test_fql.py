@@ -1,4 +1,4 @@
-"""FQL's policies: what their noise depends on, and that they represent several modes."""
+"""FQL's policies: what their noise depends on, and which agents represent several modes."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_train_step_compiles_with_xla():
 
 
 @pytest.mark.slow
-def test_only_fql_represents_both_modes_of_the_data():
+def test_fql_and_spot_act_like_one_of_several_modes_of_the_data():
     """In one-step episodes, the data's actions are near -0.6 or 0.6 and have a reward of 1; others have none."""
     size, rng = 2000, np.random.default_rng(0)
     observation = rng.uniform(-1, 1, (size, 2)).astype(np.float32)
@@ -68,5 +68,7 @@ def test_only_fql_represents_both_modes_of_the_data():
     fast = {"actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2}
     actions, share = learn("fql", flow_steps=5, **fast)
     assert share > 0.7 and 0.4 < (actions > 0).mean() < 0.6
+    density = {"num_density_updates": 300, "density_hidden_sizes": (64, 64), "support_weight": 1.0}
+    assert learn("spot", **density, **fast)[1] > 0.7
     assert learn("td3_bc", **fast)[1] < 0.1
     assert learn("bc", learning_rate=1e-2, distribution="gaussian")[1] < 0.1

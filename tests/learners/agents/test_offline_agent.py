@@ -8,11 +8,13 @@ from rlds2reverb.learners.agents import get_agent_class, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
-CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac", "fql"]
+CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac", "fql", "spot", "xql"]
+DENSITY = {"density_hidden_sizes": (8,), "num_density_updates": 0}
 
 
 def make(name, **overrides):
-    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, **{"hidden_sizes": (8, 8), "seed": 1, **overrides})
+    options = {"hidden_sizes": (8, 8), "seed": 1, **(DENSITY if name == "spot" else {}), **overrides}
+    return make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, **options)
 
 
 def values(agent):
@@ -22,7 +24,8 @@ def values(agent):
 @pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "cql"], CONTINUOUS))
 def test_restored_agent_continues_bit_for_bit_whatever_the_global_seed(name, tmp_path):
     batches = [to_trajectory(make_columns(4, seed)) for seed in range(4)]
-    agent, restored = make(name), make(name)
+    options = {"num_density_updates": 3} if name == "spot" else {}
+    agent, restored = make(name, **options), make(name, **options)
     for batch in batches[:2]:
         agent.train(batch)
     path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "half"))
@@ -38,7 +41,7 @@ def test_restored_agent_continues_bit_for_bit_whatever_the_global_seed(name, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["iql", "rebrac", "cql", "awac"])
+@pytest.mark.parametrize("name", ["iql", "rebrac", "cql", "awac", "spot", "xql"])
 def test_train_step_compiles_with_xla(name):
     batch = to_trajectory(make_columns(4))
     plain, compiled = make(name), make(name)
@@ -149,6 +152,8 @@ LEARNING = {
     "rebrac": FAST,
     "cql": FAST | {"min_q_weight": 0.05, "num_samples": 2},
     "awac": FAST | {"lambda_": 0.1, "actor_hidden_sizes": (32, 32)},
+    "spot": FAST | {"num_density_updates": 100, "density_hidden_sizes": (32, 32)},
+    "xql": FAST | {"value_learning_rate": 3e-3, "temperature": 10.0, "loss_temperature": 0.2},
 }
 
 

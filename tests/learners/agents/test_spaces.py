@@ -108,7 +108,7 @@ def test_discrete_actions_convert_to_zero_based_and_back():
     back = actions.to_environment(tf.constant([0, 2]))
     np.testing.assert_array_equal(back, [2, 4])
     assert back.dtype == tf.int64
-    continuous = r"an algorithm for continuous actions \(awac, bc, .*td3_bc\)"
+    continuous = r"an algorithm for continuous actions \(awac, bc, .*td3_bc, xql\)"
     with pytest.raises(
         ValueError, match=rf"actions must be integers of shape \[\], got float32 \[2\]; use {continuous}"
     ):

@@ -116,6 +116,65 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
+def test_spot_updates_match_the_reference():
+    """The first two updates train the density, and the other two the critics and the actor."""
+    options = {"support_weight": 0.3, "kl_weight": 0.4, "num_density_updates": 2, "density_hidden_sizes": (5,)}
+    agent = make("spot", policy_delay=1, **options, **NOISE)
+    latent = 2 * ACTION
+    encoder, decoder = (OBSERVATION + ACTION, 5, 2 * latent), (OBSERVATION + latent, 5, ACTION)
+    density = np.concatenate([to_float64(agent._encoder.flat), to_float64(agent._decoder.flat)])
+    split = agent._encoder.flat.shape[0]
+    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
+    target_actor, target_critic = actor, critic
+    density_step, actor_step, critic_step = reference.Adam(1e-3), reference.Adam(3e-4), reference.Adam(3e-4)
+
+    def negative_log_density(w, observation, action, noise):
+        encoded = reference.mlp(w[:split], encoder, np.concatenate([observation, action], axis=1))
+        mean, log_std = encoded[:, :latent], encoded[:, latent:]
+        sample = np.concatenate([observation, mean + np.exp(log_std) * noise], axis=1)
+        decoded = np.tanh(reference.mlp(w[split:], decoder, sample))
+        divergence = 0.5 * (mean**2 + np.exp(2 * log_std) - 2 * log_std - 1).mean(axis=1)
+        return ((decoded - action) ** 2).mean(axis=1) + 0.4 * divergence
+
+    for step, (data, target_noise, info) in enumerate(run_updates(agent, to_transition, count=4)):
+        shape, seeds = [len(WEIGHTS), latent], [tf.constant([3 * 1024 + draw, step], tf.int64) for draw in (1, 2)]
+        noises = [tf.random.stateless_normal(shape, seed).numpy().astype(float) for seed in seeds]
+
+        def density_loss(w, data=data, noise=noises[0]):
+            return (WEIGHTS * negative_log_density(w, data["observation"], data["action"], noise)).mean()
+
+        if step < 2:
+            np.testing.assert_allclose(info.extra["density_loss"], density_loss(density), rtol=1e-5)
+            assert info.extra["td_error"].numpy().tolist() == [1] * len(WEIGHTS)
+            assert info.extra["critic_loss"] == info.extra["actor_loss"] == 0
+            density = density_step(density, reference.gradient(density_loss, density))
+            continue
+        y = td3_targets((ACTOR, CRITIC), data, target_noise, target_actor, target_critic)
+
+        def critic_loss(w, data=data, y=y):
+            q = reference.twin_values(w, CRITIC, data["observation"], data["action"])
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in q)
+
+        np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
+        critic = critic_step(critic, reference.gradient(critic_loss, critic))
+
+        def actor_loss(w, data=data, critic=critic, noise=noises[1], density=density):
+            action = np.tanh(reference.mlp(w, ACTOR, data["observation"]))
+            q = reference.twin_values(critic, CRITIC, data["observation"], action)[0]
+            distance = negative_log_density(density, data["observation"], action, noise).mean()
+            return 0.3 * distance - q.mean() / np.abs(reference.stop_gradient(q)).mean()
+
+        np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4, atol=1e-5)
+        actor = actor_step(actor, reference.gradient(actor_loss, actor))
+        target_actor = 0.995 * target_actor + 0.005 * actor
+        target_critic = 0.995 * target_critic + 0.005 * critic
+    assert_close(agent._encoder.flat, density[:split])
+    assert_close(agent._decoder.flat, density[split:])
+    assert_close(agent._critic.flat, critic)
+    assert_close(agent._actor_network.flat, actor)
+    assert_close(agent._target_actor.network.flat, target_actor)
+
+
 @pytest.mark.parametrize("name", ["td3_bc", "rebrac"])
 def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
     agent = make(name)
@@ -166,8 +225,12 @@ def test_rebrac_updates_match_the_reference():
     np.testing.assert_allclose(agent._target_actor.network.flat, target_actor, atol=1e-5)
 
 
-def test_iql_updates_match_the_reference():
-    agent = make("iql", num_updates=4, max_weight=0.02)
+@pytest.mark.parametrize("name", ["iql", "xql"])
+def test_iql_updates_match_the_reference(name):
+    is_xql = name == "xql"
+    agent = make(
+        name, num_updates=4, max_weight=0.02, **({"loss_temperature": 0.4, "max_clip": 0.05} if is_xql else {})
+    )
     network, log_std = agent._actor.network.flat, agent._actor.log_std
     actor = np.concatenate([to_float64(network), to_float64(log_std)])
     critic, value = to_float64(agent._critic.flat), to_float64(agent._value.flat)
@@ -177,12 +240,17 @@ def test_iql_updates_match_the_reference():
         q = np.minimum(*reference.twin_values(target_critic, CRITIC, data["observation"], data["action"]))
 
         def value_loss(w, data=data, q=q):
-            u = q - reference.mlp(w, VALUE, data["observation"])[:, 0]
+            u = q - reference.mlp(w, VALUE, data["observation"], is_xql)[:, 0]
+            if is_xql:
+                assert 0 < (u.real / 0.4 > 0.05).sum() < len(WEIGHTS), "some must be clipped, and some must not"
+                z = reference.minimum(u / 0.4, 0.05)
+                largest = max(z.real.max(), -1)
+                return (WEIGHTS * (np.exp(z - largest) - (z + 1) * np.exp(-largest))).mean()
             return (WEIGHTS * np.abs(0.7 - (u.real < 0)) * u**2).mean()
 
         np.testing.assert_allclose(info.extra["value_loss"], value_loss(value), rtol=1e-5)
         value = value_step(value, reference.gradient(value_loss, value))
-        advantage = q - reference.mlp(value, VALUE, data["observation"])[:, 0]
+        advantage = q - reference.mlp(value, VALUE, data["observation"], is_xql)[:, 0]
         assert 0 < (np.exp(3 * advantage) > 0.02).sum() < len(WEIGHTS), (
             "some weights must reach the cap, and some must not"
         )
@@ -196,11 +264,14 @@ def test_iql_updates_match_the_reference():
         np.testing.assert_allclose(info.extra["actor_loss"], actor_loss(actor), rtol=1e-4)
         rate = 3e-4 * (1 + np.cos(np.pi * step / 4)) / 2
         actor = actor_step(actor, reference.gradient(actor_loss, actor), rate)
-        y = data["reward"] + 0.99 * data["discount"] * reference.mlp(value, VALUE, data["next_observation"])[:, 0]
+        y = (
+            data["reward"]
+            + 0.99 * data["discount"] * reference.mlp(value, VALUE, data["next_observation"], is_xql)[:, 0]
+        )
 
         def critic_loss(w, data=data, y=y):
             both = reference.twin_values(w, CRITIC, data["observation"], data["action"])
-            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in both)
+            return sum((WEIGHTS * (estimate - y) ** 2).mean() for estimate in both) * (0.5 if is_xql else 1)
 
         td = [estimate - y for estimate in reference.twin_values(critic, CRITIC, data["observation"], data["action"])]
         np.testing.assert_allclose(info.extra["td_error"], np.abs(td).mean(axis=0), atol=1e-5)

@@ -1,0 +1,170 @@
+"""Supported policy optimization (SPOT)."""
+
+from functools import partial
+from typing import Annotated, Any
+
+import tensorflow as tf
+
+from ..options import NetworkFactory, Range
+from .adam import Adam
+from .custom_networks import make_network
+from .hyperparameters import (
+    Count,
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    configurable,
+)
+from .networks import critic_values
+from .offline_agent import TransitionBatch
+from .spaces import BoundedActions, Observations
+from .td3_bc import TD3BCAgent
+
+#: Bounds of the encoder's log standard deviations (the authors' vae.py).
+_LOG_STD_BOUNDS = (-4.0, 15.0)
+
+
+@configurable
+class SPOTAgent(TD3BCAgent):
+    """SPOT (Wu, Wu, Qiu, Wang & Long 2022, "Supported Policy Optimization for Offline RL", arXiv:2202.06239).
+
+        density = mean(nll(s, a)),   nll(s, a) = |u(s, z) - a|^2 + kl_weight * KL(q(z|s, a) | N(0, I)),  z ~ q(z|s, a)
+        critic  = as in TD3
+        actor   = support_weight * mean(nll(s, pi(s))) - lambda * mean(Q_1(s, pi(s))),  lambda = 1 / mean|Q_1(s, pi(s))|
+
+    The first `num_density_updates` updates train a conditional variational autoencoder, whose evidence lower bound
+    estimates the log density of the data's actions, up to a factor and a constant; TD errors are then 1. All later
+    updates train actor and critics, and leave the density as it is. As in the authors' code (github.com/thuml/SPOT),
+    |.|^2 and KL are means over their elements, there is one sample of z, and decoded actions are the tanh of a network.
+    The authors' dropout of 0.1 in the actor is left out.
+    """
+
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        hidden_sizes: LayerSizes = (256, 256),
+        actor_network: NetworkFactory | None = None,
+        critic_network: NetworkFactory | None = None,
+        image_encoder: ImageEncoderName = "nature",
+        actor_learning_rate: Positive = 3e-4,
+        critic_learning_rate: Positive = 3e-4,
+        discount: Fraction = 0.99,
+        target_update_rate: PositiveFraction = 0.005,
+        policy_noise: NonNegative = 0.2,
+        noise_clip: NonNegative = 0.5,
+        policy_delay: Count = 2,
+        exploration_noise: NonNegative = 0.1,
+        support_weight: NonNegative = 0.1,
+        num_density_updates: Annotated[int, Range(0)] = 100_000,
+        density_hidden_sizes: LayerSizes = (750, 750),
+        density_learning_rate: Positive = 1e-3,
+        kl_weight: NonNegative = 0.5,
+        latent_size: Count | None = None,
+    ) -> None:
+        """Creates the networks and their target networks.
+
+        The defaults are those of the authors' code for the D4RL locomotion tasks.
+
+        Args:
+          time_step_spec: spec of the data's time steps.
+          action_spec: BoundedTensorSpec [A].
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: divisor of observations; the authors use their standard deviation + 1e-3.
+          seed: random seed for weight initialisation and noise.
+          hidden_sizes: sizes of the hidden layers of actor and critics.
+          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
+          critic_network: function that creates each critic; its input is the pair of observation and action.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+          actor_learning_rate: Adam's learning rate.
+          critic_learning_rate: Adam's learning rate.
+          discount: discount factor gamma.
+          target_update_rate: share of the online weights in a target update.
+          policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
+          noise_clip: maximum magnitude of that noise.
+          policy_delay: number of critic updates per update of actor and targets.
+          exploration_noise: standard deviation of the collect policy's noise.
+          support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.
+          num_density_updates: number of initial updates that train the density; fewer than all updates of a run.
+          density_hidden_sizes: sizes of the hidden layers of the autoencoder's two networks.
+          density_learning_rate: Adam's learning rate for them.
+          kl_weight: weight of the divergence, the authors' beta.
+          latent_size: number of elements of z; None for twice the size of the action.
+        """
+        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
+        width = BoundedActions(action_spec).size
+        latent_size = latent_size or 2 * width
+        network = partial(make_network, None, observations, seed=seed, image_encoder=image_encoder)
+        encoder_sizes, decoder_sizes = [*density_hidden_sizes, 2 * latent_size], [*density_hidden_sizes, width]
+        self._encoder = network(encoder_sizes, action_size=width, name="encoder")
+        self._decoder = network(decoder_sizes, action_size=latent_size, name="decoder")
+        density_variables = [*self._encoder.trained_variables, *self._decoder.trained_variables]
+        self._density_optimizer = Adam(density_variables, density_learning_rate)
+        self._num_density_updates = num_density_updates
+        self._support_weight, self._kl_weight = support_weight, kl_weight
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            observation_mean=observation_mean,
+            observation_std=observation_std,
+            seed=seed,
+            hidden_sizes=hidden_sizes,
+            actor_network=actor_network,
+            critic_network=critic_network,
+            image_encoder=image_encoder,
+            actor_learning_rate=actor_learning_rate,
+            critic_learning_rate=critic_learning_rate,
+            discount=discount,
+            target_update_rate=target_update_rate,
+            policy_noise=policy_noise,
+            noise_clip=noise_clip,
+            policy_delay=policy_delay,
+            exploration_noise=exploration_noise,
+            alpha=None,
+        )
+
+    def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        step = self.train_step_counter - self._num_density_updates
+        zero = tf.constant(0.0)
+        (density_loss,) = self._update_if(step < 0, self._density_optimizer, lambda: [self.density_loss(batch)], [zero])
+        critic_loss, td_error, q_mean = self._update_if(
+            step >= 0,
+            self._critic_optimizer,
+            lambda: self._critic_terms(batch, self.critic_targets(batch)),
+            [zero, tf.ones_like(batch.reward), zero],
+        )
+        actor_loss = self._update_actor(batch, tf.logical_and(step >= 0, (step + 1) % self._policy_delay == 0))
+        losses = {"density_loss": density_loss, "critic_loss": critic_loss, "actor_loss": actor_loss}
+        return density_loss + critic_loss + actor_loss, {"td_error": td_error, **losses, "q_mean": q_mean}
+
+    def density_loss(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the loss of the autoencoder, float32 []."""
+        return tf.reduce_mean(batch.weights * self.negative_log_density(batch.observation, batch.action, 1))
+
+    def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
+        """Returns the actor's loss, float32 []."""
+        action = self._actor.mode(batch.observation)
+        value = critic_values(self._critic, batch.observation, action, copy_index=0)
+        scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
+        distance = self.negative_log_density(batch.observation, action, 2)
+        return self._support_weight * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
+
+    def negative_log_density(self, observation: tf.Tensor, action: tf.Tensor, draw: int) -> tf.Tensor:
+        """Returns the loss of the autoencoder for actions [B, A], float32 [B]; `draw` is the number of its noise."""
+        encoded = self._encoder(tf.concat([observation, action], axis=-1))
+        mean, log_std = tf.split(encoded, 2, axis=-1)
+        log_std = tf.clip_by_value(log_std, *_LOG_STD_BOUNDS)
+        noise = tf.random.stateless_normal(tf.shape(mean), self.noise_seed(draw))
+        latent = mean + tf.exp(log_std) * noise
+        decoded = tf.tanh(self._decoder(tf.concat([observation, latent], axis=-1)))
+        divergence = 0.5 * (tf.square(mean) + tf.exp(2.0 * log_std) - 2.0 * log_std - 1.0)
+        distance = tf.reduce_mean(tf.square(decoded - action), axis=-1)
+        return distance + self._kl_weight * tf.reduce_mean(divergence, axis=-1)
