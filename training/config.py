@@ -495,7 +495,7 @@ class TrainingConfig:
         if num_density_updates and self.num_updates is not None and num_density_updates >= self.num_updates:
             raise ValueError(
                 f"num_density_updates must be less than the {self.num_updates:,} updates of the run, got "
-                f"{num_density_updates:,}; the policy of {self.algo} learns only after them"
+                f"{num_density_updates:,}; the policy of {self.algo} learns only after them: set fewer, or train longer"
             )
 
     def online_options(self) -> list[str]:
