@@ -76,7 +76,7 @@ def make_failing(failure, failing):
         pytest.param("raise", 0, "RuntimeError: the simulator exploded", marks=pytest.mark.slow),
         ("raise", 3, "RuntimeError: the simulator exploded"),
         ("kill", 3, "the process of environments 2 to 3 was killed by SIGKILL"),
-        ("hang", 3, "environment 3 did not answer in time\n.*in fail"),
+        pytest.param("hang", 3, "environment 3 did not answer in time\n.*in fail", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.drill("F19")

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from properties import examples
+from properties import examples, mark_slow_except
 from reference_impls import rlds_dataset
 
 from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, ingest, load, summarize, write_dataset
@@ -273,7 +273,10 @@ ADDERS = {
 }
 
 
-@pytest.mark.parametrize("format", WRITERS)
+@pytest.mark.parametrize(
+    "format",
+    mark_slow_except(["D4RL", "rlds", "transitions in last rows", "robomimic without next observations"], WRITERS),
+)
 @examples(20)
 @given(st.lists(st.tuples(st.lists(st.integers(-9, 9), min_size=1, max_size=5), st.booleans()), min_size=1, max_size=4))
 def test_law_of_returns_holds_for_any_rewards_in_any_format(format, rows):

@@ -135,6 +135,7 @@ def test_similarity_of_a_vanishing_gradient_is_differentiable():
     assert similarity == 0 and np.isfinite(tape.gradient(similarity, gradients)).all()
 
 
+@pytest.mark.slow
 def test_diversity_weight_makes_the_gradients_of_the_critics_diverge():
     def train(weight):
         agent = make_agent("edac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(16,), diversity_weight=weight, seed=1)
