@@ -16,6 +16,7 @@ import numpy as np
 import tree
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.threads import complete
 
 #: How long `close` waits for calls that nobody needs.
@@ -23,7 +24,7 @@ _CLOSE_SECS = 5.0
 _Request = tuple[Callable[[], list[Any]], "Future[list[Any]]"]
 
 
-class Dataloader(Iterator[Any]):
+class Dataloader(Closing, Iterator[Any]):
     """An iterator over batches of the elements that a callable returns, after DI-engine's AsyncDataLoader.
 
     Batches are stacked nests of arrays `[batch_size, ...]`; an incomplete last batch is dropped. Chunks keep the order
@@ -66,12 +67,6 @@ class Dataloader(Iterator[Any]):
         for thread in self._threads:
             thread.start()
         self._stop = weakref.finalize(self, _stop, self._requests, self._pending, num_workers)
-
-    def __enter__(self) -> Dataloader:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stops the threads after their current calls, for which it waits up to 5 s."""

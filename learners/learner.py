@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_agents.agents import tf_agent
 
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.signals import SIGNAL_NAMES, stop_on_signal
 from rlds2reverb.errors import (
     ArgumentError,
@@ -42,7 +43,7 @@ _STOPPED_BY_OTHER = "another process of the run"
 _LOG_PHASES = (Phase.REDUCE_LOG, Phase.LOG)
 
 
-class Learner:
+class Learner(Closing):
     """A training loop for TF-Agents agents, with hooks around its iterations, after DI-engine's BaseLearner.
 
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
@@ -168,12 +169,6 @@ class Learner:
             self._priorities = PriorityUpdates(priorities)
             resources.callback(lambda: self._priorities.close())
             self._resources = resources.pop_all()
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.close()
 
     def close(self) -> None:
         """Releases the dataset's iterators and the directory; no checkpoint is written."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb.scores import d4rl_score
@@ -46,7 +47,7 @@ def count_priorities(priorities: Any) -> np.ndarray:
     return np.bincount(np.clip(bins, 0, None), minlength=len(PRIORITY_BINS))
 
 
-class RunDirectory:
+class RunDirectory(Closing):
     """The directory of one training run; only one learner at a time can write to it.
 
         config.json       all options, the data's fingerprint, the environment, package versions
@@ -88,12 +89,6 @@ class RunDirectory:
             self._writer: Any = None
             stack.callback(self._close_writer)
             self._resources = stack.pop_all()
-
-    def __enter__(self) -> RunDirectory:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Flushes the TensorBoard log and releases the directory. Idempotent."""
