@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -212,11 +213,11 @@ class Learner(Closing):
     @property
     def log_buffer(self) -> dict[str, float]:
         """The means of the scalars since they were last logged; hooks may replace them."""
-        return self._log.buffer.means
+        return self._log.means
 
     @log_buffer.setter
     def log_buffer(self, means: dict[str, float]) -> None:
-        self._log.buffer.means = means
+        self._log.means = means
 
     @property
     def latest(self) -> dict[str, float]:
@@ -236,12 +237,12 @@ class Learner(Closing):
     @property
     def best_return(self) -> float:
         """The highest mean return of an evaluation; -inf before the first."""
-        return self._log.evaluations.best_return
+        return self._log.best_return
 
     @property
     def evaluated_at(self) -> int | None:
         """The number of completed iterations at the last evaluation; None before the first."""
-        return self._log.evaluations.evaluated_at
+        return self._log.evaluated_at
 
     @property
     def is_stopped_by_signal(self) -> bool:
@@ -266,10 +267,18 @@ class Learner(Closing):
         """
         require_one_of("position", position, POSITIONS)
         for phase in Phase:
-            for hook in self._hooks.at(position, [phase], self.step):
-                hook(self)
-            if phase is Phase.SAVE and self._log.evaluations.is_new_best and self.rank == 0:
+            self._call_hooks(position, [phase], self.step)
+            if phase is Phase.SAVE and self._log.is_new_best and self.rank == 0:
                 self.save_checkpoint()
+
+    def _call_hooks(self, position: str, phases: Collection[Phase], step: int | None) -> None:
+        """Calls the hooks that `HookList.at` yields; those at 'after_iter' see a `last_iter` within the iteration."""
+        self._in_iteration = position == "after_iter"
+        try:
+            for hook in self._hooks.at(position, phases, step):
+                hook(self)
+        finally:
+            self._in_iteration = False
 
     # --- Training
 
@@ -464,7 +473,7 @@ class Learner(Closing):
         if self.rank == 0:
             self._log.show(self.step)
         else:
-            self._log.buffer.clear()
+            self._log.clear()
 
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.
@@ -505,8 +514,8 @@ class Learner(Closing):
             "hooks": self._hooks.state_dict(),
             "log": self._log.state_dict(),
         }
-        saved = self._checkpoints.save(self.step, manifest, is_best=self._log.evaluations.is_new_best)
-        self._saved_at, self._log.evaluations.is_new_best = self.step, False
+        saved = self._checkpoints.save(self.step, manifest, is_best=self._log.is_new_best)
+        self._saved_at, self._log.is_new_best = self.step, False
         return saved
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
@@ -542,7 +551,7 @@ class Learner(Closing):
         is_own = checkpoint.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
         self._saved_at = checkpoint.step if is_own else None
         if not is_own:
-            self._log.evaluations.forget_best()
+            self._log.best_return = -math.inf  # Its checkpoint belongs to a different run.
         if any(name.startswith(("environment", "eval_")) for name in changes):
             self._log.forget_evaluations()
             self._checkpoints.forget_best()
@@ -588,7 +597,7 @@ class Learner(Closing):
           current: directory of the current policy's SavedModel, which is copied if it is the best one; None if there is
             none.
         """
-        is_current = self._log.evaluations.is_new_best  # Then its checkpoint is not written yet.
+        is_current = self._log.is_new_best  # Then its checkpoint is not written yet.
         best = None if is_current else self._checkpoints.best()
         if is_current or (best is not None and best.step == self.step):
             return self.export_policy(path) if current is None else copy_policy(current, path)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .evaluation_record import EvaluationRecord
-from .log_buffer import LogBuffer
 from .monitor import Monitor
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, count_priorities
 from .train_loop import CallResult
 
 _LOG = logging.getLogger(__name__)
+_HISTOGRAMS = ("priority_counts", "weight_counts")
 
 
 class RunLog:
@@ -26,9 +26,13 @@ class RunLog:
     Attributes:
       latest: latest value of every logged number, by name.
       recorded_at: number of completed iterations at which each of these values was recorded.
-      buffer: numbers to log next.
+      means: mean of each scalar over the iterations since the last entry.
+      histograms: histograms of `count_priorities` since the last entry: `priority_counts` of the TD errors, and
+        `weight_counts` of the importance weights; without those of which there were none.
       monitor: training speed over the last calls of the graph.
-      evaluations: the last and the best evaluation.
+      best_return: highest mean return of an evaluation; -inf before the first.
+      evaluated_at: number of completed iterations at the last evaluation; None before the first.
+      is_new_best: whether the last evaluation is the best one, and no checkpoint has been saved since.
     """
 
     def __init__(self, run: RunDirectory, on_log: Callable[[int, dict[str, float]], None] | None = None):
@@ -41,14 +45,21 @@ class RunLog:
         self._run, self._on_log = run, on_log or _log_line
         self.latest: dict[str, float] = {}
         self.recorded_at: dict[str, int] = {}
-        self.buffer, self.monitor, self.evaluations = LogBuffer(), Monitor(), EvaluationRecord()
+        self.monitor = Monitor()
+        self._load_buffer({})
+        self._load_evaluations({})
         #: Steps of the last entry and the last evaluation of an earlier run to keep; None once later ones are removed.
         self._kept_steps: tuple[int, int] | None = (-1, -1)
 
     def add(self, step: int, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
         """Adds the results of a call that took `secs`, or None if its duration is not representative."""
-        items = {"priority_counts": result.td_errors, "weight_counts": getattr(result.info, "weight", None)}
-        self.buffer.add(result.metrics, result.num_iterations, items if has_priorities else {})
+        for name, value in result.metrics.items():
+            old, num_iterations = self._counts.get(name, 0), result.num_iterations
+            self.means[name] = (self.means.get(name, 0.0) * old + value * num_iterations) / (old + num_iterations)
+            self._counts[name] = old + num_iterations
+        for name, numbers in zip(_HISTOGRAMS, (result.td_errors, getattr(result.info, "weight", None)), strict=True):
+            if has_priorities and numbers is not None:
+                self.histograms[name] = self.histograms.get(name, 0) + count_priorities(numbers)
         self._record(step, result.metrics)
         if secs is not None:
             self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
@@ -56,14 +67,18 @@ class RunLog:
     def show(self, step: int) -> None:
         """Writes an entry with the numbers in the buffer and the training speed, and empties the buffer."""
         self._remove_lost_entries()
-        numbers = {**self.buffer.means, **self.monitor.rates(), **self.monitor.take_secs()}
+        numbers = {**self.means, **self.monitor.rates(), **self.monitor.take_secs()}
         self._record(step, numbers)
         self._run.log(step, numbers)
-        writers = {"priority_counts": self._run.log_priorities, "weight_counts": self._run.log_weights}
-        for name, counts in self.buffer.histograms.items():
-            writers[name](step, counts)
+        for name, write in zip(_HISTOGRAMS, (self._run.log_priorities, self._run.log_weights), strict=True):
+            if name in self.histograms:
+                write(step, self.histograms[name])
         self._on_log(step, numbers)
-        self.buffer.clear()
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties the buffer without writing an entry."""
+        self._load_buffer({})
 
     def show_evaluation(self, step: int, evaluation: Any) -> None:
         """Writes an entry for an evaluation: an `Evaluation` or a mean return."""
@@ -78,11 +93,13 @@ class RunLog:
         if hasattr(evaluation, "returns"):
             self._run.log_evaluation(step, evaluation)
         self._on_log(step, numbers)
-        self.evaluations.add(step, mean)
+        self.evaluated_at = step
+        if mean > self.best_return:
+            self.best_return, self.is_new_best = mean, True
 
     def forget_evaluations(self) -> None:
         """Forgets all evaluations, and removes them from the log, because they are not comparable to later ones."""
-        self.evaluations.load_state_dict({})
+        self._load_evaluations({})
         if self._kept_steps is not None:
             self._kept_steps = (self._kept_steps[0], -1)
             self._remove_lost_entries()
@@ -90,28 +107,40 @@ class RunLog:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
-        latest = {key: value for key, value in self.latest.items() if np.isfinite(value)}
+        lists = {name: counts.tolist() for name, counts in self.histograms.items()}
         return {
-            "latest": latest,
+            "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "recorded_at": self.recorded_at,
-            **{name: part.state_dict() for name, part in self._parts().items()},
+            "buffer": {"means": self.means, "counts": self._counts, **dict.fromkeys(_HISTOGRAMS), **lists},
+            "monitor": self.monitor.state_dict(),
+            "evaluations": {
+                "best_return": None if math.isinf(self.best_return) else self.best_return,
+                "evaluated_at": self.evaluated_at,
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:
         """Restores a state that `state_dict` returned after `step` iterations."""
         self.latest, self.recorded_at = dict(state.get("latest", {})), dict(state.get("recorded_at", {}))
-        for name, part in self._parts().items():
-            part.load_state_dict(state.get(name, {}))
+        self._load_buffer(state.get("buffer", {}))
+        self.monitor.load_state_dict(state.get("monitor", {}))
+        self._load_evaluations(state.get("evaluations", {}))
         # An entry of this very step was written after the checkpoint if its numbers are still in the buffer.
-        is_evaluated = self.evaluations.evaluated_at == step
-        self._kept_steps = (step - bool(self.buffer.means), step - (not is_evaluated))
+        is_evaluated = self.evaluated_at == step
+        self._kept_steps = (step - bool(self.means), step - (not is_evaluated))
+
+    def _load_buffer(self, state: Mapping[str, Any]) -> None:
+        self.means: dict[str, float] = dict(state.get("means", {}))
+        self._counts: dict[str, int] = dict(state.get("counts", {}))
+        self.histograms = {name: np.asarray(state[name], np.int64) for name in _HISTOGRAMS if state.get(name)}
+
+    def _load_evaluations(self, state: Mapping[str, Any]) -> None:
+        best, self.evaluated_at = state.get("best_return"), state.get("evaluated_at")
+        self.best_return, self.is_new_best = -math.inf if best is None else best, False
 
     def _record(self, step: int, numbers: Mapping[str, float]) -> None:
         self.latest.update(numbers)
         self.recorded_at.update(dict.fromkeys(numbers, step))
-
-    def _parts(self) -> dict[str, Any]:
-        return {"buffer": self.buffer, "monitor": self.monitor, "evaluations": self.evaluations}
 
     def _remove_lost_entries(self) -> None:
         if self._kept_steps is not None:
