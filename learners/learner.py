@@ -436,16 +436,7 @@ class Learner(Closing):
         if has_priorities:
             self._priorities.submit(**self.priority_info)
         self._log.add(self.step, result, secs, has_priorities=has_priorities)
-        with self._inside_iteration():
-            self.call_hook("after_iter")
-
-    @contextmanager
-    def _inside_iteration(self) -> Iterator[None]:
-        self._in_iteration = True
-        try:
-            yield
-        finally:
-            self._in_iteration = False
+        self.call_hook("after_iter")
 
     def _save_before_error(self) -> str:
         """Saves and logs the iterations before an error of the dataset; returns a sentence about them.
@@ -489,11 +480,8 @@ class Learner(Closing):
         Args:
           only_due: whether to call only those that were due at the last iteration, whose checkpoint precedes the log.
         """
-        if not self.log_buffer:
-            return
-        with self._inside_iteration():
-            for hook in self._hooks.at("after_iter", _LOG_PHASES, self.step if only_due else None):
-                hook(self)
+        if self.log_buffer:
+            self._call_hooks("after_iter", _LOG_PHASES, self.step if only_due else None)
 
     # --- Checkpoints
 
