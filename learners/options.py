@@ -33,17 +33,18 @@ NetworkFactory = Callable[[Any, int, int], Any]
 REQUIRED = inspect.Parameter.empty
 #: Maximum length of a value in a message.
 _MAX_SHOWN = 60
-#: Names of the types that values are checked against. A list, because not every annotation can be hashed.
-_TYPES: list[tuple[Any, str]] = [
-    (float, "number"),
-    (int, "integer"),
-    (bool, "boolean"),
-    (Sequence[int], "integers"),
-    (tuple[float, float], "two numbers"),
-    (tuple[float, float, float], "three numbers"),
-    (NetworkFactory, "network"),
-    (Any, "array"),
-]
+#: The types that values are checked against: their annotations, and what a value must be, with `{}` for its range.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "number": (float, "a number {}"),
+    "integer": (int, "an integer {}"),
+    "integers": (Sequence[int], "a sequence of integers {}, such as (256, 256)"),
+    "two numbers": (tuple[float, float], "two ascending numbers {}"),
+    "three numbers": (tuple[float, float, float], "three numbers {}"),
+    "boolean": (bool, "True or False"),
+    "string": (Literal, "{}"),
+    "array": (Any, "an array or a nest of arrays"),
+    "network": (NetworkFactory, "a function (input_spec, output_size, seed) that creates a network (my_module:name)"),
+}
 
 
 @dataclass(frozen=True)
@@ -134,17 +135,7 @@ class Option:
         """Returns what a value must be, such as `a number in (0, 1)`."""
         if self.type == "any":
             return "not checked"
-        words = {
-            "number": f"a number {self.range}",
-            "integer": f"an integer {self.range}",
-            "integers": f"a sequence of integers {self.range}, such as (256, 256)",
-            "two numbers": f"two ascending numbers {self.range}",
-            "three numbers": f"three numbers {self.range}",
-            "boolean": "True or False",
-            "string": self.range,
-            "array": "an array or a nest of arrays",
-            "network": "a function (input_spec, output_size, seed) that creates a network (my_module:name)",
-        }[self.type].rstrip()
+        words = _TYPES[self.type][1].format(self.range).rstrip()
         return f"{words} or None" if self.is_optional else words
 
     def _error(self, value: Any) -> ValueError:
@@ -174,7 +165,7 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = 
         hint, *annotations = get_args(hint)
         limits = next((annotation for annotation in annotations if isinstance(annotation, Range)), None)
     choices = get_args(hint) if get_origin(hint) is Literal else ()
-    kind = "string" if choices else next((kind for known, kind in _TYPES if hint == known), "any")
+    kind = "string" if choices else next((kind for kind, (known, _) in _TYPES.items() if hint == known), "any")
     if is_custom and limits is None and kind not in ("string", "boolean", "network"):
         kind = "any"
     is_optional = is_optional or kind == "any" or (is_custom and default is None)
