@@ -1,6 +1,6 @@
 """Custom networks, and the choice of the network that an agent uses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,8 +96,9 @@ class CustomNetwork(tf.Module):
         self._create_again = partial(CustomNetwork, factory, inputs, output_size, seed=seed, copies=copies)
         seeds = [np.random.default_rng([seed, *name.encode(), index]) for index in range(copies or 1)]
         # Functions are not tracked: checkpoints and exported policies contain the variables in this list.
-        self._calls = [self._create(int(generator.integers(2**31))) for generator in seeds]
-        self._weights = [variable for call in self._calls for variable in call.variables]
+        created = [self._create(int(generator.integers(2**31))) for generator in seeds]
+        self._calls = [call for _, call in created]
+        self._weights = [variable for network, _ in created for variable in network.variables]
         self._require_distinct(self._weights)
 
     @property
@@ -129,41 +130,25 @@ class CustomNetwork(tf.Module):
         if len({id(variable) for variable in variables}) < len(variables):
             raise ValueError(f"{describe_reference(self._factory)} must create a new network in each call")
 
-    def _create(self, seed: int) -> "_Call":
+    def _create(self, seed: int) -> tuple[Any, Callable[[Any], tf.Tensor]]:
+        """Returns a network, and a function that calls it and returns float32 [B, out]."""
         name, size = describe_reference(self._factory), self._output_size
         network = self._factory(self._inputs.spec, size, seed)
         if not callable(network) or not isinstance(network, tf.Module):
             raise TypeError(f"{name} must return a Keras layer or model or a callable tf.Module, got {network!r}")
-        call = _Call(network, size)
-        output = call.compute(self._inputs.nest(tf.zeros([1, self._inputs.size])))
+
+        def compute(nest: Any) -> tf.Tensor:
+            output = network(nest)  # TF-Agents' networks return a state as well.
+            return tf.convert_to_tensor(output[0] if isinstance(output, tuple) else output)
+
+        output = compute(self._inputs.nest(tf.zeros([1, self._inputs.size])))
         if output.shape not in ([1, size], [1] if size == 1 else None):
             raise ValueError(
                 f"the network of {name} must return float32 [B, {size}], got {output.shape} for a batch of 1"
             )
-        if not call.variables:
+        if not network.variables:
             raise ValueError(f"the network of {name} has no variables; create them in its first call")
-        return call
-
-
-class _Call:
-    """Calls of one network; not a tf.Module, so that nothing of the network itself is tracked."""
-
-    def __init__(self, network: Any, output_size: int):
-        self._network, self._output_size = network, output_size
-
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """All variables of the network."""
-        return list(self._network.variables)
-
-    def compute(self, nest: Any) -> tf.Tensor:
-        """Returns the output as it is; TF-Agents' networks return a state as well."""
-        output = self._network(nest)
-        return tf.convert_to_tensor(output[0] if isinstance(output, tuple) else output)
-
-    def __call__(self, nest: Any) -> tf.Tensor:
-        """Returns the outputs, float32 [B, out]."""
-        return tf.cast(tf.reshape(self.compute(nest), [-1, self._output_size]), tf.float32)
+        return network, lambda nest: tf.cast(tf.reshape(compute(nest), [-1, size]), tf.float32)
 
 
 @dataclass(frozen=True)
