@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb.errors import TrainingDivergedError
+
 _MAX_LISTED_KEYS = 10
 
 
@@ -13,8 +15,8 @@ def is_check_numerics_error(error: tf.errors.OpError) -> bool:
     return " values" in error.message and any(f"had {kind}" in error.message for kind in ("NaN", "Inf", "-Inf"))
 
 
-def describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray) -> str:
-    """Returns an error message for a diverged iteration.
+def make_divergence_error(iteration: int, loss: float, kind: str, keys: np.ndarray) -> TrainingDivergedError:
+    """Returns the error for a diverged iteration.
 
     Args:
       iteration: index of the iteration.
@@ -27,8 +29,8 @@ def describe_divergence(iteration: int, loss: float, kind: str, keys: np.ndarray
         f"training diverged at iteration {iteration}: {cause}; lower the learning rate or fix the data, and resume "
         "from the last checkpoint"
     )
-    if not len(keys):
-        return message
-    listed = ", ".join(map(str, keys[:_MAX_LISTED_KEYS].tolist()))
-    more = f" and {len(keys) - _MAX_LISTED_KEYS} more" if len(keys) > _MAX_LISTED_KEYS else ""
-    return f"{message} ({kind} of the batch: {listed}{more})"
+    if len(keys):
+        listed = ", ".join(map(str, keys[:_MAX_LISTED_KEYS].tolist()))
+        more = f" and {len(keys) - _MAX_LISTED_KEYS} more" if len(keys) > _MAX_LISTED_KEYS else ""
+        message += f" ({kind} of the batch: {listed}{more})"
+    return TrainingDivergedError(message)

@@ -15,7 +15,7 @@ from tf_agents.agents import tf_agent
 from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
 
-from .divergence import describe_divergence, is_check_numerics_error
+from .divergence import is_check_numerics_error, make_divergence_error
 from .feeds import Feed
 from .graph_errors import find_error
 from .read_ahead import ReadAhead
@@ -282,12 +282,12 @@ class TrainLoop:
             metrics, errors = self._train_given_batch.get_concrete_function(*batch)(*batch)
         except tf.errors.OpError as error:
             if is_check_numerics_error(error):
-                raise TrainingDivergedError(describe_divergence(self.step, float("nan"), "keys", keys)) from None
+                raise make_divergence_error(self.step, float("nan"), "keys", keys) from None
             raise find_error(error) from None
         self._step.assign_add(1)
         scalars = {name: float(value) for name, value in metrics.items()}
         if not self._is_finite(metrics["loss"]):
-            raise TrainingDivergedError(describe_divergence(self.step - 1, scalars["loss"], "keys", keys))
+            raise make_divergence_error(self.step - 1, scalars["loss"], "keys", keys)
         return CallResult(1, scalars, scalars, info, None if isinstance(errors, tuple) else errors.numpy(), 0.0)
 
     def _require_divisible(self, experience: Any) -> None:
@@ -302,9 +302,8 @@ class TrainLoop:
     def _describe_divergence(self, iteration: int, loss: float, keys: Any, first: int) -> TrainingDivergedError:
         """Returns an error that names the items in the batch of an iteration; `keys` are those from `first` on."""
         if (items := self._feed.sample_indices(iteration)) is not None:
-            return TrainingDivergedError(describe_divergence(iteration, loss, "items", items[0]))
-        batch_keys = np.ravel(() if keys is None else keys[iteration - first])
-        return TrainingDivergedError(describe_divergence(iteration, loss, "keys", batch_keys))
+            return make_divergence_error(iteration, loss, "items", items[0])
+        return make_divergence_error(iteration, loss, "keys", np.ravel(() if keys is None else keys[iteration - first]))
 
     @property
     def _has_weights(self) -> bool:
