@@ -30,7 +30,6 @@ class Algorithm:
     """One algorithm.
 
     Attributes:
-      name: name in `make_agent`, `train` and on the command line.
       agent: module in `rlds2reverb.learners.agents` and class of the agent, such as "iql:IQLAgent"; for an agent of the
         user's own its reference, such as "my_module:MyAgent".
       summary: full name.
@@ -49,9 +48,9 @@ class Algorithm:
         'time_step', the step's number.
       defaults: hyperparameters whose defaults differ from those of the class.
       factory: class or function that creates the user's own agent; None for the agents of rlds2reverb.
+      name: name in `make_agent`, `train` and on the command line.
     """
 
-    name: str
     agent: str
     summary: str
     source: str
@@ -64,6 +63,7 @@ class Algorithm:
     step_info: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     factory: Callable[..., Any] | None = field(default=None, repr=False)
+    name: str = ""
 
     @property
     def class_name(self) -> str:
@@ -85,26 +85,23 @@ _GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors":
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Algorithm(
-            "awac",
+    name: replace(algorithm, name=name)
+    for name, algorithm in {
+        "awac": Algorithm(
             "awac:AWACAgent",
             "advantage-weighted actor-critic",
             "Nair, Gupta, Dalal & Levine 2020, arXiv:2006.09359",
             data="mixed quality, then online",
             batch_size=1024,  # Appendix of the paper.
         ),
-        Algorithm(
-            "bc",
+        "bc": Algorithm(
             "bc:BCAgent",
             "behavioural cloning",
             "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
             data="expert demonstrations, also without rewards",
             has_td_errors=False,
         ),
-        Algorithm(
-            "cal_ql",
+        "cal_ql": Algorithm(
             "cql:CQLAgent",
             "calibrated Q-learning",
             "Nakamoto et al. 2023, arXiv:2303.05479",
@@ -113,23 +110,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             # The script of the authors' code, JaxCQL/conservative_sac_main.py.
             defaults={"is_calibrated": True, "hidden_sizes": (256, 256), "max_q_backup": True},
         ),
-        Algorithm(
-            "cql",
+        "cql": Algorithm(
             "cql:CQLAgent",
             "conservative Q-learning",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
             data="mixed quality, incomplete coverage",
         ),
-        Algorithm(
-            "crl",
+        "crl": Algorithm(
             "crl:CRLAgent",
             "contrastive reinforcement learning",
             "Eysenbach et al. 2022, arXiv:2206.07568",
             data="goals, of any behaviour that moves about",
             **_GOALS,
         ),
-        Algorithm(
-            "decision_transformer",
+        "decision_transformer": Algorithm(
             "decision_transformer:DecisionTransformerAgent",
             "transformer of actions, conditioned on returns to go",
             "Chen et al. 2021, arXiv:2106.01345",
@@ -140,8 +134,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             normalizes_observations=True,  # The authors' code, gym/experiment.py.
             step_info=("return_to_go", "time_step"),
         ),
-        Algorithm(
-            "discrete_bc",
+        "discrete_bc": Algorithm(
             "discrete_bc:DiscreteBCAgent",
             "behavioural cloning of discrete actions",
             "Pomerleau 1991, doi:10.1162/neco.1991.3.1.88",
@@ -149,16 +142,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             data="expert demonstrations, also without rewards",
             has_td_errors=False,
         ),
-        Algorithm(
-            "discrete_bcq",
+        "discrete_bcq": Algorithm(
             "discrete_bcq:DiscreteBCQAgent",
             "batch-constrained Q-learning",
             "Fujimoto et al. 2019, arXiv:1910.01708",
             data="few behaviours, incomplete coverage",
             **_ATARI,
         ),
-        Algorithm(
-            "discrete_cql",
+        "discrete_cql": Algorithm(
             "dqn:DQNAgent",
             "conservative Q-learning on DQN",
             "Kumar, Zhou, Tucker & Levine 2020, arXiv:2006.04779",
@@ -168,16 +159,14 @@ ALGORITHMS: dict[str, Algorithm] = {
             defaults={"conservative_weight": 1.0, "learning_rate": 5e-5, "adam_epsilon": 3.125e-4},
             **_ATARI,
         ),
-        Algorithm(
-            "discrete_iql",
+        "discrete_iql": Algorithm(
             "discrete_iql:DiscreteIQLAgent",
             "implicit Q-learning with discrete actions",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
             "discrete",
             data="mixed quality, sparse rewards",
         ),
-        Algorithm(
-            "double_dqn",
+        "double_dqn": Algorithm(
             "dqn:DQNAgent",
             "double deep Q-learning",
             "van Hasselt, Guez & Silver 2016, arXiv:1509.06461",
@@ -185,70 +174,61 @@ ALGORITHMS: dict[str, Algorithm] = {
             defaults={"double": True},
             **_ATARI,
         ),
-        Algorithm(
-            "dqn",
+        "dqn": Algorithm(
             "dqn:DQNAgent",
             "deep Q-learning",
             "Mnih et al. 2015, doi:10.1038/nature14236",
             data="online, or broad coverage of actions",
             **_ATARI,
         ),
-        Algorithm(
-            "edac",
+        "edac": Algorithm(
             "sac:SACAgent",
             "ensemble-diversified actor-critic",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             data="mixed quality, dense rewards",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10, "diversity_weight": 1.0},
         ),
-        Algorithm(
-            "fql",
+        "fql": Algorithm(
             "fql:FQLAgent",
             "flow Q-learning",
             "Park, Li & Levine 2025, arXiv:2502.02538",
             data="several ways to act: play, demonstrations",
         ),
-        Algorithm(
-            "gcbc",
+        "gcbc": Algorithm(
             "gcbc:GCBCAgent",
             "goal-conditioned behavioural cloning",
             "Lynch et al. 2019, arXiv:1903.01973",
             data="goals that the data reach on short ways",
             **_GOALS,
         ),
-        Algorithm(
-            "gciql",
+        "gciql": Algorithm(
             "gciql:GCIQLAgent",
             "goal-conditioned implicit Q-learning",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
             data="goals, on ways joined from several episodes",
             **_GOALS,
         ),
-        Algorithm(
-            "gcivl",
+        "gcivl": Algorithm(
             "gcivl:GCIVLAgent",
             "goal-conditioned implicit V-learning",
             "Park et al. 2025, arXiv:2410.20092",
             data="goals, as gciql, in a predictable environment",
             **_GOALS,
         ),
-        Algorithm(
-            "hiql",
+        "hiql": Algorithm(
             "hiql:HIQLAgent",
             "hierarchical implicit Q-learning",
             "Park et al. 2023, arXiv:2307.11949",
             data="distant goals",
             **_GOALS,
         ),
-        Algorithm(
-            "iql",
+        "iql": Algorithm(
             "iql:IQLAgent",
             "implicit Q-learning",
             "Kostrikov, Nair & Levine 2021, arXiv:2110.06169",
             data="mixed quality, sparse rewards; a first choice",
         ),
-        Algorithm(
-            "rebrac",
+        "rebrac": Algorithm(
             "rebrac:ReBRACAgent",
             "TD3+BC with penalties in actor and critics",
             "Tarasov et al. 2023, arXiv:2305.09836",
@@ -256,53 +236,47 @@ ALGORITHMS: dict[str, Algorithm] = {
             items="trajectories",
             batch_size=1024,  # Appendix of the paper, on hyperparameters.
         ),
-        Algorithm(
-            "sac",
+        "sac": Algorithm(
             "sac:SACAgent",
             "soft actor-critic",
             "Haarnoja et al. 2018b, arXiv:1812.05905",
             data="online",
         ),
-        Algorithm(
-            "sac_n",
+        "sac_n": Algorithm(
             "sac:SACAgent",
             "soft actor-critic with N critics",
             "An, Moon, Kim & Song 2021, arXiv:2110.01548",
             data="mixed quality, dense rewards; many critics",
             defaults={"hidden_sizes": (256, 256, 256), "num_critics": 10},
         ),
-        Algorithm(
-            "spot",
+        "spot": Algorithm(
             "spot:SPOTAgent",
             "supported policy optimization",
             "Wu et al. 2022, arXiv:2202.06239",
             data="mixed quality, with a weight for each task",
             normalizes_observations=True,  # The authors' code, main.py.
         ),
-        Algorithm(
-            "td3",
+        "td3": Algorithm(
             "td3_bc:TD3BCAgent",
             "twin delayed DDPG",
             "Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477",
             data="online",
             defaults={"alpha": None},
         ),
-        Algorithm(
-            "td3_bc",
+        "td3_bc": Algorithm(
             "td3_bc:TD3BCAgent",
             "TD3 with behavioural cloning",
             "Fujimoto & Gu 2021, arXiv:2106.06860",
             data="narrow, of good quality; fast",
             normalizes_observations=True,  # Section 5 of the paper.
         ),
-        Algorithm(
-            "xql",
+        "xql": Algorithm(
             "xql:XQLAgent",
             "extreme Q-learning",
             "Garg, Hejna, Geist & Ermon 2023, arXiv:2301.02328",
             data="mixed quality, sparse rewards, as iql",
         ),
-    )
+    }.items()
 }
 
 
@@ -424,7 +398,7 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
         raise TypeError(
             f"{reference} must accept the arguments (time_step_spec, action_spec), followed by its hyperparameters"
         ) from None
-    own = Algorithm(name, reference, "", "", None, items=None, has_td_errors=None, factory=agent)
+    own = Algorithm(reference, "", "", None, items=None, has_td_errors=None, factory=agent, name=name)
     # A subclass of one of the agents of rlds2reverb learns from the same items.
     by_class = {f"rlds2reverb.learners.agents.{algorithm.agent}": algorithm for algorithm in ALGORITHMS.values()}
     bases = (by_class.get(f"{base.__module__}:{base.__qualname__}") for base in getattr(agent, "__mro__", ()))
