@@ -82,11 +82,10 @@ class Checkpoint:
           CheckpointError: If the checkpoint has none, unless the data may be missing.
         """
         folder = self.path / _REPLAY
-        if not folder.is_dir() and getattr(replay, "may_be_missing", False):
-            return
-        if not folder.is_dir():
+        if folder.is_dir():
+            replay.load_data(folder)
+        elif not getattr(replay, "may_be_missing", False):
             raise CheckpointError(f"{self.path} was saved without replay data; start a new run, or omit replay=")
-        replay.load_data(folder)
 
 
 class Checkpoints:

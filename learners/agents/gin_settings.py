@@ -48,11 +48,12 @@ def read_gin(
     by_class = {candidate.class_name: name for name, candidate in {**list_algorithms(), **ALGORITHMS}.items()}
     values: dict[str, dict[str, Any]] = {_RUN: {}, algorithm.class_name: {}}
     for binding in read_bindings(named):
-        owner = _find_owner(binding, {_RUN, *by_class})
-        if binding.name:
-            is_of_run = owner == _RUN
-            value = _check_run(binding, options) if is_of_run else _check_agent(binding, owner, by_class[owner])
-            values.setdefault(owner, {})[binding.name] = value
+        owner, name = _find_owner(binding, {_RUN, *by_class}), binding.name
+        if owner == _RUN and name and name not in options:
+            raise binding.error(f"{_RUN} has no option {name!r}{advise(name, options)}")
+        if name:
+            value = binding.value if owner == _RUN else _check_agent(binding, owner, by_class[owner])
+            values.setdefault(owner, {})[name] = value
     agents = [name for name, bound in values.items() if bound and name != _RUN]
     if agents and algorithm.class_name not in agents:
         names = ", ".join(str(source) if isinstance(source, Path) else source[0] for source in named)
@@ -70,12 +71,6 @@ def _find_owner(binding: Binding, owners: Collection[str]) -> str:
     if owner not in owners or module not in ("", _MODULE):
         raise binding.error(f"{binding.owner} is no agent{advise(owner, owners)}")
     return owner
-
-
-def _check_run(binding: Binding, options: Collection[str]) -> Any:
-    if binding.name not in options:
-        raise binding.error(f"{_RUN} has no option {binding.name!r}{advise(binding.name, options)}")
-    return binding.value
 
 
 def _check_agent(binding: Binding, owner: str, algo: str) -> Any:

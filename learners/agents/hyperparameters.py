@@ -44,21 +44,15 @@ def read_declarations(agent: Any) -> dict[str, Option]:
     descriptions = {**read_descriptions(agent), **read_descriptions(construct)}
     is_custom = not is_configurable(agent)
     return {
-        parameter.name: declare(
-            parameter.name,
-            parameter.default,
-            hints.get(parameter.name, Any),
-            descriptions.get(parameter.name, ""),
-            is_custom=is_custom,
-        )
-        for parameter in parameters
+        name: declare(name, parameter.default, hints.get(name, Any), descriptions.get(name, ""), is_custom=is_custom)
+        for name, parameter in parameters.items()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     }
 
 
 def accepts_any_hyperparameter(agent: Any) -> bool:
     """Returns whether a class or function accepts keyword arguments that it does not declare."""
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _read_signature(agent)[1])
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _read_signature(agent)[1].values())
 
 
 def is_configurable(agent: Any) -> bool:
@@ -66,14 +60,14 @@ def is_configurable(agent: Any) -> bool:
     return isinstance(agent, type) and "_declares_hyperparameters" in vars(agent)
 
 
-def _read_signature(agent: Any) -> tuple[Any, list[inspect.Parameter]]:
-    """Returns the function that constructs an agent, and its parameters after the two specs."""
+def _read_signature(agent: Any) -> tuple[Any, dict[str, inspect.Parameter]]:
+    """Returns the function that constructs an agent, and its parameters after the two specs, by name."""
     construct = inspect.unwrap(getattr(agent, "__init__") if isinstance(agent, type) else agent)  # noqa: B009
-    parameters = list(inspect.signature(construct).parameters.values())
+    parameters = inspect.signature(construct).parameters
     # Kinds have the order of a signature.
-    positional = [parameter.name for parameter in parameters if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
+    positional = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
     skipped = positional[: 3 if isinstance(agent, type) else 2]
-    return construct, [parameter for parameter in parameters if parameter.name not in skipped]
+    return construct, {name: parameter for name, parameter in parameters.items() if name not in skipped}
 
 
 _Agent = TypeVar("_Agent")
