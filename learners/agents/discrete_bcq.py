@@ -19,6 +19,7 @@ from .hyperparameters import (
     PositiveFraction,
     Seed,
     configurable,
+    select_hyperparameters,
 )
 from .offline_agent import TransitionBatch
 from .spaces import DiscreteActions, Observations
@@ -89,24 +90,8 @@ class DiscreteBCQAgent(DQNAgent):
         )
         self._imitation_optimizer = Adam(self._imitation.trained_variables, learning_rate, epsilon=adam_epsilon)
         self._threshold, self._logit_penalty = threshold, logit_penalty
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observation_mean=observation_mean,
-            observation_std=observation_std,
-            seed=seed,
-            hidden_sizes=hidden_sizes,
-            q_network=q_network,
-            image_encoder=image_encoder,
-            learning_rate=learning_rate,
-            adam_epsilon=adam_epsilon,
-            discount=discount,
-            target_update_period=target_update_period,
-            target_update_rate=target_update_rate,
-            exploration_epsilon=exploration_epsilon,
-            double=True,
-            conservative_weight=0.0,
-        )
+        inherited = select_hyperparameters(DQNAgent, locals())
+        super().__init__(time_step_spec, action_spec, **inherited, double=True, conservative_weight=0.0)
 
     def _make_actor(self, epsilon: float) -> ConstrainedActor:
         return ConstrainedActor(self._critic, self._imitation, threshold=self._threshold, epsilon=epsilon)

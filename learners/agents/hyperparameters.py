@@ -50,6 +50,11 @@ def read_declarations(agent: Any) -> dict[str, Option]:
     }
 
 
+def select_hyperparameters(agent: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of some arguments that are hyperparameters of an agent, such as the base class of another one."""
+    return {name: arguments[name] for name in _read_signature(agent)[1] if name in arguments}
+
+
 def accepts_any_hyperparameter(agent: Any) -> bool:
     """Returns whether a class or function accepts keyword arguments that it does not declare."""
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _read_signature(agent)[1].values())

@@ -15,6 +15,7 @@ from .hyperparameters import (
     PositiveFraction,
     Seed,
     configurable,
+    select_hyperparameters,
 )
 from .networks import critic_values
 from .offline_agent import TransitionBatch
@@ -88,26 +89,8 @@ class ReBRACAgent(TD3BCAgent):
           critic_penalty: the paper's beta_2, tuned for each task; the default is that of hopper-medium-expert.
         """
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observation_mean=observation_mean,
-            observation_std=observation_std,
-            seed=seed,
-            hidden_sizes=hidden_sizes,
-            actor_network=actor_network,
-            critic_network=critic_network,
-            image_encoder=image_encoder,
-            actor_learning_rate=actor_learning_rate,
-            critic_learning_rate=critic_learning_rate,
-            discount=discount,
-            target_update_rate=target_update_rate,
-            policy_noise=policy_noise,
-            noise_clip=noise_clip,
-            policy_delay=policy_delay,
-            exploration_noise=exploration_noise,
-            alpha=None,
-        )
+        inherited = select_hyperparameters(TD3BCAgent, locals())
+        super().__init__(time_step_spec, action_spec, **inherited, alpha=None)
 
     def target_values(self, batch: TransitionBatch, action: tf.Tensor) -> tf.Tensor:
         """Returns the smaller target value of actions [B, A], minus the penalty, float32 [B].
