@@ -1,13 +1,12 @@
 """Advantage-weighted actor-critic (AWAC)."""
 
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Fraction,
     ImageEncoderName,
@@ -90,14 +89,10 @@ class AWACAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = partial(
-            make_network, observations=observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0
-        )
-        mean = network(actor_network, sizes=[*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0)
+        mean = build(actor_network, [*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        critic = network(
-            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
-        )
+        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
         self._actor_weight_decay = actor_weight_decay

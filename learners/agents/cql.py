@@ -1,6 +1,5 @@
 """Conservative Q-learning (CQL) for continuous actions, and its calibration for a later online phase (Cal-QL)."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from rlds2reverb.errors import SpecMismatchError
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -132,13 +131,9 @@ class CQLAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = partial(
-            make_network, observations=observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0
-        )
-        gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
-        critic = network(
-            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic"
-        )
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0)
+        gaussian = build(actor_network, [*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
+        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, actor_learning_rate)

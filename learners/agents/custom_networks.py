@@ -56,6 +56,11 @@ def make_network(
     return MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
 
 
+def configure_networks(observations: Observations, **options: Any) -> Callable[..., Network]:
+    """Returns a function `(factory, sizes, **options)` that calls `make_network` with these options as well."""
+    return lambda factory, sizes, **others: make_network(factory, observations, sizes, **options, **others)
+
+
 class CustomNetwork(tf.Module):
     """One or several networks that a function of the user created, called, copied and tracked like an `MLP`.
 

@@ -1,13 +1,12 @@
 """Implicit Q-learning (IQL) for discrete actions."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .discrete_actors import CategoricalActor
 from .hyperparameters import (
     Count,
@@ -82,13 +81,11 @@ class DiscreteIQLAgent(IQLAgent):
         """
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
-        network = partial(
-            make_network, observations=observations, seed=seed, image_encoder=image_encoder, init="orthogonal"
-        )
-        actor = CategoricalActor(network(actor_network, sizes=[*hidden_sizes, actions.num_actions], name="actor"))
-        critic = network(critic_network, sizes=[*hidden_sizes, actions.num_actions], copies=2, name="critic")
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, init="orthogonal")
+        actor = CategoricalActor(build(actor_network, [*hidden_sizes, actions.num_actions], name="actor"))
+        critic = build(critic_network, [*hidden_sizes, actions.num_actions], copies=2, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
+        self._value = build(value_network, [*hidden_sizes, 1], name="value")
         self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._actor_optimizer = Adam(actor.network.trained_variables, actor_learning_rate, decay_steps=num_updates)
         self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight

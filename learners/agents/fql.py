@@ -1,6 +1,5 @@
 """Flow Q-learning (FQL)."""
 
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -8,7 +7,7 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -103,13 +102,11 @@ class FQLAgent(OfflineAgent):
         actions = BoundedActions(action_spec)
         width = actions.size
         options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        network = partial(make_network, observations=observations, activation="gelu", init="glorot", **options)
-        action = network(actor_network, sizes=[*hidden_sizes, width], action_size=width, name="actor")
+        build = configure_networks(observations, activation="gelu", init="glorot", **options)
+        action = build(actor_network, [*hidden_sizes, width], action_size=width, name="actor")
         actor = OneStepFlowActor(action, width)
-        self._flow = network(flow_network, sizes=[*hidden_sizes, width], action_size=width + 1, name="flow")
-        critic = network(
-            critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, layer_norm=True, name="critic"
-        )
+        self._flow = build(flow_network, [*hidden_sizes, width], action_size=width + 1, name="flow")
+        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, layer_norm=True, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
         self._actor_optimizer = Adam(actor_variables, actor_learning_rate)

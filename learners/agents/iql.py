@@ -1,13 +1,12 @@
 """Implicit Q-learning (IQL)."""
 
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -95,14 +94,12 @@ class IQLAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = partial(
-            make_network, observations=observations, seed=seed, image_encoder=image_encoder, init="orthogonal"
-        )
-        mean = network(actor_network, sizes=[*hidden_sizes, width], name="actor")
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, init="orthogonal")
+        mean = build(actor_network, [*hidden_sizes, width], name="actor")
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        critic = network(critic_network, sizes=[*hidden_sizes, 1], action_size=width, copies=2, name="critic")
+        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value", **self.value_network_options)
+        self._value = build(value_network, [*hidden_sizes, 1], name="value", **self.value_network_options)
         self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
         self._actor_optimizer = Adam(
             [*mean.trained_variables, actor.log_std], actor_learning_rate, decay_steps=num_updates

@@ -1,7 +1,6 @@
 """Soft actor-critic (SAC) for continuous actions, and its ensembles of critics for fixed datasets: SAC-N and EDAC."""
 
 import math
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ from rlds2reverb.errors import ArgumentError
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -129,10 +128,9 @@ class SACAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = partial(make_network, observations=observations, seed=seed, image_encoder=image_encoder)
-        gaussian = network(actor_network, sizes=[*hidden_sizes, 2 * width], name="actor")
-        sizes = [*hidden_sizes, 1]
-        critic = network(critic_network, sizes=sizes, action_size=width, copies=num_critics, name="critic")
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
+        gaussian = build(actor_network, [*hidden_sizes, 2 * width], name="actor")
+        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, temperature_learning_rate, initial=initial_temperature)

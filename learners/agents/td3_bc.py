@@ -1,13 +1,12 @@
 """TD3+BC and TD3."""
 
-from functools import partial
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -90,12 +89,10 @@ class TD3BCAgent(OfflineAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = BoundedActions(action_spec)
         width = actions.size
-        network = partial(make_network, observations=observations, seed=seed, image_encoder=image_encoder)
-        self._actor_network = network(
-            actor_network, sizes=[*hidden_sizes, width], name="actor", **self.actor_network_options
-        )
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
+        self._actor_network = build(actor_network, [*hidden_sizes, width], name="actor", **self.actor_network_options)
         critic_options = {"action_size": width, "copies": 2, **self.critic_network_options}
-        critic = network(critic_network, sizes=[*hidden_sizes, 1], name="critic", **critic_options)
+        critic = build(critic_network, [*hidden_sizes, 1], name="critic", **critic_options)
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._target_actor = TanhActor(self._actor_network.copy())
         self._actor_optimizer = Adam(self._actor_network.trained_variables, actor_learning_rate)
