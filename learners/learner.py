@@ -570,10 +570,8 @@ class Learner(Closing):
         Args:
           path: directory of the SavedModel; replaced if it exists.
         """
-        estimate_values = getattr(self.agent, "estimate_values", None)
-        return export_policy(
-            self.agent.policy, path, train_step=self.agent.train_step_counter, estimate_values=estimate_values
-        )
+        values = getattr(self.agent, "estimate_values", None)
+        return export_policy(self.policy, path, train_step=self.agent.train_step_counter, estimate_values=values)
 
     def export_best_policy(self, path: str | Path, *, current: str | Path | None = None) -> Path | None:
         """Writes the policy of the best evaluation, and returns its path, or None without evaluations.
