@@ -1,13 +1,12 @@
 """Supported policy optimization (SPOT)."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
+from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
@@ -18,6 +17,7 @@ from .hyperparameters import (
     PositiveFraction,
     Seed,
     configurable,
+    select_hyperparameters,
 )
 from .networks import critic_values
 from .offline_agent import TransitionBatch
@@ -102,34 +102,16 @@ class SPOTAgent(TD3BCAgent):
         observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         width = BoundedActions(action_spec).size
         latent_size = latent_size or 2 * width
-        network = partial(make_network, None, observations, seed=seed, image_encoder=image_encoder)
+        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
         encoder_sizes, decoder_sizes = [*density_hidden_sizes, 2 * latent_size], [*density_hidden_sizes, width]
-        self._encoder = network(encoder_sizes, action_size=width, name="encoder")
-        self._decoder = network(decoder_sizes, action_size=latent_size, name="decoder")
+        self._encoder = build(None, encoder_sizes, action_size=width, name="encoder")
+        self._decoder = build(None, decoder_sizes, action_size=latent_size, name="decoder")
         density_variables = [*self._encoder.trained_variables, *self._decoder.trained_variables]
         self._density_optimizer = Adam(density_variables, density_learning_rate)
         self._num_density_updates = num_density_updates
         self._support_weight, self._kl_weight = support_weight, kl_weight
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observation_mean=observation_mean,
-            observation_std=observation_std,
-            seed=seed,
-            hidden_sizes=hidden_sizes,
-            actor_network=actor_network,
-            critic_network=critic_network,
-            image_encoder=image_encoder,
-            actor_learning_rate=actor_learning_rate,
-            critic_learning_rate=critic_learning_rate,
-            discount=discount,
-            target_update_rate=target_update_rate,
-            policy_noise=policy_noise,
-            noise_clip=noise_clip,
-            policy_delay=policy_delay,
-            exploration_noise=exploration_noise,
-            alpha=None,
-        )
+        inherited = select_hyperparameters(TD3BCAgent, locals())
+        super().__init__(time_step_spec, action_spec, **inherited, alpha=None)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         step = self.train_step_counter - self._num_density_updates

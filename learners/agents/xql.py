@@ -16,6 +16,7 @@ from .hyperparameters import (
     PositiveFraction,
     Seed,
     configurable,
+    select_hyperparameters,
 )
 from .iql import IQLAgent
 from .networks import critic_values
@@ -98,27 +99,8 @@ class XQLAgent(IQLAgent):
           log_std_bounds: minimum and maximum log standard deviation of the actor.
         """
         self._loss_temperature, self._max_clip = loss_temperature, max_clip
-        super().__init__(
-            time_step_spec,
-            action_spec,
-            observation_mean=observation_mean,
-            observation_std=observation_std,
-            seed=seed,
-            hidden_sizes=hidden_sizes,
-            actor_network=actor_network,
-            critic_network=critic_network,
-            value_network=value_network,
-            image_encoder=image_encoder,
-            actor_learning_rate=actor_learning_rate,
-            critic_learning_rate=critic_learning_rate,
-            value_learning_rate=value_learning_rate,
-            num_updates=num_updates,
-            discount=discount,
-            target_update_rate=target_update_rate,
-            temperature=temperature,
-            max_weight=max_weight,
-            log_std_bounds=log_std_bounds,
-        )
+        inherited = select_hyperparameters(IQLAgent, locals())
+        super().__init__(time_step_spec, action_spec, **inherited)
 
     def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the scaled Gumbel loss of V(s) against q [B]."""
