@@ -197,19 +197,23 @@ class ImageNetwork(tf.Module):
         """
         super().__init__(name=name)
         self._inputs, self._copies = inputs, copies
-        images = inputs.image_shapes
-        self._encoders = [
-            [
-                ImageEncoder(shape, architecture=image_encoder, seed=seed, name=f"{name}_encoder_{copy}_{index}")
-                for index, shape in enumerate(images)
-            ]
-            for copy in range(copies or 1)
-        ]
-        num_pixels = sum(int(np.prod(shape)) for shape in images)
+        self._create_encoders(image_encoder, seed=seed, trainable=True)
+        num_pixels = sum(int(np.prod(shape)) for shape in inputs.image_shapes)
         num_features = sum(encoder.size for encoder in self._encoders[0])
         self._mlp = MLP(
             [inputs.size - num_pixels + num_features, *sizes], seed=seed, copies=copies, name=name, **options
         )
+
+    def _create_encoders(self, architecture: ImageEncoderName, *, seed: int, trainable: bool) -> None:
+        """Creates one encoder for each image, and for each of the copies."""
+        options: dict[str, Any] = {"architecture": architecture, "seed": seed, "trainable": trainable}
+        self._encoders = [
+            [
+                ImageEncoder(shape, name=f"{self.name}_encoder_{copy}_{index}", **options)
+                for index, shape in enumerate(self._inputs.image_shapes)
+            ]
+            for copy in range(self._copies or 1)
+        ]
 
     @property
     def trained_variables(self) -> list[tf.Variable]:
@@ -256,15 +260,7 @@ class ImageNetwork(tf.Module):
         target = object.__new__(ImageNetwork)
         tf.Module.__init__(target, name=f"target_{self.name}")
         target._inputs, target._copies, target._mlp = self._inputs, self._copies, self._mlp.copy()
-        target._encoders = [
-            [
-                ImageEncoder(
-                    shape, architecture=encoder.architecture, seed=0, trainable=False, name=f"target_{encoder.name}"
-                )
-                for shape, encoder in zip(self._inputs.image_shapes, encoders, strict=True)
-            ]
-            for encoders in self._encoders
-        ]
+        target._create_encoders(self._encoders[0][0].architecture, seed=0, trainable=False)
         for own, online in zip(target.trained_variables, self.trained_variables, strict=True):
             own.assign(online)
         return target
