@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.feeds import Feed
-from rlds2reverb.learners.hooks.hook import LearnerHook, Phase
+from rlds2reverb.learners.hooks import LogReduceHook
 from rlds2reverb.learners.train_loop import extract_metrics, extract_td_errors
 from rlds2reverb.store.item_index import permute
 
@@ -36,15 +36,13 @@ def find_held_out(num_episodes: int, share: float, seed: int) -> np.ndarray:
     return permute(np.arange(num_episodes), num_episodes, seed=seed, epoch=0) < count
 
 
-class ValidationHook(LearnerHook):
+class ValidationHook(LogReduceHook):
     """A hook that logs the agent's losses on held-out items next to those on the batches it learns from.
 
     The numbers are those of a train step, such as `critic_loss`, `actor_loss`, `q_mean` and `td_error`, as means over
     the same items each time. The train step is run on these items, and all variables are then restored, so the run
     continues bit for bit as without the hook.
     """
-
-    phase = Phase.REDUCE_LOG
 
     def __init__(self, agent: Any, feed: Feed, *, every: int):
         """Sets the items.
@@ -54,12 +52,8 @@ class ValidationHook(LearnerHook):
           feed: the feed of the held-out items.
           every: number of iterations between log entries.
         """
-        super().__init__("validation", position="after_iter", every=every)
+        super().__init__("validation", 50, every=every, reduce=lambda numbers: {**numbers, **self.measure()})
         self._agent, self._feed = agent, feed
-
-    def __call__(self, learner: Any) -> None:
-        """Adds the losses to the numbers that are logged next."""
-        learner.log_buffer = {**learner.log_buffer, **self.measure()}
 
     def measure(self) -> dict[str, float]:
         """Returns the mean losses by name."""
