@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb._arguments import require_count
 from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.experience import convert_data
@@ -41,13 +40,7 @@ class CollectedItems(Feed):
           capacity: maximum number of items to hold, at least 1.
           batch_size: number of items in a batch, at least 1.
           seed: random seed for sampling, in [0, 2^31).
-
-        Raises:
-          ValueError: If a number is out of range.
         """
-        require_count("capacity", capacity)
-        require_count("batch_size", batch_size)
-        require_count("seed", seed, 0, 2**31 - 1)
         self.capacity, self._batch_size, self._seed = capacity, batch_size, seed
         # The whole item is one row, even if it has a time axis.
         self._packing = Packing(item_spec, squeeze=True)

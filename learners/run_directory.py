@@ -155,8 +155,7 @@ class RunDirectory(Closing):
         require_count(STEP, step, 0)
         row = evaluation_row(evaluation)
         self._evaluations.append(step, row)
-        summary = {name: row.get(name) for name in _SUMMARY}
-        self._summarize(step, {f"{_EVALUATION}{name}": value for name, value in summary.items() if value is not None})
+        self._summarize(step, {f"{_EVALUATION}{name}": row.get(name) for name in _SUMMARY})
 
     def log_priorities(self, step: int, counts: Any) -> None:
         """Appends a histogram of priorities to `priorities.csv`.

@@ -35,6 +35,9 @@ class RunLog:
       is_new_best: whether the last evaluation is the best one, and no checkpoint has been saved since.
     """
 
+    best_return: float
+    evaluated_at: int | None
+
     def __init__(self, run: RunDirectory, on_log: Callable[[int, dict[str, float]], None] | None = None):
         """Starts an empty log; the entries of an earlier run are removed by the first entry.
 
@@ -108,15 +111,13 @@ class RunLog:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
         lists = {name: counts.tolist() for name, counts in self.histograms.items()}
+        best = None if math.isinf(self.best_return) else self.best_return
         return {
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "recorded_at": self.recorded_at,
             "buffer": {"means": self.means, "counts": self._counts, **dict.fromkeys(_HISTOGRAMS), **lists},
             "monitor": self.monitor.state_dict(),
-            "evaluations": {
-                "best_return": None if math.isinf(self.best_return) else self.best_return,
-                "evaluated_at": self.evaluated_at,
-            },
+            "evaluations": {"best_return": best, "evaluated_at": self.evaluated_at},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], step: int) -> None:

@@ -108,9 +108,6 @@ class OfflineAgent(tf_agent.TFAgent):
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> tf_policy.TFPolicy:
         return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self._actor, greedy=greedy)
 
-    def _initialize(self) -> None:
-        """Does nothing, because networks and targets are created with the agent."""
-
     @without_autograph
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
         batch = self.batch(experience, weights)
