@@ -43,7 +43,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
 from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, bytes_name, ends_name, frames_name
+from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, array_name
 from rlds2reverb.store.step_columns import StepColumns
 
 from .formats import Format
@@ -194,7 +194,8 @@ class _PartWriter:
         self._folder, self._layout = folder, layout
         self._specs = layout.array_specs()
         self._paths = {name: folder / name for name in self._specs}
-        records = _read_array(self._paths[EPISODES], self._specs[EPISODES], None)
+        is_new = not self._paths[EPISODES].exists()
+        records = np.zeros(0, EPISODE_RECORD) if is_new else np.fromfile(self._paths[EPISODES], EPISODE_RECORD)
         self.num_episodes = len(records)
         self._lengths = _find_lengths(layout, records, folder)
         self._files: dict[str, Any] = {}
@@ -233,17 +234,17 @@ def _write_all(file: Any, array: np.ndarray) -> None:
 
 def _find_lengths(layout: Layout, records: np.ndarray, folder: Path) -> dict[str, int]:
     """Returns how many elements of each array belong to episodes with a record."""
-    num_steps = records["num_steps"] if len(records) else np.zeros(0, np.int64)
+    num_steps = records["num_steps"]
     total, num_full = int(num_steps.sum()), int(np.count_nonzero(num_steps))
     lengths = dict.fromkeys(layout.array_specs(), total)
     lengths[EPISODES] = len(records)
     lengths[ATTRIBUTES] = int(records["attributes_end"][-1]) if len(records) else 0
     for number, column in enumerate(layout.columns):
         if column.kind == "frames":
-            lengths[frames_name(number)] = total + num_full * column.num_more_frames
+            lengths[array_name(number, "frames")] = total + num_full * column.num_more_frames
         elif column.kind == "bytes":
-            ends = _read_array(folder / ends_name(number), ArraySpec((), np.dtype(np.int64)), total)
-            lengths[bytes_name(number)] = int(ends[-1]) if total else 0
+            ends = _read_array(folder / array_name(number, "ends"), ArraySpec((), np.dtype(np.int64)), total)
+            lengths[array_name(number, "bytes")] = int(ends[-1]) if total else 0
     return lengths
 
 
@@ -256,8 +257,7 @@ def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | Non
         number for number in range(len(plan.ranges)) if not (_part_folder(path, number) / _PART_MANIFEST).exists()
     ]
     can_split = len(plan.ranges) > 1 and source.kind != "memory"
-    if num_workers is None:
-        num_workers = available_cores() if can_split else 0
+    num_workers = available_cores() if num_workers is None else num_workers
     num_workers = min(num_workers, len(missing)) if can_split else 0
 
     def report() -> None:
@@ -352,14 +352,14 @@ def run_worker() -> None:
             for number in numbers:
                 _write_part(source, plan, path, number)
     except BaseException as error:
-        output.write(_dump_error(error))
+        output.write(dump_error(error))
         output.flush()
         os._exit(1)
     os._exit(0)
 
 
-def _dump_error(error: BaseException) -> bytes:
-    """Returns an error as bytes; one that cannot be created from its arguments becomes a `SourceError`."""
+def dump_error(error: BaseException) -> bytes:
+    """Returns a pickled error; one that cannot be created from its arguments becomes a `SourceError`."""
     try:
         content = pickle.dumps(error)
         pickle.loads(content)
@@ -376,14 +376,11 @@ def _exit_at_end(stream: Any) -> None:
 def _seal(source: Source, plan: _Plan, path: Path) -> None:
     """Replaces the plan by the manifest of a complete store."""
     parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan.ranges))]
-    metadata = {name: value for name, value in source.full_metadata.items() if _is_plain(value)}
+    plain = (str, int, float, type(None))
+    metadata = {name: value for name, value in source.full_metadata.items() if isinstance(value, plain)}
     described = {"warnings": source.warnings, "metadata": metadata, "assumed_fields": source.assumed_fields}
     save_json(path / MANIFEST, {**plan.to_json(), "parts": parts, "source": described})
     (path / PLAN).unlink(missing_ok=True)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bool, type(None)))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -494,10 +491,8 @@ def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
     return StepColumns(layout, parts)
 
 
-def _read_array(path: Path, spec: ArraySpec, length: int | None, random_access: bool = False) -> np.ndarray:
-    """Maps the first elements of a file into memory; all complete ones if `length` is None."""
-    if length is None:
-        length = path.stat().st_size // spec.num_bytes if path.exists() else 0
+def _read_array(path: Path, spec: ArraySpec, length: int, random_access: bool = False) -> np.ndarray:
+    """Maps the first elements of a file into memory."""
     shape: Any = (length, *spec.shape)
     if not length or not spec.num_bytes:
         return np.zeros(shape, spec.dtype)

@@ -135,9 +135,10 @@ class Layout:
         specs = {ROWS: ArraySpec((self.row_bytes,), byte)}
         for number, column in enumerate(self.columns):
             if column.kind == "bytes":
-                specs |= {bytes_name(number): ArraySpec((), byte), ends_name(number): ArraySpec((), end)}
+                for content, dtype in (("bytes", byte), ("ends", end)):
+                    specs[array_name(number, content)] = ArraySpec((), dtype)
             elif column.kind == "frames":
-                specs[frames_name(number)] = ArraySpec(column.frame_shape, column.spec.dtype)
+                specs[array_name(number, "frames")] = ArraySpec(column.frame_shape, column.spec.dtype)
         return {**specs, ATTRIBUTES: ArraySpec((), byte), EPISODES: ArraySpec((), EPISODE_RECORD)}
 
     def encode(
@@ -164,13 +165,14 @@ class Layout:
                 rows[:, self._places[number]] = flat.view(np.uint8) if flat.size else 0
             elif column.kind == "bytes":
                 parts = [value if isinstance(value, bytes) else str(value).encode() for value in array.tolist()]
-                ends = np.cumsum([len(part) for part in parts], dtype=np.int64) + num_bytes[bytes_name(number)]
-                added |= {bytes_name(number): np.frombuffer(b"".join(parts), np.uint8), ends_name(number): ends}
+                ends, name = np.cumsum([len(part) for part in parts], dtype=np.int64), array_name(number, "bytes")
+                added[name] = np.frombuffer(b"".join(parts), np.uint8)
+                added[array_name(number, "ends")] = ends + num_bytes[name]
             elif column.kind == "frames" and column.stack:
                 episodes = [dict(episode.columns)[column.path] for episode in batch.episodes]
-                added[frames_name(number)] = concatenate([_unstack(array, column) for array in episodes])
+                added[array_name(number, "frames")] = concatenate([_unstack(array, column) for array in episodes])
             elif column.kind == "frames":
-                added[frames_name(number)] = array
+                added[array_name(number, "frames")] = array
         # Episodes that were cut from columns have no attributes.
         has_attributes = not isinstance(batch.episodes, SplitEpisodes)
         attributes = [_encode_attributes(episode) for episode in batch.episodes] if has_attributes else []
@@ -225,19 +227,9 @@ class Layout:
         raise SpecMismatchError(f"{path_name(path)} of {name} is {specs[0]}, but {specs[1]} before; {advice}")
 
 
-def bytes_name(number: int) -> str:
-    """Returns the name of the array with the bytes of a column."""
-    return f"column-{number:02d}-bytes"
-
-
-def ends_name(number: int) -> str:
-    """Returns the name of the array with the end of the bytes of each step."""
-    return f"column-{number:02d}-ends"
-
-
-def frames_name(number: int) -> str:
-    """Returns the name of the array with the frames of a column."""
-    return f"column-{number:02d}-frames"
+def array_name(number: int, content: str) -> str:
+    """Returns the name of an array of a column: its 'frames', its 'bytes', or the 'ends' of the bytes of each step."""
+    return f"column-{number:02d}-{content}"
 
 
 def read_attributes(content: bytes) -> dict[str, Any]:

@@ -19,11 +19,9 @@ from .layout import (
     EPISODES,
     ROWS,
     Layout,
+    array_name,
     blank_images,
-    bytes_name,
     decode_image,
-    ends_name,
-    frames_name,
     read_attributes,
 )
 
@@ -31,7 +29,6 @@ from .layout import (
 Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
 #: Size from which on a part in memory is followed by another one.
 _PART_BYTES = 32 << 20
-_GROWTH = 1.25
 #: Maximum number of steps of several episodes that are read at a time.
 _BATCH_ROWS = 8192
 
@@ -133,7 +130,7 @@ class StepColumns:
         """
         for index in range(*slice(first, stop).indices(len(self.num_steps))):
             rows = np.arange(self.starts[index], self.ends[index])
-            decode = None if image_decoding else _keep_files
+            decode = None if image_decoding else lambda files, pixels: np.array(files, object)
             steps = self.take(rows, decode=decode, with_images=with_images)
             yield Episode(steps, index, **self._read_attributes(index))
 
@@ -167,7 +164,7 @@ class StepColumns:
 
     def _take_frames(self, number: int, rows: np.ndarray) -> np.ndarray:
         """Returns the frames of some steps, `[N, K, ...]`, where K is 1 without stacks."""
-        column, name = self.layout.columns[number], frames_name(number)
+        column, name = self.layout.columns[number], array_name(number, "frames")
         if not column.stack:
             return self._gather(name, rows, self._first_rows)[:, None]
         episodes = np.searchsorted(self.ends, rows, side="right")
@@ -183,11 +180,11 @@ class StepColumns:
         return np.cumsum(has_steps) - has_steps
 
     def _take_bytes(self, number: int, rows: np.ndarray) -> list[bytes]:
-        ends = self._gather(ends_name(number), rows, self._first_rows)
-        starts = self._gather(ends_name(number), np.maximum(rows - 1, 0), self._first_rows)
+        ends = self._gather(array_name(number, "ends"), rows, self._first_rows)
+        starts = self._gather(array_name(number, "ends"), np.maximum(rows - 1, 0), self._first_rows)
         parts = np.searchsorted(self._first_rows, rows, side="right") - 1
         starts[rows == self._first_rows[parts]] = 0
-        contents = [part[bytes_name(number)] for part in self._parts]
+        contents = [part[array_name(number, "bytes")] for part in self._parts]
         for part, content in enumerate(contents):
             if isinstance(content, np.memmap):
                 wanted = np.unique(starts[parts == part], return_index=True)
@@ -204,41 +201,35 @@ class StepColumns:
 
 
 class MemoryColumns:
-    """A builder of `StepColumns` in memory, which adds episodes without copying those before."""
+    """A builder of `StepColumns` in memory, which joins the arrays of episodes to parts of about 32 MB."""
 
     def __init__(self, layout: Layout):
         self.layout = layout
         self._parts: list[dict[str, np.ndarray]] = []
-        self._sizes: dict[str, int] = {}
         self._start_part()
 
     def append(self, batch: EpisodeBatch) -> None:
         """Adds episodes; raises as `Layout.encode`."""
-        for name, added in self.layout.encode(batch, self._sizes).items():
-            array, size = self._parts[-1][name], self._sizes[name]
-            if size + len(added) > len(array):
-                capacity = max(size + len(added), int(len(array) * _GROWTH))
-                array.resize((capacity, *array.shape[1:]), refcheck=False)
-            array[size : size + len(added)] = added
-            self._sizes[name] = size + len(added)
-        if sum(array.nbytes for array in self._parts[-1].values()) > _PART_BYTES:
-            self._start_part()
+        self._pending.append(self.layout.encode(batch, self._sizes))
+        for name, added in self._pending[-1].items():
+            self._sizes[name] += len(added)
+            self._num_bytes += added.nbytes
+        if self._num_bytes > _PART_BYTES:
+            self._end_part()
 
     def finish(self) -> StepColumns:
         """Returns the steps."""
-        self._trim()
+        self._end_part()
         return StepColumns(self.layout, self._parts)
 
     def _start_part(self) -> None:
-        self._trim()
         specs: Any = self.layout.array_specs()
-        self._parts.append({name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()})
-        self._sizes = dict.fromkeys(specs, 0)
+        self._pending = [{name: np.zeros((0, *spec.shape), spec.dtype) for name, spec in specs.items()}]
+        self._sizes, self._num_bytes = dict.fromkeys(specs, 0), 0
 
-    def _trim(self) -> None:
-        for name, size in self._sizes.items():
-            array = self._parts[-1][name]
-            array.resize((size, *array.shape[1:]), refcheck=False)
+    def _end_part(self) -> None:
+        self._parts.append({name: np.concatenate([part[name] for part in self._pending]) for name in self._sizes})
+        self._start_part()
 
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
@@ -265,10 +256,6 @@ def _read_ahead(array: Any, offsets: np.ndarray, sizes: Any) -> None:
     starts = offsets // mmap.PAGESIZE * mmap.PAGESIZE
     for start, length in zip(starts.tolist(), (offsets + sizes - starts).tolist(), strict=True):
         array._mmap.madvise(mmap.MADV_WILLNEED, start, length)
-
-
-def _keep_files(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
-    return np.array(files, object)
 
 
 def _find_firsts(lengths: Sequence[int]) -> np.ndarray:
