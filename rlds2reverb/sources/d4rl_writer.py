@@ -107,19 +107,18 @@ class _ColumnWriter:
         self._dataset = file.create_dataset(name, (0, *row_shape), rows.dtype, **layout)
         self._is_empty = is_empty
         self._pending: list[np.ndarray] = []
-        self._num_pending = self._num_rows = self._num_raw_bytes = self._num_stored_bytes = 0
+        self._num_raw_bytes = self._num_stored_bytes = 0
 
     def append(self, rows: np.ndarray) -> None:
         """Adds rows, and writes the chunks that are complete."""
         self._pending.append(rows)
-        self._num_pending += len(rows)
-        if self._num_pending <= self._chunk_rows:
+        if sum(map(len, self._pending)) <= self._chunk_rows:
             return
         pending = concatenate(self._pending)
         num_full = (len(pending) - 1) // self._chunk_rows * self._chunk_rows  # At least one row remains.
         for start in range(0, num_full, self._chunk_rows):
             self._write_chunk(pending[start : start + self._chunk_rows])
-        self._pending, self._num_pending = [pending[num_full:].copy()], len(pending) - num_full
+        self._pending = [pending[num_full:].copy()]
 
     def replace_last(self, value: bool) -> None:
         """Changes the last row, which is never in a chunk before `finish`."""
@@ -131,9 +130,8 @@ class _ColumnWriter:
         self._write_chunk(concatenate(self._pending))
 
     def _write_chunk(self, rows: np.ndarray) -> None:
-        start = self._num_rows
-        self._num_rows += len(rows)
-        self._dataset.resize(self._num_rows, axis=0)
+        start = len(self._dataset)
+        self._dataset.resize(start + len(rows), axis=0)
         if self._is_empty:
             return
         missing = self._chunk_rows - len(rows)

@@ -302,11 +302,11 @@ class _Files:
         images = [column.name for column in self._columns if column.kind in ("image", "video")]
         statistics = summarize_columns(numbers, images)
         self._statistics.add(statistics)
-        self._write(pa.table(table).replace_schema_metadata(self._schema_metadata))
         described = {"episode_index": self._num_episodes, "tasks": list(dict.fromkeys(texts)), "length": num_rows}
         metadata = decode_metadata(episode, self._metadata_spec, "LeRobot", (*described, "seed"))
         described |= {name: value.tolist() for name, value in metadata.items()}
-        self._describe(described, statistics, episode.seed)
+        rows_table = pa.table(table).replace_schema_metadata(self._schema_metadata)
+        self._write(rows_table, described, statistics, episode.seed)
         self._num_episodes += 1
         self._num_rows += num_rows
 
@@ -343,12 +343,8 @@ class _Files:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _write(self, table: Any) -> None:
-        """Writes the rows of the next episode."""
-        raise NotImplementedError
-
-    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
-        """Writes the metadata of the next episode."""
+    def _write(self, table: Any, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
+        """Writes the rows and the metadata of the next episode."""
         raise NotImplementedError
 
     def _close(self) -> dict[str, Any]:
@@ -391,12 +387,10 @@ class _Version2(_Files):
 
     version = "v2.1"
 
-    def _write(self, table: Any) -> None:
+    def _write(self, table: Any, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         import pyarrow.parquet as pq
 
         pq.write_table(table, self._make_path("data_path"))
-
-    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         self._append("episodes.jsonl", episode if seed is None else {**episode, "seed": seed})
         self._append("episodes_stats.jsonl", {"episode_index": self._num_episodes, "stats": statistics})
 
@@ -429,22 +423,13 @@ class _Version3(_Files):
         """The numbers of the chunk and file to which the next rows go."""
         return dict(zip(("chunk_index", "file_index"), divmod(self._num_files, _CHUNKS_SIZE), strict=True))
 
-    def _write(self, table: Any) -> None:
+    def _write(self, table: Any, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         import pyarrow.parquet as pq
 
         if self._data is None:
             self._path = self._make_path("data_path", **self._data_file)
             self._data = pq.ParquetWriter(self._path, table.schema)
         self._tables.append(table)
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._tables:
-            self._data.write_table(pa.concat_tables(self._tables))
-            self._tables = []
-
-    def _describe(self, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         place = {f"data/{name}": number for name, number in self._data_file.items()}
         rows = {"dataset_from_index": self._num_rows, "dataset_to_index": self._num_rows + episode["length"]}
         chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
@@ -462,6 +447,13 @@ class _Version3(_Files):
                 self._data.close()
                 self._data = None
                 self._num_files += 1
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._tables:
+            self._data.write_table(pa.concat_tables(self._tables))
+            self._tables = []
 
     def _flush_episodes(self) -> None:
         import pyarrow as pa
