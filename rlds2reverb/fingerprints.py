@@ -1,4 +1,4 @@
-"""Fingerprints of the content of episodes and datasets."""
+"""Fingerprints of the content of episodes and datasets, and hashes of numbers."""
 
 from __future__ import annotations
 
@@ -43,3 +43,13 @@ def hash_rows(columns: Nest, num_rows: np.ndarray) -> list[Any]:
                 digest.update(part.data)
         digests.append(digest)
     return digests
+
+
+def mix_bits(values: np.ndarray) -> np.ndarray:
+    """Returns hashes of numbers, uint64, with the finaliser of SplitMix64.
+
+    Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators", figure 17.
+    """
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values ^ (values >> np.uint64(31))

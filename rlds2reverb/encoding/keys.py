@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import KeyCollisionError
-from rlds2reverb.fingerprints import hash_rows
+from rlds2reverb.fingerprints import hash_rows, mix_bits
 from rlds2reverb.items import ItemBatch, Items
 
 #: Keys are in [2^56, 2^63), where a varint always has 9 bytes.
@@ -71,8 +71,7 @@ def _prefix_length(part: object) -> bytes:
 def make_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Returns the key at each position of the pseudorandom sequence of each seed.
 
-    Uses the finaliser of splitmix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") on
-    `seed + position * golden ratio`, reduced to [2^56, 2^63).
+    Applies `mix_bits` to `seed + position * golden ratio`, as SplitMix64 does, reduced to [2^56, 2^63).
 
     Args:
       seeds: uint64 `[n]`.
@@ -81,11 +80,7 @@ def make_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     Returns:
       uint64 `[n]`.
     """
-    with np.errstate(over="ignore"):
-        mixed = seeds + positions.astype(np.uint64) * _GOLDEN_RATIO
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed = mixed ^ (mixed >> np.uint64(31))
+    mixed = mix_bits(seeds + positions.astype(np.uint64) * _GOLDEN_RATIO)
     return mixed % np.uint64(KEY_LIMIT - MIN_KEY) + np.uint64(MIN_KEY)
 
 

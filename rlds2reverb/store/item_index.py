@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from rlds2reverb.fingerprints import mix_bits
+
 from .cuts import Cut
 from .step_columns import StepColumns
 
@@ -85,9 +87,9 @@ def permute(positions: np.ndarray, num_items: int, *, seed: int, epoch: int) -> 
         high, low = np.divmod(items[outside], np.uint64(width))
         for number, key in enumerate(keys):
             if number % 2:
-                low = (low + _hash(high, key)) % np.uint64(width)
+                low = (low + (mix_bits(high ^ key) >> np.uint64(1))) % np.uint64(width)
             else:
-                high = (high + _hash(low, key)) % np.uint64(height)
+                high = (high + (mix_bits(low ^ key) >> np.uint64(1))) % np.uint64(height)
         items[outside] = high * np.uint64(width) + low
         outside = items >= num_items
     return items.astype(np.int64)
@@ -106,17 +108,6 @@ def permute_epochs(positions: np.ndarray, num_items: int, *, seed: int) -> np.nd
         is_in_epoch = epochs == epoch
         items[is_in_epoch] = permute(items[is_in_epoch], num_items, seed=seed, epoch=epoch)
     return items
-
-
-def _hash(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """Returns 63-bit hashes, with the mixing function of SplitMix64.
-
-    Steele, Lea & Flood (2014), "Fast splittable pseudorandom number generators", figure 17.
-    """
-    values = values ^ key
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
-    return (values ^ (values >> np.uint64(31))) >> np.uint64(1)
 
 
 def find_shard(step: int, batch_size: int, num_items: int, *, rank: int, world_size: int) -> np.ndarray:
