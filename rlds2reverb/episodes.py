@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -86,6 +86,13 @@ class Episode:
 
 #: Called with a stage, such as 'check', 'read' or 'write', and each of its episodes.
 ProgressCallback = Callable[[str, Episode], None]
+
+
+def show_progress(episodes: Iterable[Episode], progress: ProgressCallback, stage: str) -> Iterator[Episode]:
+    """Yields episodes, and calls `progress` before each of them."""
+    for episode in episodes:
+        progress(stage, episode)
+        yield episode
 
 
 def from_transitions(

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, ProgressCallback, find_problems, require_same_spec
+from rlds2reverb.episodes import Episode, ProgressCallback, find_problems, require_same_spec, show_progress
 from rlds2reverb.errors import InvalidEpisodeError, Message, Problem, SourceError
 from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
@@ -20,7 +20,6 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from . import d4rl
 from .source import Source
 
-_STAGE = "writing"
 _ADVICE = Message("replace the discounts, or use the format 'rlds'", recompute_discounts=True)
 
 
@@ -106,7 +105,7 @@ class WrittenEpisodes:
     def __iter__(self) -> Iterator[EpisodeBatch]:
         if self._checks_discounts:
             _require_discount_spec(self.step_spec[fields.DISCOUNT])
-        for batch in batch_episodes(self._read()):
+        for batch in batch_episodes(show_progress(self._source, self._progress, "writing")):
             self.left_out.count_left_out(batch)
             valid = self._drop_invalid(batch)
             if valid is not None:
@@ -131,11 +130,6 @@ class WrittenEpisodes:
                 "episode can end without a flag"
             )
         return tuple(warnings)
-
-    def _read(self) -> Iterator[Episode]:
-        for episode in self._source:
-            self._progress(_STAGE, episode)
-            yield episode
 
     def _drop_invalid(self, batch: EpisodeBatch) -> EpisodeBatch | None:
         """Returns the valid episodes of a batch, or None; raises `InvalidEpisodeError` if none may be left out."""

@@ -20,12 +20,6 @@ from rlds2reverb.sources.transforms import describe_changes
 
 #: The number of problems that a report lists.
 MAX_REPORTED_PROBLEMS = 20
-#: The attributes of a report that are sums.
-_COUNTS = (
-    *("episodes", "steps", "items", "bytes", "unterminated"),
-    *("episodes_too_short", "skipped_episodes", "kept_problems", "resumed_episodes", "resumed_steps"),
-    *("memory_bytes", "restarts", "verified_items"),
-)
 #: The attributes of a report that are known before the first item.
 _KEPT = (
     *("source", "tables", "memory_bytes", "restarts", "writer"),
@@ -169,12 +163,13 @@ class IngestReport(LeftOut):
 
     def merge_counts(self, other: IngestReport) -> None:
         """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name, duration in other.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + duration
-        for name, size in other.table_sizes.items():
-            self.table_sizes[name] = self.table_sizes.get(name, 0) + size
+        for name, kind in IngestReport.__annotations__.items():
+            if kind == "int":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        totals: Any
+        for totals, added in ((self.seconds, other.seconds), (self.table_sizes, other.table_sizes)):
+            for name, number in added.items():
+                totals[name] = totals.get(name, 0) + number
         self.merge_left_out(other)
         self.problems = (self.problems + other.problems)[:MAX_REPORTED_PROBLEMS]
 

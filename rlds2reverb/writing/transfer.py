@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, ProgressCallback
+from rlds2reverb.episodes import Episode, ProgressCallback, show_progress
 from rlds2reverb.errors import ArgumentError, ResumeError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.server.memory import estimate_server_bytes
@@ -122,7 +122,7 @@ class Transfer:
         cached: list[Episode] = []
         num_bytes = num_steps = 0
         with self.report.stage("check"):
-            for batch in batch_episodes(self._read_to_check()):
+            for batch in batch_episodes(show_progress(self.source.read(), self.progress, "check")):
                 self._drop_skipped(batch)
                 num_steps += int(batch.num_steps.sum())
                 num_bytes += sum(episode.num_bytes for episode in batch.episodes)
@@ -133,11 +133,6 @@ class Transfer:
         self.num_steps = num_steps
         if num_bytes <= _MAX_CACHED_BYTES:
             self.source = replace(self.source, read=lambda: iter(cached))
-
-    def _read_to_check(self) -> Iterator[Episode]:
-        for episode in self.source.read():
-            self.progress("check", episode)
-            yield episode
 
     def estimate_memory(self, encoder: Encoder) -> None:
         """Estimates the memory that a server will need from the items of the first episode; sets it in the report."""
@@ -168,7 +163,7 @@ class Transfer:
         """Reads the whole dataset and returns the number of its items, without writing any."""
         num_items = 0
         with self.report.stage("check"):
-            for batch in batch_episodes(self._read_to_check()):
+            for batch in batch_episodes(show_progress(self.source.read(), self.progress, "check")):
                 if (kept := self._drop_skipped(batch)) is not None:
                     num_items += int(self.conversion.count_items(kept).sum())
         return num_items
@@ -248,9 +243,5 @@ class Transfer:
             yield episode
 
     def _drop_skipped(self, batch: EpisodeBatch) -> EpisodeBatch | None:
-        return batch if self._is_checked else self.conversion.drop_skipped(batch, self.report)
-
-    @property
-    def _is_checked(self) -> bool:
-        """Whether `check` found all episodes valid."""
-        return self.conversion.on_invalid == "error" and self.num_steps is not None
+        is_checked = self.conversion.on_invalid == "error" and self.num_steps is not None  # `check` found no problems.
+        return batch if is_checked else self.conversion.drop_skipped(batch, self.report)
