@@ -135,8 +135,8 @@ class Layout:
         specs = {ROWS: ArraySpec((self.row_bytes,), byte)}
         for number, column in enumerate(self.columns):
             if column.kind == "bytes":
-                for content, dtype in (("bytes", byte), ("ends", end)):
-                    specs[array_name(number, content)] = ArraySpec((), dtype)
+                specs[array_name(number, "bytes")] = ArraySpec((), byte)
+                specs[array_name(number, "ends")] = ArraySpec((), end)
             elif column.kind == "frames":
                 specs[array_name(number, "frames")] = ArraySpec(column.frame_shape, column.spec.dtype)
         return {**specs, ATTRIBUTES: ArraySpec((), byte), EPISODES: ArraySpec((), EPISODE_RECORD)}

@@ -167,6 +167,7 @@ class IngestReport(LeftOut):
             if kind == "int":
                 setattr(self, name, getattr(self, name) + getattr(other, name))
         totals: Any
+        added: Any
         for totals, added in ((self.seconds, other.seconds), (self.table_sizes, other.table_sizes)):
             for name, number in added.items():
                 totals[name] = totals.get(name, 0) + number
