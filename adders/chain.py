@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import cast
+from typing import ClassVar, cast
 
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import Nest
 
-from .column_adder import ColumnAdder, columns_step_spec, map_graph
+from .column_adder import ColumnAdder, columns_step_spec, map_to_rows
 from .initial_priorities import PRIORITY, InitialPriorities, PrioritizedItems
 from .n_step import NStep
 from .returns import td_errors
@@ -102,7 +102,7 @@ class _Chain(ColumnAdder):
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         self.item_spec(columns_step_spec(columns.element_spec))
         for adder in self.adders[:-1]:
-            columns = map_graph(adder, columns, "rows")
+            columns = map_to_rows(adder, columns)
         return self.adders[-1]._convert_dataset(columns)
 
 
@@ -127,16 +127,15 @@ class _PrioritizedChain(_Chain):
         return (*self.adders[: self.position], self.priorities, *self.adders[self.position :])
 
     @cached_property
-    def _n_step(self) -> NStep | None:
-        """The adder whose rows have TD errors of their own, if there is one."""
-        adders = self.adders[self.position :] if self.priorities.kind in ("td", "max") else ()
-        return next((adder for adder in adders if isinstance(adder, NStep)), None)
-
-    @cached_property
     def _with_column(self) -> _Chain:
-        """The chain whose rows have a column `priority`, or instead the values that the TD errors of rows require."""
-        first = self.priorities if self._n_step is None else _AddValues(self.priorities.value_fn)
-        return _Chain((*self.adders[: self.position], first, *self.adders[self.position :]))
+        """The chain whose rows have a column `priority`."""
+        before, after = self.adders[: self.position], list(self.adders[self.position :])
+        first: ColumnAdder = self.priorities
+        n_steps = [adder for adder in after if isinstance(adder, NStep)]
+        if n_steps and self.priorities.kind in ("td", "max"):
+            first = _AddValues(self.priorities.value_fn)
+            after[after.index(n_steps[0])] = _NStepWithPriorities(n_steps[0], self.priorities)
+        return _Chain((*before, first, *after))
 
     def row_spec(self, step_spec: Nest) -> Nest:
         self._with_column.row_spec(step_spec)  # Raises if the steps are missing a field that the priorities require.
@@ -152,19 +151,13 @@ class _PrioritizedChain(_Chain):
         return self._remove_column(self._with_column._convert_episode(episode), episode.steps)
 
     def _remove_column(self, items: Items, steps: Nest) -> PrioritizedItems:
-        columns, n_step = items.columns, self._n_step
-        if not isinstance(columns, dict) or (PRIORITY if n_step is None else _VALUE) not in columns:
+        if not isinstance(items.columns, dict) or PRIORITY not in items.columns:
             raise ValueError(
                 f"the rows of {self._with_column} have no field 'priority'; adders after InitialPriorities must keep "
                 "additional fields"
             )
-        if n_step is not None:
-            rewards, values, next_values = (columns[name] for name in (fields.REWARD, _VALUE, f"next_{_VALUE}"))
-            discounts = tf.cast(n_step.target_discounts(tf.constant(columns[fields.DISCOUNT])), rewards.dtype)
-            errors = td_errors(rewards, discounts, values=values, next_values=next_values)
-            items = replace(items, columns={**columns, PRIORITY: self.priorities.convert_errors(errors).numpy()})
         names = super().row_spec(columns_step_spec(steps))
-        columns = {name: nest for name, nest in columns.items() if name in names}
+        columns = {name: nest for name, nest in items.columns.items() if name in names}
         priorities = self.priorities.mix_priorities(items)
         return PrioritizedItems(
             columns, items.starts, items.lengths, items.squeeze, priorities=priorities, computed_by=self.priorities
@@ -173,14 +166,13 @@ class _PrioritizedChain(_Chain):
 
 @dataclass(frozen=True)
 class _AddValues(ColumnAdder):
-    """Adds the value of each observation, which `NStep` keeps for both ends of each transition."""
+    """Adds the value of each observation, for `_NStepWithPriorities`."""
 
     value_fn: ValueFn | None = field(repr=False)
 
     def row_spec(self, step_spec: Nest) -> Nest:
         dtype = require_scalar_rewards(step_spec, "InitialPriorities")
         require_values(step_spec, self.value_fn, "InitialPriorities")
-        add_field_specs(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
         return add_field_specs(step_spec, "InitialPriorities", **{_VALUE: tf.TensorSpec((), dtype)})
 
     def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
@@ -189,3 +181,35 @@ class _AddValues(ColumnAdder):
     @property
     def supports_batches(self) -> bool:
         return self.value_fn is None
+
+
+@dataclass(frozen=True)
+class _NStepWithPriorities(ColumnAdder):
+    """`NStep` whose rows have the priority of their own TD error, from the values that `_AddValues` added."""
+
+    n_step: NStep
+    priorities: InitialPriorities
+
+    squeeze: ClassVar[bool] = True
+
+    def row_spec(self, step_spec: Nest) -> Nest:
+        spec = _remove_values(self.n_step.row_spec(step_spec))
+        return add_field_specs(spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
+
+    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+        rows, num_rows = self.n_step.make_batch_rows(columns, num_steps)
+        reward = rows[fields.REWARD]
+        discounts = tf.cast(self.n_step.target_discounts(rows[fields.DISCOUNT]), reward.dtype)
+        errors = td_errors(reward, discounts, values=rows[_VALUE], next_values=rows[f"next_{_VALUE}"])
+        return {**_remove_values(rows), PRIORITY: self.priorities.convert_errors(errors)}, num_rows
+
+    def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return self.n_step.cut_batch_items(num_rows)
+
+    @property
+    def supports_batches(self) -> bool:
+        return self.n_step.supports_batches
+
+
+def _remove_values(rows: Nest) -> Nest:
+    return {name: nest for name, nest in rows.items() if name not in (_VALUE, f"next_{_VALUE}")}

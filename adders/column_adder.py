@@ -203,8 +203,8 @@ class ColumnAdder(abc.ABC):
         own = type(self)
         is_cut = own.cut_items is not ColumnAdder.cut_items or own.cut_batch_items is not ColumnAdder.cut_batch_items
         if not is_cut and self.item_length is None:
-            return map_graph(self, columns, "rows").filter(lambda rows: _count_rows(rows) > 0)
-        items = map_graph(self, columns, "episode")
+            return map_to_rows(self, columns).filter(lambda rows: _count_rows(rows) > 0)
+        items = _map_graph(self, columns, "episode")
         if self.squeeze:
             return items.map(lambda rows, starts, _: _gather(rows, starts, item_spec)).unbatch()
         if self.item_length is None:
@@ -258,10 +258,15 @@ def _get_graph(adder: ColumnAdder, columns: Nest, kind: str) -> Any:
     return _GRAPHS[key][1]
 
 
-def map_graph(adder: ColumnAdder, columns: tf.data.Dataset, kind: str) -> tf.data.Dataset:
+def _map_graph(adder: ColumnAdder, columns: tf.data.Dataset, kind: str) -> tf.data.Dataset:
     """Maps episodes with a graph of `_get_graph`, so that several datasets of equal adders trace it once."""
     graph = _get_graph(adder, columns.element_spec, kind)
     return columns.map(without_autograph(lambda steps: graph(steps)), tf.data.AUTOTUNE, deterministic=True)
+
+
+def map_to_rows(adder: ColumnAdder, columns: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of the rows of each episode; episodes without steps have none."""
+    return _map_graph(adder, columns, "rows")
 
 
 def episode_columns(episodes: tf.data.Dataset) -> tf.data.Dataset:

@@ -195,11 +195,15 @@ def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Broadcasts the rows of two columns `[T, ...]` to a common shape."""
     if one.shape[1:] == other.shape[1:]:
         return one, other
-    moveaxis = tf.experimental.numpy.moveaxis
-    one, other = (moveaxis(column, 0, -1) for column in (one, other))  # Shapes are matched from the last axis on.
-    shape = tf.broadcast_dynamic_shape(tf.shape(one), tf.shape(other))
-    one, other = (moveaxis(tf.broadcast_to(column, shape), -1, 0) for column in (one, other))
-    return one, other
+    shape = tf.broadcast_static_shape(one.shape[1:], other.shape[1:])
+
+    def widen(column: tf.Tensor) -> tf.Tensor:
+        num_rows = tf.shape(column)[0]
+        ones = [1] * (shape.rank - column.shape.rank + 1)
+        aligned = tf.reshape(column, tf.concat([[num_rows], ones, tf.shape(column)[1:]], 0))
+        return tf.ensure_shape(tf.broadcast_to(aligned, tf.concat([[num_rows], shape], 0)), [None, *shape])
+
+    return widen(one), widen(other)
 
 
 def _get_extra_fields(steps: Nest) -> list[str]:
