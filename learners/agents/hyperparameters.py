@@ -51,7 +51,7 @@ def read_declarations(agent: Any) -> dict[str, Option]:
 
 
 def select_hyperparameters(agent: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of some arguments that are hyperparameters of an agent, such as the base class of another one."""
+    """Returns those of some arguments that are hyperparameters of an agent, such as a base class."""
     return {name: arguments[name] for name in _read_signature(agent)[1] if name in arguments}
 
 

@@ -175,7 +175,7 @@ class OfflineAgent(tf_agent.TFAgent):
           is_due: bool [].
           optimizer: the optimiser.
           compute: function that returns the loss, float32 [], and other tensors.
-          otherwise: what to return if no update is due.
+          otherwise: values to return if no update is due.
           then: function called with the loss after an update.
         """
         variables = optimizer.trained_variables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from rlds2reverb import fields
 from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode, ProgressCallback
+from rlds2reverb.episodes import Episode, ProgressCallback, show_progress
 from rlds2reverb.errors import SourceError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.left_out import LeftOut
@@ -35,7 +35,7 @@ _MEMORY_SHARE = 0.7
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a dataset is changed before its steps are read, and where they are stored.
+    """The changes of a dataset before its steps are read, and the place where they are stored.
 
     Attributes:
       drop_fields: paths of the fields to drop, such as 'observation/language'.
@@ -142,7 +142,7 @@ def read_steps(
         episodes = _drop_texts(preparation.transform(source), texts)
     else:
         stored, episodes = open_columns(path, random_access=True), open_store(path, with_images=False).read()
-    for batch in batch_episodes(_report(episodes, progress)):
+    for batch in batch_episodes(show_progress(episodes, isolate(progress), "read")):
         if not batch.num_steps.any():
             num_empty += len(batch.num_steps)
             continue
@@ -222,13 +222,6 @@ def convert_columns(steps: dict[str, Nest]) -> dict[str, Nest]:
     if fields.REWARD in steps and steps[fields.REWARD].dtype.kind != "f":
         steps[fields.REWARD] = steps[fields.REWARD].astype(np.float32)
     return steps
-
-
-def _report(episodes: Iterable[Episode], progress: ProgressCallback) -> Iterator[Episode]:
-    show = isolate(progress)
-    for episode in episodes:
-        show("read", episode)
-        yield episode
 
 
 class _Builder:

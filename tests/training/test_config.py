@@ -118,7 +118,7 @@ def test_epochs_determine_the_steps_once_the_items_are_counted():
         online.for_source(None)
 
 
-def test_run_that_ends_before_its_policy_learns_is_refused(tmp_path):
+def test_run_that_ends_before_its_policy_learns_raises(tmp_path):
     log = {
         "observations": np.zeros((7, 1), np.float32),
         "actions": np.zeros((6, 1)),

@@ -59,6 +59,6 @@ def test_unknown_preset_raises_with_the_nearest_name():
         get_preset("x")
 
 
-def test_weights_of_spot_are_those_of_the_authors():
+def test_weights_of_spot_match_the_authors():
     for name, weight in {"halfcheetah": 0.05, "hopper": 0.1, "walker2d-medium-expert": 0.5}.items():
         assert read_gin([get_preset(f"spot-{name}")], "spot")[1] == {"support_weight": weight}

@@ -35,7 +35,7 @@ def read(source, *, require=lambda step_spec: None, **preparation):
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_statistics_are_those_of_all_episodes(tmp_path, data, is_stored):
+def test_statistics_cover_all_episodes(tmp_path, data, is_stored):
     source = load(data / "d4rl/pendulum_mixed-v2.hdf5")
     episodes = list(source)
     got = read(source, cache_dir=str(tmp_path) if is_stored else None)
