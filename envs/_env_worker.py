@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.specs import Nest, map_structure
+
 from ._shared_arrays import Channel, Rows
 from .batched_environment import make_row_reader
 from .environment import Environment
@@ -60,6 +62,10 @@ class Share:
         """Lets the environments read and write the shared arrays."""
         self._rows = Rows(self.envs, self._first, channel)
 
+    def read_actions(self) -> Nest:
+        """Returns a copy of the shared actions of the environments, a nest of arrays [len(envs), ...]."""
+        return map_structure(np.ndarray.copy, self._rows.actions)  # type: ignore[union-attr]
+
     def seed(self, seeds: Sequence[int]) -> None:
         """Sets the seed of each environment."""
         for env, seed in zip(self.envs, seeds, strict=True):
@@ -81,13 +87,16 @@ class Share:
         if seed is not None:
             self.envs[row].seed(seed + 1_000_003 * number)
 
-    def run(self, command: int, report: Callable[[int, str], None], stepping: np.ndarray | None = None) -> None:
+    def run(
+        self, command: int, actions: Nest, report: Callable[[int, str], None], stepping: np.ndarray | None = None
+    ) -> None:
         """Steps or resets all environments, and writes their time steps.
 
         An environment that raises an error is created again, and its episode is truncated.
 
         Args:
           command: STEP or RESET.
+          actions: nest of arrays, the actions of the environments in its first rows; unused by RESET.
           report: function called with the index of an environment that has failed and its stack trace.
           stepping: array whose first element is set to the index of each environment before it is called.
 
@@ -96,7 +105,7 @@ class Share:
         """
         rows: Any = self._rows
         is_step = command == STEP
-        read = make_row_reader(rows.read_actions()) if is_step else None
+        read = make_row_reader(actions) if is_step else None
         write, first = rows.write, self._first
         for row, env in enumerate(self.envs):
             if stepping is not None:
@@ -199,7 +208,7 @@ def _serve(share: Share, rows: Any, peer: Connection, spin_secs: float) -> None:
         done = int(rows.requests[0])
         rows.failures[0] = 0
         try:
-            share.run(int(rows.commands[0]), report, rows.stepping)
+            share.run(int(rows.commands[0]), share.read_actions(), report, rows.stepping)
         except Exception:
             peer.send_bytes(ERROR + pickle.dumps(traceback.format_exc()))
             return

@@ -100,15 +100,13 @@ class Rows:
         self.envs, self.first = envs, first
         own = slice(first, first + len(envs))
         rows = channel.action, channel.time_step, channel.num_episodes
-        self._actions, time_step, self.num_episodes = map_structure(lambda array: array[own], rows)
+        self.actions, time_step, self.num_episodes = map_structure(lambda array: array[own], rows)
         self.step_type, self._reward, self.discount, self._observation, *_ = time_step
         self._env_info, self._has_failed = time_step.env_info, time_step.has_failed
         self._reward_shape = self._reward.shape[1:]
-        self._is_single = isinstance(self._observation, np.ndarray)
-
-    def read_actions(self) -> Nest:
-        """Returns a copy of the actions of the environments, a nest of arrays [len(envs), ...]."""
-        return map_structure(np.ndarray.copy, self._actions)
+        is_single = isinstance(self._observation, np.ndarray)
+        #: Views of the rows of a single array, which are written faster than by index.
+        self._observations = [self._observation[row, ...] for row in range(len(envs))] if is_single else None
 
     def write(self, row: int, time_step: TimeStep, *, is_reset: bool = False) -> None:
         """Writes the time step of one environment, and counts its episodes."""
@@ -119,8 +117,8 @@ class Rows:
         self.discount[row], self._has_failed[row] = discount, has_failed
         if is_reset or step_type == FIRST:  # After a reset, some environments continue in the middle of an episode.
             self.num_episodes[row] += 1
-        if self._is_single:
-            self._observation[row] = observation
+        if self._observations is not None:
+            self._observations[row][...] = observation
         else:
             write_nest(self._observation, row, observation)
         if env_info:

@@ -24,7 +24,7 @@ from .batched_environment import make_env_ids, make_prev_action, require_same_sp
 from .environment import Environment, LockedEnvironment, SpecifiedEnvironment, require_constructor
 from .specs import make_zeros
 from .suite_gym import serialise_registered_specs
-from .time_steps import FIRST, LAST, MID, TimeStep
+from .time_steps import FIRST, LAST, MID, TimeStep, new_time_step
 
 #: Waiting actively is faster than being woken, if each process has a core.
 _SPIN_SECS = 0.001
@@ -227,19 +227,19 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
     def _run_all(self, command: int, action: Nest) -> list[_Failure]:
         """Makes a request to all processes, and returns which environments have failed."""
         failures: list[_Failure] = []
-        if action is not None:
+        if action is not None and self._workers:
             write_nest(self._channel.action, slice(None), action)
         for worker in self._workers:
             worker.request(command)
         if self._own is not None:
-            self._run_own(self._own, command, failures)
+            self._run_own(self._own, command, action, failures)
         for worker in self._workers:
             failures += self._wait(worker, must_reset=command == RESET)
         return failures
 
-    def _run_own(self, share: Share, command: int, failures: list[_Failure]) -> None:
+    def _run_own(self, share: Share, command: int, action: Nest, failures: list[_Failure]) -> None:
         try:
-            share.run(command, lambda index, reason: failures.append((index, reason)))
+            share.run(command, action, lambda index, reason: failures.append((index, reason)))
         except RuntimeError:
             reasons = "\n".join(reason for _, reason in failures)
             raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None
@@ -323,14 +323,17 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         step_type = shared.step_type.copy()
         if action is None or _FIRST in step_type.tolist():
             action = make_prev_action(self._first_action, action, step_type == FIRST)
-        return TimeStep(
-            step_type,
-            shared.reward.copy(),
-            shared.discount.copy(),
-            copy_arrays(shared.observation),
-            action,
-            self._ids,
-            (),
-            copy_arrays(shared.env_info) if shared.env_info else (),
-            shared.has_failed.copy(),
+        observation = shared.observation
+        return new_time_step(
+            (
+                step_type,
+                shared.reward.copy(),
+                shared.discount.copy(),
+                observation.copy() if type(observation) is np.ndarray else copy_arrays(observation),
+                action,
+                self._ids,
+                (),
+                copy_arrays(shared.env_info) if shared.env_info else (),
+                shared.has_failed.copy(),
+            )
         )

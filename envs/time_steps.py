@@ -13,6 +13,8 @@ missing. The episode ended, truncated, at the observation before it. The step is
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +85,10 @@ class TimeStep(NamedTuple):
     def is_learned(self) -> Any:
         """Returns whether the value of this step is learned, for which it needs a successor; bool [] or [B]."""
         return self.step_type != LAST
+
+
+#: Creates a `TimeStep` from a tuple of all its values, twice as fast as the constructor.
+new_time_step: Callable[[tuple[Any, ...]], TimeStep] = functools.partial(tuple.__new__, TimeStep)
 
 
 def restart(
