@@ -41,6 +41,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         # Tracing creates many objects that stay, among which Python would otherwise look for garbage all the time.
         gc.set_threshold(50_000, 50, 1000)
         import_libraries()
+        if not os.environ.get("THOROUGH"):
+            skip_graph_optimization()
 
 
 def import_libraries() -> None:
@@ -54,6 +56,16 @@ def import_libraries() -> None:
         if HAS_REVERB:
             import rlds  # noqa: F401 - imports dm-reverb
             import tf_agents.replay_buffers.reverb_utils  # noqa: F401
+
+
+def skip_graph_optimization() -> None:
+    """Executes graphs as they were traced, because those of fast tests run too few steps to repay TensorFlow's optimizer.
+
+    Slow tests, and processes that tests start, use the optimizer.
+    """
+    import tensorflow as tf
+
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 @pytest.hookimpl(wrapper=True)

@@ -373,9 +373,13 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     [
         (("--whole-episodes", "--layout", "packed", "--priority", "return"), 2, "whole episodes"),
         (("--padding", "tile", "--sequence-length", 3, "--chunk-length", 4), 913, "windows of 3 steps"),
-        (("--writer", "reverb"), 911, "transitions (2 steps each)"),
-        (("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "3-step transitions"),
-        (("--key-seed", 1, "--no-resume", "--force"), 911, "transitions (2 steps each)"),
+        pytest.param(("--writer", "reverb"), 911, "transitions (2 steps each)", marks=pytest.mark.slow),
+        pytest.param(
+            ("--n-step", 3, "--gamma", 0.9, "--layout", "packed"), 911, "3-step transitions", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("--key-seed", 1, "--no-resume", "--force"), 911, "transitions (2 steps each)", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_push_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):

@@ -19,6 +19,7 @@ def trained(data, tmp_path_factory):
     return dataset, folder
 
 
+@pytest.mark.slow
 def test_ope_prints_an_estimate_and_writes_it(trained, tmp_path, capsys):
     dataset, folder = trained
     assert run(["ope", str(folder), "--data", dataset, "--out", str(tmp_path / "ope.json"), *FAST]) == 0

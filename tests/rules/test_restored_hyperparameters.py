@@ -52,7 +52,7 @@ def make_experience(algo, seed):
     return to_experience(algo, columns)
 
 
-@pytest.mark.parametrize("algo", mark_slow_except(["bc", "td3_bc", "iql", "fql", "sac", "dqn", "gcivl"], ALGORITHMS))
+@pytest.mark.parametrize("algo", mark_slow_except(["bc", "iql", "fql", "dqn"], ALGORITHMS))
 def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)  # These agents have all variables before tracing.
     changed = {
@@ -117,8 +117,8 @@ def train_own(folder, steps, *hyperparameters, assign=None):
 
 @pytest.mark.parametrize(("name", "last_step"), [
     ("keras", 0.75 * 0.5 + 0.25 * 2 * (1 - 0.5)),  # Velocities contain the learning rate.
-    ("legacy", 0.75 * 0.5 + 0.25 * 2 * (1 - 0.5)),
-    ("v1", 0.25 * (0.75 * 1 + 2 * (1 - 0.5))),
+    pytest.param("legacy", 0.75 * 0.5 + 0.25 * 2 * (1 - 0.5), marks=pytest.mark.slow),
+    pytest.param("v1", 0.25 * (0.75 * 1 + 2 * (1 - 0.5)), marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_hyperparameters_in_variables_of_custom_agents_are_set_again(name, last_step, tmp_path):
     agent = train_own(tmp_path, 1, OPTIMIZERS[name], 0.5, 0.5, 1.0)

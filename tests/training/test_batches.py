@@ -92,7 +92,7 @@ def test_server_of_the_run_stops_with_the_batches():
             table_infos(address, timeout_secs=1)
 
 
-@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+@pytest.mark.parametrize("sampler", [pytest.param("uniform", marks=pytest.mark.slow), "prioritized"])
 def test_batches_of_a_directory_come_from_its_server(tmp_path, sampler):
     ingest(make_episodes(), tmp_path / "out", TableConfig("replay"), adder=NStep(1, 0.99))
     config = TrainingConfig("iql", sampler=sampler, batch_size=4)

@@ -148,6 +148,7 @@ def test_goals_of_a_table_are_states_of_its_episodes(episode_table):
     assert abs(is_random.mean() - 0.3 * 5 / 6) < 0.04  # A random goal is in the same episode with probability 1 / 6.
 
 
+@pytest.mark.slow
 def test_run_learns_from_a_table_of_episodes(episode_table, tmp_path):
     options = {"progress": False, "hyperparameters": {"hidden_sizes": (4,)}, "steps": 2, "env": None}
     run = train(episode_table, "gcbc", tmp_path, **options)

@@ -164,6 +164,7 @@ def run(tmp_path_factory):
     return train(EPISODES, "dqn", tmp_path_factory.mktemp("run"), progress=False, **options)
 
 
+@pytest.mark.slow
 def test_held_out_episodes_of_a_run_are_used_by_default(run):
     assert len(run.config["data"]["held_out"]) == 1
     result = evaluate_offline(run, EPISODES, fqe=TINY)

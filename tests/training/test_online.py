@@ -345,6 +345,7 @@ def test_run_without_a_dataset_begins_with_random_actions_and_is_extended(tmp_pa
     np.testing.assert_allclose(run.progress["collected_return"], expected)
 
 
+@pytest.mark.slow
 def test_different_online_options_belong_to_a_different_run(collected):
     config, folder, _, _ = collected
     assert load_run(folder).last_return == sum(range(10, 17))

@@ -179,6 +179,7 @@ def test_changed_data_do_not_match_a_complete_directory(data, tmp_path):
         convert_with_beam(tmp_path / "data.hdf5", tmp_path / "out", **small())
 
 
+@pytest.mark.slow
 def test_second_process_is_rejected_and_leaves_the_parts(data, tmp_path):
     from rlds2reverb.beam.storage import lock_destination
 

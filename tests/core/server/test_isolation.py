@@ -105,6 +105,7 @@ def no_isolation(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_be_isolated_does_not_keep_running(no_isolation):
     port = portpicker.pick_unused_port()
     with pytest.raises(OSError, match=rf"port {port} cannot be isolated \(Operation not permitted\)"):

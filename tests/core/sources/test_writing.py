@@ -272,6 +272,7 @@ PROCESS_FORMATS = ["minari", *(pytest.param(name, marks=pytest.mark.slow) for na
 
 
 @pytest.mark.parametrize("format", PROCESS_FORMATS)
+@pytest.mark.slow
 def test_killed_process_leaves_nothing_under_the_path_and_can_be_repeated(tmp_path, format):
     path = tmp_path / NAMES[format]
     with process(kill_while_writing, path, format) as (_, channel):
