@@ -316,7 +316,8 @@ def register_agent(
       agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)` and returns a
         `TFAgent`. Its other arguments are the hyperparameters.
       actions: kind of actions, which is checked before the data are read; None to let the agent check its action spec.
-        For subclasses of the agents of rlds2reverb, None stands for what applies to the base class, here and below.
+        For subclasses of the agents of rlds2reverb, None inherits the value of the base class; so do `items` and
+        `has_td_errors`.
       items: whether the agent learns from transitions (batches of `Transition` [B, ...]) or trajectories (batches of
         `Trajectory` [B, T, ...]), or from goals, see `GoalSampling`; None to follow its `train_sequence_length`.
       batch_size: default number of items per batch.

@@ -156,8 +156,8 @@ def declare(name: str, default: Any, hint: Any, text: str, *, is_custom: bool = 
       default: default value.
       hint: annotation.
       text: description.
-      is_custom: whether the argument belongs to the user's own agent. Then values are checked only if the annotation
-        contains a `Range`, a `Literal`, `bool` or a function that creates a network, and None is a valid default.
+      is_custom: whether values are checked only if the annotation contains a `Range`, a `Literal`, `bool` or a function
+        that creates a network, and None is a valid default, as for custom agents and options of training.
     """
     hint, is_optional = _split_optional(hint)
     limits = None

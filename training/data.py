@@ -81,7 +81,7 @@ class TrainingData(Closing, ABC):
       time_step_spec: TF-Agents' spec of the time steps.
       action_spec: the bounded spec of the actions.
       fingerprint: fingerprint of the content before rewards and actions were changed, or an identifier of the table.
-      adder: the adder of the items: `NStep`, or `TrajectoryWindows(2)`.
+      adder: the adder of the items: `NStep`, `ChunkNStep` or `TrajectoryWindows`.
       num_transitions: number of transitions, or of the table's items.
       returns: float64 `[E]`, the undiscounted return of each episode in the dataset's own rewards, or None.
       num_episodes: number of episodes to train on; None without a dataset.
@@ -254,8 +254,8 @@ def make_adder(
 ) -> Any:
     """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
 
-    For windows of a dataset, which `dataset.make_cut` pads, it has their length. A custom agent that declares neither
-    is created once, to read its `train_sequence_length`.
+    For windows of a dataset, which `dataset.make_cut` pads, it has their length. A custom agent that does not declare
+    its items is created once, to read its `train_sequence_length`.
 
     Args:
       config: the options of the run.

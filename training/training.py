@@ -18,13 +18,14 @@ from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import execute_chunks, make_agent, make_chunk_spec
-from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
 from rlds2reverb.learners.references import describe_callable, is_importable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 from rlds2reverb.scores import d4rl_score
+from rlds2reverb.sources.loading import has_custom_format
 
 from .config import AUTO, TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
@@ -414,12 +415,13 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
 
 
 def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
-    """Returns a shell command that repeats the run from any directory, or None if the data are objects in memory."""
+    """Returns a shell command that repeats the run from any directory; None if other processes lack a part of it."""
     values, defaults = config.as_dict(), TrainingConfig(config.algo).as_dict()
-    references = [get_algorithm(config.algo).agent] if ":" in config.algo else []
+    references = [] if config.algo in ALGORITHMS else [get_algorithm(config.algo).agent]
     references += [values["hyperparameters"][name] for name, value in config.hyperparameters.items() if callable(value)]
     are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
-    if not isinstance(source, (str, Path, type(None))) or not are_named:
+    is_known = source is None or (isinstance(source, (str, Path)) and not has_custom_format(source))
+    if not is_known or not are_named or (references and ":" not in config.algo):  # A name that was registered.
         return None
     try:
         values["env"] = _make_portable(values["env"])

@@ -116,7 +116,10 @@ class OfflineAgent(tf_agent.TFAgent):
         return tf_agent.LossInfo(loss, extra)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Updates all networks, and returns the loss, float32 [], and metrics, including `td_error` float32 [B]."""
+        """Updates all networks, and returns the loss, float32 [], and metrics.
+
+        Agents with TD errors return `td_error` float32 [B] among the metrics.
+        """
         raise NotImplementedError
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:

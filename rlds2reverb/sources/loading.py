@@ -40,6 +40,7 @@ FORMATS = [
     *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
     *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, memory.EPISODES),
 ]
+_NUM_BUILT_IN = len(FORMATS)
 _FILES = (
     "a D4RL or robomimic HDF5 file, an npz file of D4RL, OGBench or NeoRL, a directory that TFDS prepared, a Minari or "
     "LeRobot directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
@@ -57,6 +58,12 @@ _DEPTHS = ("*/", "*/*/", "*/*/*/")
 def register_format(custom_format: Format) -> None:
     """Registers a custom format, which `load` and everything that calls it try before all others."""
     FORMATS.insert(0, custom_format)
+
+
+def has_custom_format(source: str | Path) -> bool:
+    """Returns whether a source is read by a registered format, which other processes may not know."""
+    location = Path(source) if Path(source).exists() else source
+    return any(custom_format.matches(location) for custom_format in FORMATS[:-_NUM_BUILT_IN])
 
 
 def load(

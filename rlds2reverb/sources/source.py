@@ -39,10 +39,11 @@ class Source:
 
     Attributes:
       name: short name, for reports.
-      kind: 'd4rl', 'rlds', 'minari', 'robomimic', 'ogbench', 'neorl', 'vd4rl', 'dqn_replay', 'lerobot' or 'memory'.
+      kind: 'd4rl', 'rlds', 'minari', 'robomimic', 'ogbench', 'neorl', 'vd4rl', 'dqn_replay', 'lerobot',
+        'store' or 'memory'.
       read: function that opens the dataset and returns an iterator over its episodes, whose arrays may be read-only. If
-        there is a `count`, `read(first, stop)` reads only these episodes (without `stop`), so that several processes
-        can read different parts of the dataset.
+        there is a `count`, `read(first, stop)` reads episodes `first` up to, but not including, `stop`, so that several
+        processes can read different parts of the dataset.
       num_episodes: number of episodes, or None if it is not known before they are read.
       num_rows: number of stored rows, or None if it is not known; used to show progress.
       warnings: sentences that the user should see.

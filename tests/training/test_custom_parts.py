@@ -22,6 +22,7 @@ from rlds2reverb.learners import algorithms
 from rlds2reverb.learners.agents import BCAgent, FullyConnected, IQLAgent, Range, ReBRACAgent
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.training.training import _python_command
 
 SMALL = {"env": None, "batch_size": 8, "log_every": 20, "progress": False, "steps": 4}
 MODULE = '''
@@ -198,6 +199,13 @@ def test_pickled_configuration_contains_the_agent():
     pickled = cloudpickle.dumps(TrainingConfig("mine"))
     algorithms._CUSTOM_ALGORITHMS.clear()
     assert cloudpickle.loads(pickled) == TrainingConfig("mine") and get_algorithm("mine").batch_size == 16
+
+
+def test_name_of_a_registered_agent_is_no_part_of_a_command(pendulum):
+    config = TrainingConfig("bc", steps=4, env=None)
+    assert _python_command(pendulum, config, Path("run")) is not None
+    register_agent("mine", make_ddpg)  # Which could be imported, but not under this name.
+    assert _python_command(pendulum, config.replace(algo="mine"), Path("run")) is None
 
 
 def test_invalid_registrations_raise():
