@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rlds2reverb._arguments import require_timeout
 from rlds2reverb._system.closing import Closing
 
 ResultT = TypeVar("ResultT")
@@ -32,11 +33,16 @@ class DeadlineThread(Closing):
         Args:
           name: name of the called object, for messages.
           timeout_secs: maximum duration of a call.
+
+        Raises:
+          ValueError: If the timeout is out of range.
         """
+        require_timeout(timeout_secs)
         self._name, self._timeout_secs = name, timeout_secs
         self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
         self._number, self._lock = 0, threading.Lock()
+        self._opened: list[Any] = []
         self.is_responsive = True
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -54,6 +60,16 @@ class DeadlineThread(Closing):
         if error is not None:
             raise error
         return result
+
+    def open(self, constructor: Callable[[], ResultT]) -> ResultT:
+        """Returns the object that a function creates in the thread; `close` closes it there.
+
+        Raises:
+          Exception: See `call`.
+        """
+        opened = self.call(constructor)
+        self._opened.append(opened)
+        return opened
 
     def _exchange(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         if not self.is_responsive:
@@ -74,13 +90,21 @@ class DeadlineThread(Closing):
             ) from None
 
     def close(self) -> None:
-        """Ends the thread unless it hangs. Idempotent."""
+        """Closes the objects that were opened, and ends the thread, unless it hangs. Idempotent.
+
+        Raises:
+          TimeoutError: If closing an object takes too long.
+        """
         if self._is_closed:
             return
-        self._is_closed = True
-        self._calls.put(None)
-        if self.is_responsive:
-            self._thread.join(self._timeout_secs)
+        try:
+            while self._opened and self.is_responsive:
+                self.call(self._opened.pop().close)
+        finally:
+            self._is_closed = True
+            self._calls.put(None)
+            if self.is_responsive:
+                self._thread.join(self._timeout_secs)
 
     def _describe_stack(self) -> str:
         """Returns the lines that precede a message, whose last line is a sentence of its own."""

@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number, require_timeout
+from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.policies import BatchedPolicy
@@ -112,7 +112,6 @@ class Evaluator:
         self.seeds = _resolve_seeds(num_episodes, seeds)
         if max_episode_steps is not None:
             require_count("max_episode_steps", max_episode_steps)
-        require_timeout(timeout_secs)
         if reference_returns is not None:
             d4rl_score(0.0, reference_returns)
             reference_returns = (float(reference_returns[0]), float(reference_returns[1]))
@@ -187,11 +186,9 @@ class Evaluator:
         """
         batched = self._get_batched(policy)
         with self._start_thread() as thread:
-            envs = self._create_envs(thread)
-            try:
-                return self._run(envs, batched, thread, should_stop)
-            finally:
-                _close(envs, thread)
+            # One environment per call, since many together may take longer than its timeout.
+            envs = [thread.open(partial(self._create_episode, index, seed)) for index, seed in enumerate(self.seeds)]
+            return self._run(thread.call(lambda: BatchedEnvironment(envs)), batched, thread, should_stop)
 
     def _run(
         self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread, should_stop: Callable[[], bool]
@@ -244,17 +241,6 @@ class Evaluator:
             self._make_env, env_id=index, max_episode_steps=self._chosen_limit, with_goals=self._with_goals
         )
 
-    def _create_envs(self, thread: DeadlineThread) -> BatchedEnvironment:
-        """Creates one environment per call of the thread, since many together may take longer than its timeout."""
-        envs: list[Environment] = []
-        with contextlib.ExitStack() as stack:
-            for index, seed in enumerate(self.seeds):
-                envs.append(thread.call(partial(self._create_episode, index, seed)))
-                stack.callback(_close, envs[-1], thread)
-            batched = thread.call(lambda: BatchedEnvironment(envs))
-            stack.pop_all()
-        return batched
-
     def _create_episode(self, index: int, seed: int) -> Environment:
         env = self._create_env(index)
         env = _SingleEpisode(env if self.is_limited else TimeLimit(env, self.max_episode_steps), index)
@@ -299,11 +285,6 @@ class _SingleEpisode(Wrapper):
             yield
         except (SpecMismatchError, ValueError) as error:
             raise type(error)(f"{error} (episode {self._index}, step {self._num_steps})") from error
-
-
-def _close(envs: Any, thread: DeadlineThread) -> None:
-    if thread.is_responsive:
-        thread.call(envs.close)
 
 
 def _collect(envs: BatchedEnvironment, name: str, dtype: type) -> np.ndarray | None:

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number, require_timeout
+from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import copy_arrays
 from rlds2reverb.sources import Source
 
 from . import suite_gym
-from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment, make_row_reader
-from .environment import Environment
+from .environment import Environment, Wrapper
 from .evaluation import name_environment
 from .goal_tasks import expects_goals
 from .loading import make_environment
@@ -27,6 +26,7 @@ from .policy_actions import RANDOM, PolicyActor
 from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
 from .spaces import make_space
+from .thread_environment import ThreadEnvironment
 from .time_steps import FIRST, LAST, TimeStep
 
 
@@ -95,7 +95,6 @@ def record_episodes(
             require_count(name, number)
     require_count("seed", seed, 0)
     require_number("epsilon", epsilon, 0, 1)
-    require_timeout(timeout_secs)
     with_goals = expects_goals(policy)
     made = _Environments(env, num_envs, seed, env_info, with_goals, max_episode_steps, timeout_secs)
     with made as batch:
@@ -103,7 +102,7 @@ def record_episodes(
         recorder = _Recorder(
             batch.batch_size or 1, num_episodes, num_steps, has_env_info=bool(env_info), find_seed=made.find_seed
         )
-        rollout = Rollout(batch, act, name=made.name, call=made.call, survives_failures=True)
+        rollout = Rollout(batch, act, name=made.name, survives_failures=True)
         rollout.is_used[:] = False
         for time_step in rollout:
             for episode in recorder.add(time_step, rollout):
@@ -156,18 +155,15 @@ class _Environments:
                 "num_envs, max_episode_steps and names in env_info require an environment that is made here; pass an "
                 f"id or a function instead of a {self.name}, or create it with these options"
             )
-        self._thread: DeadlineThread | None = None
         self._resources = contextlib.ExitStack()
         self._is_seeded = False
 
     def __enter__(self) -> Environment:
         with contextlib.ExitStack() as stack:
-            batch = self._open(stack)
-            try:
-                self.call(functools.partial(batch.seed, self.seed))
+            batch = stack.enter_context(self._open())
+            with contextlib.suppress(NotImplementedError):
+                batch.seed(self.seed)
                 self._is_seeded = self.is_made
-            except NotImplementedError:
-                pass
             if self.env_info and not batch.env_info_spec():
                 raise ValueError(f"{self.name} has no env_info; pass names of fields in its info as env_info")
             self._resources = stack.pop_all()
@@ -175,10 +171,6 @@ class _Environments:
 
     def __exit__(self, *raised: Any) -> None:
         self._resources.close()
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Returns the result of a function that uses the batch; raises `TimeoutError` if it takes too long."""
-        return function() if self._thread is None else self._thread.call(function)
 
     def find_seed(self, index: int, episode: int) -> int | None:
         """Returns the seed of an episode of an environment, or None if it is unknown."""
@@ -196,24 +188,28 @@ class _Environments:
         except (AttributeError, TypeError, ValueError):
             return None  # The environment was made by a function, or its arguments are not JSON.
 
-    def _open(self, stack: contextlib.ExitStack) -> Environment:
+    def _open(self) -> Environment:
+        if not self.is_made:
+            return ThreadEnvironment(functools.partial(_Borrowed, self.env), timeout_secs=self.timeout_secs)
         options: dict[str, Any] = {"max_episode_steps": self.max_episode_steps, "info_fields": self._info_fields}
         make = functools.partial(make_environment, self.env, with_goals=self.with_goals, **options)
         constructors = [functools.partial(make_seeded, make, self.seed, index) for index in range(self.num_envs)]
         if self.num_envs > 1:
             make().close()  # Errors are those of the environment instead of those of a worker.
-            batch: Environment = ParallelEnvironment(
+            return ParallelEnvironment(
                 constructors, caller_steps=False, timeout_secs=self.timeout_secs, on_failure="raise"
             )
-            stack.callback(batch.close)
-            return batch
-        thread = self._thread = DeadlineThread(f"the environments of {self.name}", self.timeout_secs)
-        stack.enter_context(thread)
-        if not self.is_made:
-            return self.env if self.env.batched else BatchedEnvironment([self.env])
-        batch = thread.call(lambda: BatchedEnvironment([constructors[0]()]))
-        stack.callback(lambda: thread.call(batch.close) if thread.is_responsive else None)
-        return batch
+        return ThreadEnvironment(lambda: BatchedEnvironment([constructors[0]()]), timeout_secs=self.timeout_secs)
+
+
+class _Borrowed(Wrapper):
+    """The user's environment as a batch, which is not closed."""
+
+    def __init__(self, env: Environment):
+        super().__init__(env if env.batched else BatchedEnvironment([env]))
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlds2reverb._arguments import require_timeout
 from rlds2reverb.specs import Nest
 
 from ._deadline_thread import DeadlineThread
@@ -38,13 +37,10 @@ class ThreadEnvironment(SpecifiedEnvironment):
           TimeoutError: If the environment is not created in time; the message contains the thread's stack trace.
           Exception: Any error of the constructor.
         """
-        require_timeout(timeout_secs)
         require_constructor(constructor, "constructor")
-        self._is_closed = False
         self._thread = DeadlineThread("the environment", timeout_secs)
         try:
-            self._env = self._thread.call(constructor)
-            require_environment(self._env, "ThreadEnvironment")
+            self._env = self._thread.open(lambda: require_environment(constructor(), "ThreadEnvironment"))
             super().__init__(auto_reset=self._thread.call(lambda: self._env.auto_reset))
             self._batch_size = self._thread.call(lambda: self._env.batch_size)
             self._spec = self._thread.call(self._env.time_step_spec)
@@ -79,14 +75,7 @@ class ThreadEnvironment(SpecifiedEnvironment):
         Raises:
           TimeoutError: If closing the environment takes too long.
         """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            if self._thread.is_responsive:
-                self._thread.call(self._env.close)
-        finally:
-            self._thread.close()
+        self._thread.close()
 
     def _reset(self) -> TimeStep:
         return self._thread.call(self._env.reset)
