@@ -46,31 +46,27 @@ class TemporallyCorrelatedNoise(RandomWrapper):
         super().__init__(require_single(env, "TemporallyCorrelatedNoise"), seed)
         require_number("sigma", sigma, 0)
         require_number("past_noise_weight", past_noise_weight, 0)
-        self._spec = env.action_spec()
-        for path, leaf in leaves(self._spec):
+        for path, leaf in leaves(self.action_spec()):
             if not isinstance(leaf, BoundedArraySpec) or leaf.dtype.kind != "f":
                 raise TypeError(f"TemporallyCorrelatedNoise requires floats, but {path_name(path, 'action')} is {leaf}")
         self._sigma, self._past_weight = sigma, past_noise_weight
-        self._info_spec = make_info_spec(env, "TemporallyCorrelatedNoise", executed_action=self._spec)
+        info_spec = make_info_spec(env, "TemporallyCorrelatedNoise", executed_action=self.action_spec())
+        self._time_step_spec = self._time_step_spec._replace(env_info=info_spec)
         self._past_noise: Nest = ()
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `env_info` with the executed action."""
-        return self._info_spec
 
     def _reset(self) -> TimeStep:
         self._past_noise = self._sample()
-        return add_info(self.env.reset(), executed_action=make_zeros(self._spec))
+        return add_info(self.env.reset(), executed_action=make_zeros(self.action_spec()))
 
     def _step(self, action: Nest) -> TimeStep:
         noise = self._sample()
-        executed = tree.map_structure(self._add_noise, action, self._past_noise, noise, self._spec)
+        executed = tree.map_structure(self._add_noise, action, self._past_noise, noise, self.action_spec())
         self._past_noise = noise
         time_step = self.env.advance(executed)
         return add_info(time_step._replace(prev_action=action), executed_action=executed)
 
     def _sample(self) -> Nest:
-        return map_structure(lambda spec: self._random.normal(scale=self._sigma, size=spec.shape), self._spec)
+        return map_structure(lambda spec: self._random.normal(scale=self._sigma, size=spec.shape), self.action_spec())
 
     def _add_noise(self, action: Any, past: Any, current: Any, spec: BoundedArraySpec) -> np.ndarray:
         noisy = action + self._past_weight * past + current

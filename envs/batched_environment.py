@@ -38,7 +38,7 @@ class BatchedEnvironment(SpecifiedEnvironment):
             raise ValueError("envs must contain at least one environment, got none")
         specs = [require_single(env, type(self).__name__).time_step_spec() for env in envs]
         require_same_specs(specs)
-        self._spec = specs[0]
+        self._time_step_spec = specs[0]
         self.envs = tuple(envs)
         self._ids = make_env_ids(len(envs))
         self._reward_shape: Any = self.reward_spec().shape

@@ -139,20 +139,13 @@ class Curriculum(RandomWrapper):
         )
         self._names = tuple(task_names)
         number = ArraySpec((), np.dtype(np.float32))
-        self._info_spec = make_info_spec(
-            env, "Curriculum", **{name: dict.fromkeys(self._names, number) for name in _FIELDS}
+        statistics = {name: dict.fromkeys(self._names, number) for name in _FIELDS}
+        self._time_step_spec = self._time_step_spec._replace(
+            prev_action=spec[ACTION], env_info=make_info_spec(env, "Curriculum", **statistics)
         )
         size = self.batch_size or 1
         self._returns, self._lengths = np.zeros(size), np.zeros(size, np.int64)
         self._next_tasks = self._sample(size)
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of the actions without the task."""
-        return self.env.action_spec()[ACTION]
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `env_info` with the statistics of the tasks."""
-        return self._info_spec
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the tasks, and that of the wrapped environment."""

@@ -192,25 +192,25 @@ class LockedEnvironment(Environment):
 
 
 class SpecifiedEnvironment(Environment):
-    """An environment that sets `_spec`, the specs of its time steps, when it is created."""
+    """An environment that sets `_time_step_spec`, the specs of its time steps, when it is created."""
 
-    _spec: TimeStep
+    _time_step_spec: TimeStep
 
     def observation_spec(self) -> Nest:
         """Returns the specs of one observation."""
-        return self._spec.observation
+        return self._time_step_spec.observation
 
     def action_spec(self) -> Nest:
         """Returns the specs of one action."""
-        return self._spec.prev_action
+        return self._time_step_spec.prev_action
 
     def reward_spec(self) -> ArraySpec:
         """Returns the spec of one reward."""
-        return self._spec.reward
+        return self._time_step_spec.reward
 
     def env_info_spec(self) -> Nest:
         """Returns the specs of `TimeStep.env_info`."""
-        return self._spec.env_info
+        return self._time_step_spec.env_info
 
 
 def require_environment(env: Any, name: str) -> Environment:
@@ -266,7 +266,7 @@ class EnvAttributes:
         return getattr(self.env, name)
 
 
-class Wrapper(EnvAttributes, Environment):
+class Wrapper(EnvAttributes, SpecifiedEnvironment):
     """An environment that changes the time steps or actions of another; by itself it changes nothing.
 
     Subclasses override `_reset` and `_step`, which call `self.env.reset()` and `self.env.advance(action)`, or
@@ -284,27 +284,12 @@ class Wrapper(EnvAttributes, Environment):
     def __init__(self, env: Environment):
         super().__init__(auto_reset=require_environment(env, type(self).__name__).auto_reset)
         self.env = env
+        self._time_step_spec = env.time_step_spec()
 
     @property
     def batch_size(self) -> int | None:
         """The number B of environments in the batch; None without a batch."""
         return self.env.batch_size
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of one observation."""
-        return self.env.observation_spec()
-
-    def action_spec(self) -> Nest:
-        """Returns the specs of one action."""
-        return self.env.action_spec()
-
-    def reward_spec(self) -> ArraySpec:
-        """Returns the spec of one reward."""
-        return self.env.reward_spec()
-
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `TimeStep.env_info`."""
-        return self.env.env_info_spec()
 
     def _reset(self) -> TimeStep:
         return self._transform_time_step(self.env.reset())

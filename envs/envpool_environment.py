@@ -82,7 +82,7 @@ class EnvPoolEnvironment(SpecifiedEnvironment, LockedEnvironment):
             self._config["render_mode"] = render_mode
         self._actions = _find_actions(spec, task)
         observation_spec, action_spec = specs or read_specs(spec)
-        self._spec = make_time_step_spec(observation_spec, action_spec)
+        self._time_step_spec = make_time_step_spec(observation_spec, action_spec)
         columns = list(spec._state_keys)
         self._observation = _find_columns(observation_spec, columns, "obs")
         self._select = operator.itemgetter(*map(columns.index, ("done", "trunc", "reward", "step_type")))

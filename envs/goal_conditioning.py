@@ -79,18 +79,14 @@ class GoalConditioning(RandomWrapper):
                     "get_achieved_goal"
                 )
             self._goal_spec: ArraySpec = spec[DESIRED_GOAL]
-            self._observation_spec: Nest = spec
         else:
             goal = np.asarray(get_achieved_goal(make_zeros(spec)))
             dtype = np.dtype(np.float32) if goal.dtype.kind == "f" else goal.dtype
             self._goal_spec = ArraySpec(goal.shape, dtype)
-            self._observation_spec = {OBSERVATION: spec, ACHIEVED_GOAL: self._goal_spec, DESIRED_GOAL: self._goal_spec}
+            observed = {OBSERVATION: spec, ACHIEVED_GOAL: self._goal_spec, DESIRED_GOAL: self._goal_spec}
+            self._time_step_spec = self._time_step_spec._replace(observation=observed)
         self._goal = make_zeros(self._goal_spec)
         self._last: Any = None
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of the observation with both goals."""
-        return self._observation_spec
 
     def _reset(self) -> TimeStep:
         time_step = self.env.reset()

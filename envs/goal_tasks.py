@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, Nest, describe
+from rlds2reverb.specs import ArraySpec, describe
 from rlds2reverb.store.goals import GOAL, STATE
 
 from .environment import Environment, Wrapper, require_single
@@ -55,12 +55,8 @@ class GoalTasks(Wrapper):
                 f"OGBench, got observations {spec}; use an environment with goals"
             )
         state, goal = (spec[STATE], spec[DESIRED_GOAL]) if self._has_desired else (spec, spec)
-        self._spec: dict[str, Nest] = {STATE: state, GOAL: goal}
+        self._time_step_spec = self._time_step_spec._replace(observation={STATE: state, GOAL: goal})
         self._goal: Any = None
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of the observation and of the goal."""
-        return self._spec
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset`, and with it the next task."""
@@ -83,7 +79,7 @@ class GoalTasks(Wrapper):
         return keep_untransformed(time_step, time_step._replace(observation={STATE: state, GOAL: goal}))
 
     def _read_goal(self, info: Mapping[str, Any]) -> np.ndarray:
-        spec, expected = self._spec[GOAL], f"info['{GOAL}'] of a reset with a task must be"
+        spec, expected = self.observation_spec()[GOAL], f"info['{GOAL}'] of a reset with a task must be"
         if GOAL not in info:
             raise SpecMismatchError(f"{expected} {describe(spec)}, got {sorted(info)}; fix the environment")
         return read_array(info[GOAL], spec, expected=expected, advice="fix the environment")

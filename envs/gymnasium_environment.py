@@ -99,7 +99,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
             message = f"a part of the observations of {self._name} is left out: {'; '.join(left_out)}"
             warnings.warn(message, UserWarning, stacklevel=2)
         action_spec = make_spec(env.action_space, name="action")
-        self._spec = make_time_step_spec(observation_spec, action_spec)
+        self._time_step_spec = make_time_step_spec(observation_spec, action_spec)
         self._convert = make_converter(observation_spec)
         is_array = isinstance(observation_spec, ArraySpec)
         self._array_format: Any = (observation_spec.dtype, observation_spec.shape) if is_array else (None, None)
@@ -114,7 +114,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
         self._info_spec: dict[str, ArraySpec] = {}
         if info_fields:
             self._info_spec = dict(info_fields) if isinstance(info_fields, Mapping) else self._find_info(info_fields)
-            self._spec = self._spec._replace(env_info=self._info_spec)
+            self._time_step_spec = self._time_step_spec._replace(env_info=self._info_spec)
 
     @property
     def is_success(self) -> bool | None:
@@ -202,7 +202,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
             observation = self._convert(value)
         except (KeyError, TypeError, ValueError) as error:
             raise SpecMismatchError(f"the observation does not match its space ({error}); {_FIX}") from error
-        specs = dict(leaves(self._spec.observation))
+        specs = dict(leaves(self._time_step_spec.observation))
         for path, leaf in leaves(observation):
             if leaf.shape != specs[path].shape:
                 raise SpecMismatchError(
@@ -218,7 +218,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
     def _find_info(self, names: Sequence[str]) -> dict[str, ArraySpec]:
         inner = getattr(self.gym, "unwrapped", self.gym)
         random = copy.deepcopy(getattr(inner, "_np_random", None))
-        action = sample_action(self._spec.prev_action, np.random.default_rng())
+        action = sample_action(self._time_step_spec.prev_action, np.random.default_rng())
         infos = [self._reset_gym(None)[1], self.gym.step(self._to_gym(action))[-1]]
         if hasattr(inner, "_np_random"):
             inner._np_random = random  # The first episode is the one without these calls.

@@ -85,7 +85,7 @@ class Multitask(SpecifiedEnvironment):
             spec = spec._replace(observation={OBSERVATION: spec.observation, TASK_ID: task_spec})
         if selection == "action":
             spec = spec._replace(prev_action={TASK_ID: task_spec, ACTION: spec.prev_action})
-        self._spec = spec
+        self._time_step_spec = spec
         self.seed_tasks(seed)
 
     @property

@@ -52,21 +52,22 @@ class ObservationNormalizer(Wrapper):
           SpecMismatchError: If a shape or the structure differs from the observations.
         """
         super().__init__(env)
-        self._spec = env.observation_spec()
+        spec = env.observation_spec()
         self._statistics: dict[Keys, tuple[np.ndarray, np.ndarray]] = {}
-        for keys, is_named in find_leaves(self._spec, fields):
-            leaf = get_part(self._spec, keys)
+        for keys, is_named in find_leaves(spec, fields):
+            leaf = get_part(spec, keys)
             if leaf.dtype.kind == "f":
                 self._statistics[keys] = _read(mean, keys, leaf, "mean"), _read(divisor, keys, leaf, "divisor")
                 if not np.all(self._statistics[keys][1] > 0):
                     raise ValueError(f"{path_name(keys, 'divisor')} must be above 0, got {get_part(divisor, keys)}")
-                self._spec = replace_part(self._spec, keys, functools.partial(self._normalize_spec, keys=keys))
+                spec = replace_part(spec, keys, functools.partial(self._normalize_spec, keys=keys))
             elif is_named:
                 name = f"the observation {format_path(keys)!r}" if keys else "the observation"
                 raise TypeError(f"only floats can be normalised, but {name} is {leaf}")
         if not self._statistics:
             place = "the observation" if fields is None else repr(fields)
             raise TypeError(f"only floats can be normalised, but {place} contains none")
+        self._time_step_spec = self._time_step_spec._replace(observation=spec)
 
     @classmethod
     def from_source(
@@ -98,10 +99,6 @@ class ObservationNormalizer(Wrapper):
             )
         moments = ObservationMoments.from_episodes(source, spec, source.name)
         return cls(env, *moments.agent_statistics(eps), fields=fields)
-
-    def observation_spec(self) -> Nest:
-        """Returns the specs of the observations with normalised bounds."""
-        return self._spec
 
     def _transform_time_step(self, time_step: TimeStep) -> TimeStep:
         observation = time_step.observation

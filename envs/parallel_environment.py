@@ -123,8 +123,8 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             for worker in self._workers:
                 specs += worker.receive(self._construction_timeout_secs)
             require_same_specs(specs)
-            self._spec = specs[0]
-            self._channel = Channel(self._memory, self._spec, num_envs, num_workers)
+            self._time_step_spec = specs[0]
+            self._channel = Channel(self._memory, self._time_step_spec, num_envs, num_workers)
             #: What lost environments repeat: the last time steps, which the caller cannot modify.
             self._last_bytes = self._channel.time_step_bytes.copy()
             self._last = self._channel.map_time_step(self._last_bytes)
@@ -136,7 +136,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             raise
         if self._own is not None:
             self._own.connect(self._channel)
-        self._first_action = make_zeros(self._spec.prev_action)
+        self._first_action = make_zeros(self._time_step_spec.prev_action)
         if seed is not None:
             self.seed(seed)
 
@@ -205,7 +205,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
 
     @property
     def _layout(self) -> Any:
-        return self._spec, self._num_envs, len(self._workers), self._spin_secs
+        return self._time_step_spec, self._num_envs, len(self._workers), self._spin_secs
 
     def _run(self, command: int, action: Nest) -> TimeStep:
         try:

@@ -43,7 +43,7 @@ class ThreadEnvironment(SpecifiedEnvironment):
             self._env = self._thread.open(lambda: require_environment(constructor(), "ThreadEnvironment"))
             super().__init__(auto_reset=self._thread.call(lambda: self._env.auto_reset))
             self._batch_size = self._thread.call(lambda: self._env.batch_size)
-            self._spec = self._thread.call(self._env.time_step_spec)
+            self._time_step_spec = self._thread.call(self._env.time_step_spec)
         except BaseException:
             self._thread.close()
             raise
