@@ -21,12 +21,10 @@ from rlds2reverb._arguments import require_count, require_number
 from .batched_environment import BatchedEnvironment
 from .environment import Environment
 from .evaluation import name_environment
-from .goal_tasks import match_goals
-from .gymnasium_environment import GymnasiumEnvironment
+from .goal_tasks import expects_goals
+from .loading import make_environment
 from .policy_actions import PolicyActor, require_number_rewards
 from .rollout import Rollout
-from .suite_gym import find_spec, make_gym
-from .time_limit import set_time_limit
 from .time_steps import LAST
 
 FORMATS = (".mp4", ".gif")
@@ -128,8 +126,7 @@ def record_film(
     if images_per_sec is not None:
         require_number("images_per_sec", images_per_sec, 0.1, 1000)
     name, make = name_environment(env)
-    with _headless_rendering(), _make_environment(name, make, max_episode_steps) as made:
-        environment = match_goals(made, policy)
+    with _headless_rendering(), _make_environment(name, make, policy, max_episode_steps) as environment:
         rate = images_per_sec or _find_rate(environment)
         stride = math.ceil(rate / _MAX_RATES[suffix] - 1e-6)
         filming = _Filming(
@@ -229,22 +226,14 @@ class _Filming:
         return picture.crop((0, 0, *size))
 
 
-def _make_environment(name: str, make: Any, max_episode_steps: int | None) -> Environment:
+def _make_environment(name: str, make: Any, policy: Any, max_episode_steps: int | None) -> Environment:
     from gymnasium.error import Error
 
+    options: dict[str, Any] = {"max_episode_steps": max_episode_steps, "with_goals": expects_goals(policy)}
     try:
-        if callable(make):
-            env = make()
-        else:
-            env = make_gym(find_spec(make) if isinstance(make, str) else make, render_mode=_RGB)
+        return make_environment(make, **options, render_mode=_RGB)
     except Error as error:
         raise ValueError(f"{name} cannot be rendered: {error}") from error
-    if not isinstance(env, Environment):
-        if getattr(env, "render_mode", None) != _RGB:
-            env.close()
-            raise ValueError(f"{name} must be created with render_mode='rgb_array' to be filmed")
-        env = GymnasiumEnvironment(env)
-    return env if max_episode_steps is None else set_time_limit(env, max_episode_steps)
 
 
 def _find_rate(env: Environment) -> float:

@@ -85,11 +85,6 @@ class GoalTasks(Wrapper):
         return read_array(info[GOAL], spec, expected=expected, advice="fix the environment")
 
 
-def match_goals(env: Environment, policy: Any) -> Environment:
-    """Returns an environment with `GoalTasks` if a policy observes goals and the environment does not show them yet."""
-    return add_goals(env) if expects_goals(policy) else env
-
-
 def expects_goals(policy: Any) -> bool:
     """Returns whether a policy, of TF-Agents or an `OnnxPolicy`, observes goals."""
     if (spec := getattr(policy, "observation_spec", None)) is None:

@@ -56,7 +56,6 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
         env_id: int = 0,
         info_fields: Sequence[str] | Mapping[str, ArraySpec] = (),
         auto_reset: bool = True,
-        render_mode: str | None = None,
         allow_non_finite: bool = False,
     ):
         """Wraps an environment.
@@ -72,7 +71,6 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
             become float64, because a float may follow an int; arrays of floats become float32; strings have at least 64
             characters. A field that is missing in a step is zero, and one that does not fit its spec is an error.
           auto_reset: see `Environment`.
-          render_mode: unused if None; checked against the environment's own mode otherwise.
           allow_non_finite: whether observations and rewards may be NaN or infinite.
 
         Raises:
@@ -83,8 +81,6 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
             raise TypeError(f"env must be a gymnasium.Env, got a {type(env).__name__}; pass the environment itself")
         super().__init__(auto_reset=auto_reset)
         require_number("discount", discount, 0, 1)
-        if render_mode is not None and getattr(env, "render_mode", None) != render_mode:
-            raise ValueError(f"the environment has render_mode={env.render_mode!r}, got {render_mode!r}")
         if duration is not None:
             require_count("duration", duration)
         self.gym = env

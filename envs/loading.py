@@ -164,6 +164,7 @@ def make_environment(
     max_episode_steps: int | None = None,
     info_fields: Sequence[str] = (),
     with_goals: bool = False,
+    render_mode: str | None = None,
 ) -> Environment:
     """Creates one environment from its name, from a description, or with a function.
 
@@ -175,16 +176,18 @@ def make_environment(
         None for that limit.
       info_fields: see `GymnasiumEnvironment`.
       with_goals: whether observations must show goals; see `add_goals`.
+      render_mode: mode of `render`, unless a function creates the environment.
 
     Raises:
       ImportError, ValueError: See `suite_gym.load` and `GymnasiumEnvironment`; also if a function returns an
         `Environment`, whose `env_info` is set already, and `info_fields` are given.
       TypeError: If a function does not return an environment.
     """
+    options = {} if render_mode is None else {"render_mode": render_mode}
     if isinstance(make_env, str):
-        env = suite_gym.load(make_env, env_id=env_id, info_fields=info_fields)
+        env = suite_gym.load(make_env, env_id=env_id, info_fields=info_fields, **options)
     else:
-        made = make_env() if callable(make_env) else suite_gym.make_gym(make_env)
+        made = make_env() if callable(make_env) else suite_gym.make_gym(make_env, **options)
         env = made if isinstance(made, Environment) else _convert(made, env_id, info_fields)
         if env is made and info_fields:
             raise ValueError(

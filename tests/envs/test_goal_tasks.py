@@ -11,7 +11,8 @@ from properties import mark_slow_except
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.envs import Evaluator, GoalTasks, GymnasiumEnvironment, check_wrapper, record_episodes
-from rlds2reverb.envs.goal_tasks import match_goals
+from rlds2reverb.envs.goal_tasks import expects_goals
+from rlds2reverb.envs.loading import make_environment
 from rlds2reverb.errors import SpecMismatchError
 
 
@@ -114,5 +115,8 @@ def test_environments_that_show_their_goals_are_not_wrapped_again():
     class Policy:
         time_step_spec = env.reset()._replace(observation=env.observation_spec())
 
-    assert match_goals(env, Policy()) is env and match_goals(env.env, "random") is env.env
-    assert isinstance(match_goals(env.env, Policy()), GoalTasks)
+    def make(made, policy):
+        return make_environment(lambda: made, with_goals=expects_goals(policy))
+
+    assert make(env, Policy()) is env and make(env.env, "random") is env.env
+    assert isinstance(make(env.env, Policy()), GoalTasks)
