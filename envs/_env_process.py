@@ -147,10 +147,6 @@ class WorkerProcess:
         self._rows = channel.get_rows(self.index)
         self._number, self._rows.worker_sleeps[0] = int(self._rows.replies[0]), 0
 
-    def release(self) -> None:
-        """Drops the shared arrays of a worker that is not started again."""
-        self._rows = None
-
     def call(self, name: str, row: int | None, *arguments: Any, timeout_secs: float) -> Any:
         """Calls a method of one of the environments, or of the `Share` of the worker if `row` is None.
 
@@ -236,7 +232,7 @@ class WorkerProcess:
             self._peer.close()
 
     def stop(self, deadline: float) -> None:
-        """Waits until the process has ended; kills it at a deadline of `time.monotonic`."""
+        """Ends the process, which is killed at a deadline of `time.monotonic`, and drops the shared arrays."""
         self.disconnect()
         self.is_lost = True
         if self._process is not None:
@@ -248,7 +244,7 @@ class WorkerProcess:
                 _lifelines.remove(self._lifeline)
                 os.close(self._lifeline)
             os.close(self._trace)
-        self._process = self._peer = None
+        self._process = self._peer = self._rows = None
         self._reported, self.is_busy = [], False
 
     @property

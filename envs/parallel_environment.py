@@ -151,15 +151,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         Raises:
           NotImplementedError: If the environments cannot be seeded.
         """
-        self.seed_each(range(seed, seed + self._num_envs))
-
-    def seed_each(self, seeds: Sequence[int]) -> None:
-        """Sets the seed of each environment.
-
-        Args:
-          seeds: B seeds.
-        """
-        seeds = [int(seed) for seed in seeds]
+        seeds = list(range(int(seed), int(seed) + self._num_envs))
         with self._lock:
             self._require_open()
             if self._own is not None:
@@ -193,7 +185,6 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             deadline = time.monotonic() + _EXIT_SECS
             for worker in self._workers:
                 worker.stop(deadline)
-                worker.release()
             self._channel = None  # The memory is freed with the last array in it.
             os.close(self._memory)
 
@@ -232,17 +223,14 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         for worker in self._workers:
             worker.request(command)
         if self._own is not None:
-            self._run_own(self._own, command, action, failures)
+            try:
+                self._own.run(command, action, lambda index, reason: failures.append((index, reason)))
+            except RuntimeError:
+                reasons = "\n".join(reason for _, reason in failures)
+                raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None
         for worker in self._workers:
             failures += self._wait(worker, must_reset=command == RESET)
         return failures
-
-    def _run_own(self, share: Share, command: int, action: Nest, failures: list[_Failure]) -> None:
-        try:
-            share.run(command, action, lambda index, reason: failures.append((index, reason)))
-        except RuntimeError:
-            reasons = "\n".join(reason for _, reason in failures)
-            raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None
 
     def _finish_requests(self) -> None:
         """Waits for all requests that have not been waited for; new episodes follow."""
