@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.ownership import copy_arrays
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .batched_environment import make_row_reader, stack
 from .environment import Environment
 from .specs import BoundedArraySpec, require_equal_specs, sample_action
 from .time_steps import FIRST, LAST, TimeStep
-
-#: The fields of time steps that must be reproducible; `untransformed` contains them again.
-_COMPARED_FIELDS = ("step_type", "reward", "discount", "observation", "prev_action", "env_info")
 
 
 def check_wrapper(make_env: Callable[[], Environment], *, num_steps: int = 200, seed: int = 0) -> None:
@@ -47,19 +45,15 @@ def check_wrapper(make_env: Callable[[], Environment], *, num_steps: int = 200, 
     first = _play(make_env, num_steps, seed)
     second = _play(make_env, num_steps, seed)
     for number, (one, other) in enumerate(zip(first, second, strict=True)):
-        for name in _COMPARED_FIELDS:
-            for (path, value), (_, repeated) in zip(
-                leaves(getattr(one, name)), leaves(getattr(other, name)), strict=True
-            ):
-                _require(
-                    np.array_equal(value, repeated, equal_nan=np.asarray(value).dtype.kind == "f"),
-                    f"{path_name(path, name)} of step {number} differs between two environments with the same seed; "
-                    "seed all random numbers in seed()",
-                )
+        complaint = "differs between two environments with the same seed; seed all random numbers in seed()"
+        _require_equal(one, other, number, complaint)
 
 
 def _play(make_env: Callable[[], Environment], num_steps: int, seed: int) -> list[TimeStep]:
-    """Steps an environment with random actions, checks each time step, and returns copies of all of them."""
+    """Steps an environment with random actions, checks each time step, and returns copies of all of them.
+
+    The copies have no `untransformed`, which contains their other fields again.
+    """
     env, random = make_env(), np.random.default_rng(seed)
     env.seed(seed)
     spec, size = env.time_step_spec(), env.batch_size
@@ -84,20 +78,13 @@ def _play(make_env: Callable[[], Environment], num_steps: int, seed: int) -> lis
             if one.step_type != FIRST:
                 _require(_are_equal(one.prev_action, own_action), f"prev_action of step {number} is not the action")
         previous = list(current)
-        time_steps.append(time_step)
-        copies.append(_copy(time_step))
+        time_steps.append(time_step._replace(untransformed=()))
+        copies.append(copy_arrays(time_steps[-1]))
     for number, (time_step, copied) in enumerate(zip(time_steps, copies, strict=True)):
-        for name in _COMPARED_FIELDS:
-            same = _are_equal(getattr(time_step, name), getattr(copied, name))
-            _require(same, f"{name} of step {number} changed after it was returned; return new arrays in each step")
+        _require_equal(time_step, copied, number, "changed after it was returned; return new arrays in each step")
     env.close()
     env.close()
     return copies
-
-
-def _copy(time_step: TimeStep) -> TimeStep:
-    fields = {name: map_structure(np.copy, getattr(time_step, name)) for name in _COMPARED_FIELDS}
-    return time_step._replace(**fields)
 
 
 def _split(time_step: TimeStep, size: int) -> list[TimeStep]:
@@ -168,22 +155,18 @@ def _check_ends(before: TimeStep, after: TimeStep, number: int, changes: frozens
 
 def _check_values(spec: TimeStep, time_step: TimeStep, number: int, leading: tuple[int, ...]) -> None:
     _require(isinstance(time_step, TimeStep), f"step {number} must be a TimeStep, got a {type(time_step).__name__}")
-    for name in TimeStep._fields:
-        if name == "untransformed":
-            continue
-        got, expected = leaves(getattr(time_step, name)), leaves(getattr(spec, name))
-        paths = [[path for path, _ in nest] for nest in (got, expected)]
-        _require(paths[0] == paths[1], f"{name} of step {number} has the fields {paths[0]}, its spec has {paths[1]}")
-        for (path, value), (_, leaf) in zip(got, expected, strict=True):
-            array = np.asarray(value)
-            place = f"{path_name(path, name)} of step {number}"
-            expected_leaf = ArraySpec((*leading, *leaf.shape), leaf.dtype)
-            _require(
-                (array.shape, array.dtype) == (expected_leaf.shape, leaf.dtype),
-                f"{place} is {describe(array)}, its spec is {describe(expected_leaf)}",
-            )
-            if isinstance(leaf, BoundedArraySpec) and array.size:
-                _require(leaf.contains(array), f"{place} is outside the bounds of its spec: {array}")
+    got, expected = leaves(time_step._replace(untransformed=())), leaves(spec)
+    names = [[_name(path) for path, _ in nest] for nest in (got, expected)]
+    _require(names[0] == names[1], f"step {number} has the fields {names[0]}, its spec has {names[1]}")
+    for (path, value), (_, leaf) in zip(got, expected, strict=True):
+        array, place = np.asarray(value), f"{_name(path)} of step {number}"
+        expected_leaf = ArraySpec((*leading, *leaf.shape), leaf.dtype)
+        _require(
+            (array.shape, array.dtype) == (expected_leaf.shape, leaf.dtype),
+            f"{place} is {describe(array)}, its spec is {describe(expected_leaf)}",
+        )
+        if isinstance(leaf, BoundedArraySpec) and array.size:
+            _require(leaf.contains(array), f"{place} is outside the bounds of its spec: {array}")
 
 
 def _check_order(previous: TimeStep | None, time_step: TimeStep, number: int) -> None:
@@ -196,12 +179,28 @@ def _check_order(previous: TimeStep | None, time_step: TimeStep, number: int) ->
         _require(time_step.discount != 0, f"discount of step {number} is 0, which only LAST steps may have")
 
 
+def _require_equal(one: TimeStep, other: TimeStep, number: int, complaint: str) -> None:
+    differences = _find_differences(one, other)
+    _require(not differences, f"{', '.join(differences)} of step {number} {complaint}")
+
+
 def _are_equal(one: Nest, other: Nest) -> bool:
-    first, second = leaves(one), leaves(other)
-    return len(first) == len(second) and all(
-        path == other_path and np.array_equal(value, other_value)
-        for (path, value), (other_path, other_value) in zip(first, second, strict=True)
-    )
+    return not _find_differences(one, other)
+
+
+def _find_differences(one: Nest, other: Nest) -> list[str]:
+    """Returns the names of the leaves in which two nests differ."""
+    first, second = dict(leaves(one)), dict(leaves(other))
+    return [_name(path) for path in {**first, **second} if not _is_equal(first.get(path, ()), second.get(path, ()))]
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    return np.array_equal(value, other, equal_nan=np.asarray(value).dtype.kind == "f")
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Returns the name of a leaf of a time step, such as `observation['joints']`."""
+    return path_name(path[1:], *path[:1])
 
 
 def _require(condition: Any, message: str) -> None:
