@@ -7,10 +7,9 @@ import numpy as np
 from rlds2reverb.ownership import copy_arrays
 
 from .environment import Environment, Wrapper, require_single
-from .specs import make_zeros
-from .time_steps import FIRST, LAST, TimeStep
+from .time_steps import LAST, TimeStep, restart
 
-_ONE, _ZERO = np.float32(1), np.float32(0)
+_ZERO = np.float32(0)
 
 
 class AtariTerminalOnLifeLoss(Wrapper):
@@ -72,10 +71,6 @@ class AtariTerminalOnLifeLoss(Wrapper):
     def _restart(self, time_step: TimeStep) -> TimeStep:
         """Returns the first step of an episode with the observation of a time step."""
         inner = time_step.untransformed
-        return time_step._replace(
-            step_type=FIRST,
-            reward=make_zeros(self.reward_spec())[()],
-            discount=_ONE,
-            prev_action=make_zeros(self.action_spec()),
-            untransformed=self._restart(inner) if isinstance(inner, TimeStep) else (),
-        )
+        ids = {"env_id": time_step.env_id, "env_info": time_step.env_info}
+        first = restart(time_step.observation, self.action_spec(), reward_spec=self.reward_spec(), **ids)
+        return first._replace(untransformed=self._restart(inner) if isinstance(inner, TimeStep) else ())

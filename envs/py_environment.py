@@ -66,10 +66,6 @@ class AgentsEnvironment(EnvAttributes, py_environment.PyEnvironment):
         """Returns TF-Agents' spec of one reward."""
         return self._reward_spec
 
-    def env_info_spec(self) -> Nest:
-        """Returns the specs of `get_info()`."""
-        return self.env.env_info_spec()
-
     def get_info(self) -> Nest:
         """Returns the `env_info` of the current time step; `()` before the first one."""
         current = self.env.current_time_step()
