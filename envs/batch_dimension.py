@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .batched_environment import BatchedEnvironment
-from .environment import EnvAttributes, Environment, require_single
+from .environment import EnvAttributes, Environment
 
 
 class BatchDimension(EnvAttributes, BatchedEnvironment):
@@ -25,5 +25,5 @@ class BatchDimension(EnvAttributes, BatchedEnvironment):
         Raises:
           TypeError: If the environment is batched.
         """
-        self.env = require_single(env, "BatchDimension")
+        self.env = env
         super().__init__([env])

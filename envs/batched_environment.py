@@ -34,11 +34,7 @@ class BatchedEnvironment(SpecifiedEnvironment):
           SpecMismatchError: If their specs differ; the message names the path.
         """
         super().__init__()
-        if not envs:
-            raise ValueError("envs must contain at least one environment, got none")
-        specs = [require_single(env, type(self).__name__).time_step_spec() for env in envs]
-        require_same_specs(specs)
-        self._time_step_spec = specs[0]
+        self._time_step_spec = read_common_spec(envs, type(self).__name__)
         self.envs = tuple(envs)
         self._ids = make_env_ids(len(envs))
         self._reward_shape: Any = self.reward_spec().shape
@@ -84,11 +80,19 @@ def make_env_ids(batch_size: int) -> np.ndarray:
     return ids
 
 
-def require_same_specs(time_step_specs: Sequence[TimeStep]) -> None:
-    """Raises `SpecMismatchError` unless the time steps of all environments have the same specs."""
+def read_common_spec(envs: Sequence[Environment], holder: str) -> TimeStep:
+    """Returns the specs of the time steps of environments that become one, after the checks of `BatchedEnvironment`."""
+    if not envs:
+        raise ValueError("envs must contain at least one environment, got none")
+    return find_common_spec([require_single(env, holder).time_step_spec() for env in envs])
+
+
+def find_common_spec(time_step_specs: Sequence[TimeStep]) -> TimeStep:
+    """Returns the specs of the time steps of all environments; raises `SpecMismatchError` unless they are the same."""
     for index, spec in enumerate(time_step_specs[1:], 1):
         holders = "environment 0", f"environment {index}"
         require_equal_specs(spec, time_step_specs[0], holders=holders, advice=_SAME)
+    return time_step_specs[0]
 
 
 def stack(nests: Sequence[Nest]) -> Nest:

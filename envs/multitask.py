@@ -10,9 +10,9 @@ import numpy as np
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb.specs import Nest
 
-from .batched_environment import require_same_specs
+from .batched_environment import read_common_spec
 from .env_info import add_info, make_info_spec
-from .environment import Environment, SpecifiedEnvironment, require_single
+from .environment import Environment, SpecifiedEnvironment
 from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
 
@@ -67,20 +67,16 @@ class Multitask(SpecifiedEnvironment):
           SpecMismatchError: If the specs differ; the message names the path.
         """
         super().__init__()
-        if not envs:
-            raise ValueError("envs must contain at least one environment, got none")
-        for env in envs:
-            require_single(env, "Multitask")
+        spec = read_common_spec(envs, "Multitask")
         names = [f"task_{index}" for index in range(len(envs))] if task_names is None else list(task_names)
         if len(names) != len(envs) or len(set(names)) != len(names):
             raise ValueError(f"task_names must be {len(envs)} different names, one for each environment, got {names}")
         require_one_of("selection", selection, get_args(Selection))
-        require_same_specs([env.time_step_spec() for env in envs])
         self.task_names = tuple(names)
         self._envs, self._selection, self._observes_task = tuple(envs), selection, observe_task
         self._env_id = np.int32(env_id)
         task_spec = BoundedArraySpec((), np.dtype(np.int64), 0, len(envs) - 1)
-        spec = envs[0].time_step_spec()._replace(env_info=make_info_spec(envs[0], "Multitask", task_id=task_spec))
+        spec = spec._replace(env_info=make_info_spec(envs[0], "Multitask", task_id=task_spec))
         if observe_task:
             spec = spec._replace(observation={OBSERVATION: spec.observation, TASK_ID: task_spec})
         if selection == "action":

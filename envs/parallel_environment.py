@@ -20,7 +20,7 @@ from rlds2reverb.specs import Nest, map_structure
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, write_nest
-from .batched_environment import make_env_ids, make_prev_action, require_same_specs
+from .batched_environment import find_common_spec, make_env_ids, make_prev_action
 from .environment import Environment, LockedEnvironment, SpecifiedEnvironment, require_constructor
 from .specs import make_zeros
 from .suite_gym import serialise_registered_specs
@@ -122,8 +122,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             specs = [env.time_step_spec() for env in self._own.envs] if self._own else []
             for worker in self._workers:
                 specs += worker.receive(self._construction_timeout_secs)
-            require_same_specs(specs)
-            self._time_step_spec = specs[0]
+            self._time_step_spec = find_common_spec(specs)
             self._channel = Channel(self._memory, self._time_step_spec, num_envs, num_workers)
             #: What lost environments repeat: the last time steps, which the caller cannot modify.
             self._last_bytes = self._channel.time_step_bytes.copy()
