@@ -48,6 +48,14 @@ class Checked(click.ParamType):
         return value
 
 
+class Parsed(Checked):
+    """The type of an option whose value is what the check returns."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the result of the check; fails if the check does."""
+        return self._check(super().convert(value, param, ctx))
+
+
 def _require_address(addresses: str) -> None:
     for address in addresses.split(","):
         if server_address(address) is None or not 0 < int(address.rpartition(":")[2]) < 65536:
@@ -76,18 +84,13 @@ def _require_film(path: Path) -> None:
     require_film_path(path)
 
 
-class Duration(click.ParamType):
-    """The type of an option that takes a duration such as 600, 600s, 10m or 1.5h; the value is in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns the duration in seconds; fails if it cannot be parsed or is 0."""
-        match = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", str(value).strip())
-        secs = float(match[1]) * _SECS_PER_UNIT[match[2]] if match else 0.0
-        if secs <= 0:
-            self.fail(f"the duration must be greater than 0, such as 600, 90s, 10m or 2h, got {value!r}", param, ctx)
-        return secs
+def _parse_duration(duration: str) -> float:
+    """Returns the seconds of a duration such as 600, 600s, 10m or 1.5h."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", duration.strip())
+    secs = float(match[1]) * _SECS_PER_UNIT[match[2]] if match else 0.0
+    if secs <= 0:
+        raise ValueError(f"the duration must be greater than 0, such as 600, 90s, 10m or 2h, got {duration!r}")
+    return secs
 
 
 def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
@@ -107,14 +110,14 @@ def cameras(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) 
     return [] if names == ("none",) else list(names) or None
 
 
-selector = Checked("SELECTOR", Selector.parse)
-rate_limiter = Checked("LIMITER", RateLimiter.parse)
+selector = Parsed("SELECTOR", Selector.parse)
+rate_limiter = Parsed("LIMITER", RateLimiter.parse)
 address = Checked("HOST:PORT", _require_address)
 priority = Checked("NUMBER|return", _require_priority)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
-features = Checked("FILE", read_features, EXISTING_FILE)
+features = Parsed("FILE", read_features, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
 png = Checked("FILE.png", functools.partial(_require_new_file, suffixes=(".png",)), FILE)
-duration = Duration()
+duration = Parsed("DURATION", _parse_duration)

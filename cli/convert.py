@@ -13,7 +13,6 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources.lerobot_writer import VERSIONS
-from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.writing import FORMATS
 
 from . import checks, output
@@ -184,10 +183,8 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
         if loss and source.kind != format:
             output.warn(loss)
     values = {
-        "recompute_discounts": options["recompute_discounts"],
         "shard_bytes": options["shard_mb"] * 1_000_000,
-        "features": _read_features(options),
-        **{name: options[name] for name in ("lerobot_version", "fps", "video")},
+        **{name: options[name] for name in ("recompute_discounts", "features", "lerobot_version", "fps", "video")},
     }
     if format == "rlds":
         import_quietly("tensorflow_datasets")
@@ -203,10 +200,6 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             **{name: value for name, value in values.items() if name in limits.options},
         )
     _print_written(report, (*source.warnings, *losses), options)
-
-
-def _read_features(options: dict[str, Any]) -> dict[str, Any] | None:
-    return read_features(options["features"]) if options["features"] else None
 
 
 def _print_written(report: WriteReport, printed_warnings: Sequence[str], options: dict[str, Any]) -> None:
@@ -245,7 +238,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
                 options["source"],
                 out,
                 shard_bytes=options["shard_mb"] * 1_000_000,
-                features=_read_features(options),
+                features=options["features"],
                 **common,
             )
         else:

@@ -23,7 +23,7 @@ from rlds2reverb.sources.transforms import (
     Transform,
     parse_reward,
 )
-from rlds2reverb.tables import RateLimiter, Selector, TableConfig
+from rlds2reverb.tables import TableConfig
 
 from . import checks
 from .config_options import config_options
@@ -368,18 +368,12 @@ def table_names(options: dict[str, Any]) -> tuple[str, ...]:
 
 def table_configs(options: dict[str, Any]) -> list[TableConfig]:
     """Returns the tables that the `table_options` describe."""
-    return [TableConfig(name, **parse_table_options(options)) for name in table_names(options)]
+    return [TableConfig(name, **get_table_options(options)) for name in table_names(options)]
 
 
-def parse_table_options(options: dict[str, Any]) -> dict[str, Any]:
+def get_table_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the values of the `table_options` apart from the names, as fields of `TableConfig`."""
-    return {
-        "sampler": Selector.parse(options["sampler"]),
-        "remover": Selector.parse(options["remover"]),
-        "max_size": options["max_size"],
-        "max_times_sampled": options["max_times_sampled"],
-        "rate_limiter": RateLimiter.parse(options["rate_limiter"]),
-    }
+    return {name: options[name] for name in parameter_names(table_options) if name != "table_names"}
 
 
 def require_unused(names: set[str], reason: str) -> None:

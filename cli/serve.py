@@ -30,9 +30,9 @@ from .options import (
     CONVERSION_HEADINGS,
     GroupedCommand,
     conversion_options,
+    get_table_options,
     make_adder,
     parameter_names,
-    parse_table_options,
     require_item_options,
     require_unused,
     server_writing_options,
@@ -240,7 +240,7 @@ def _read_stored_tables(data: Path, options: dict[str, Any]) -> list[TableConfig
     if is_on_command_line("table_names") and names != list(table_names(options)):
         raise click.UsageError(f"{data} contains the tables {', '.join(names)}; leave out --table")
     # The server compares these values with the stored ones and rejects differences.
-    changes = {name: value for name, value in parse_table_options(options).items() if is_on_command_line(name)}
+    changes = {name: value for name, value in get_table_options(options).items() if is_on_command_line(name)}
     return [replace(config, **changes) for config in configs]
 
 
