@@ -33,39 +33,24 @@ OK, USER_ERROR, INVALID_DATA, TEMPORARY_FAILURE, INTERRUPTED = 0, 1, 2, 75, 130
 #: Maximum duration of the exit handlers of libraries.
 _CLEANUP_SECS = 3.0
 
-#: The module of each command; the command's function has the name of its module.
-_MODULES = {
-    "inspect": "inspect",
-    "validate": "validate",
-    "train": "train",
-    "sweep": "sweep",
-    "cluster": "cluster",
-    "agents": "agents",
-    "eval": "evaluate",
-    "export": "export",
-    "ope": "ope",
-    "rank": "rank",
-    "plot": "plot",
-    "convert": "convert",
-    "push": "push",
-    "record": "record",
-    "serve": "serve",
-    "cache": "cache",
-    "doctor": "doctor",
-    "demo": "demo",
-}
+#: The commands, whose functions and modules have their names, apart from the one below.
+_COMMANDS = (
+    *("inspect", "validate", "train", "sweep", "cluster", "agents", "eval", "export", "ope", "rank", "plot"),
+    *("convert", "push", "record", "serve", "cache", "doctor", "demo"),
+)
+_NAMES = {"eval": "evaluate"}
 
 
 class _LazyGroup(Group):
     """A group that imports a command when it is used, so that `doctor` runs even if others cannot be imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_MODULES)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _MODULES:
+        if cmd_name not in _COMMANDS:
             return None
-        name = _MODULES[cmd_name]
+        name = _NAMES.get(cmd_name, cmd_name)
         with exit_on_sigint():
             command: click.Command = getattr(importlib.import_module(f"rlds2reverb.cli.{name}"), name)
         return command
