@@ -1,13 +1,13 @@
-"""Calls in a thread, with a timeout. Calls and their results have numbers, so that no caller gets a different one's."""
+"""Calls in a thread, with a timeout. Each call has its own future, so that no caller gets a different one's result."""
 
 from __future__ import annotations
 
 import queue
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any, TypeVar
 
 from rlds2reverb._arguments import require_timeout
@@ -39,9 +39,8 @@ class DeadlineThread(Closing):
         """
         require_timeout(timeout_secs)
         self._name, self._timeout_secs = name, timeout_secs
-        self._calls: queue.SimpleQueue[tuple[int, Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
-        self._number, self._lock = 0, threading.Lock()
+        self._calls: queue.SimpleQueue[tuple[futures.Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._opened: list[Any] = []
         self.is_responsive = True
         self._is_closed = False
@@ -56,10 +55,20 @@ class DeadlineThread(Closing):
           RuntimeError: If the thread was closed.
         """
         with self._lock:
-            result, error = self._exchange(function)
-        if error is not None:
-            raise error
-        return result
+            if not self.is_responsive:
+                raise TimeoutError(f"{self._describe_stack()}{self._name} did not answer an earlier call")
+            if self._is_closed:
+                raise RuntimeError(f"{self._name} cannot be called after close()")
+            future: futures.Future[ResultT] = futures.Future()
+            self._calls.put((future, function))
+            try:
+                future.exception(self._timeout_secs)
+            except futures.TimeoutError:
+                self.is_responsive = False
+                raise TimeoutError(
+                    f"{self._describe_stack()}{self._name} did not answer within {self._timeout_secs:g} s"
+                ) from None
+        return future.result()
 
     def open(self, constructor: Callable[[], ResultT]) -> ResultT:
         """Returns the object that a function creates in the thread; `close` closes it there.
@@ -70,24 +79,6 @@ class DeadlineThread(Closing):
         opened = self.call(constructor)
         self._opened.append(opened)
         return opened
-
-    def _exchange(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-        if not self.is_responsive:
-            raise TimeoutError(f"{self._describe_stack()}{self._name} did not answer an earlier call")
-        if self._is_closed:
-            raise RuntimeError(f"{self._name} cannot be called after close()")
-        self._number += 1
-        self._calls.put((self._number, function))
-        deadline, number = time.monotonic() + self._timeout_secs, 0
-        try:
-            while number != self._number:  # Earlier numbers are those of interrupted calls.
-                number, result, error = self._results.get(timeout=max(deadline - time.monotonic(), 0))
-            return result, error
-        except queue.Empty:
-            self.is_responsive = False
-            raise TimeoutError(
-                f"{self._describe_stack()}{self._name} did not answer within {self._timeout_secs:g} s"
-            ) from None
 
     def close(self) -> None:
         """Closes the objects that were opened, and ends the thread, unless it hangs. Idempotent.
@@ -113,8 +104,8 @@ class DeadlineThread(Closing):
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            number, function = call
+            future, function = call
             try:
-                self._results.put((number, function(), None))
+                future.set_result(function())
             except BaseException as error:  # The caller raises it.
-                self._results.put((number, None, error))
+                future.set_exception(error)
