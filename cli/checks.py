@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,6 +86,16 @@ def _require_film(path: Path) -> None:
     require_film_path(path)
 
 
+def _parse_share(share: str) -> float:
+    """Returns a share in [0, 1), such as 0.1 or 10%."""
+    number = math.nan
+    with contextlib.suppress(ValueError):
+        number = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+    if not 0 <= number < 1:
+        raise ValueError(f"must be a share >= 0 and < 1, such as 0.1 or 10%, got {share!r}")
+    return number
+
+
 def _parse_duration(duration: str) -> float:
     """Returns the seconds of a duration such as 600, 600s, 10m or 1.5h."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?)([smh]?)", duration.strip())
@@ -121,3 +133,4 @@ new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
 png = Checked("FILE.png", functools.partial(_require_new_file, suffixes=(".png",)), FILE)
 duration = Parsed("DURATION", _parse_duration)
+share = Parsed("FLOAT", _parse_share)

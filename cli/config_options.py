@@ -12,7 +12,7 @@ from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_
 
 from . import checks
 from .custom_modules import allow_custom_modules
-from .number_types import Number, share
+from .number_types import Number
 
 #: Options whose name on the command line is not that of the attribute.
 _FLAGS = {
@@ -32,7 +32,7 @@ _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
 #: Types of options that follow from no declaration.
-_TYPES = {"reward": checks.reward, "validation": share}
+_TYPES = {"reward": checks.reward, "validation": checks.share}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {"algo": "`rlds2reverb agents` describes them.", "hyperparameters": "`rlds2reverb agents NAME` lists them."}
 #: Callbacks of options, by their names.

@@ -35,7 +35,8 @@ class Number(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the number; fails if the value is not a number, or is outside the range."""
         number = self._parse(value)
-        if number is None or not self._is_in_range(number):
+        is_excluded = self._above_low and number == self._low
+        if number is None or is_excluded or not self._low <= number <= self._high:
             self.fail(f"must be {self._describe()}, got {str(value)!r}", param, ctx)
         return number
 
@@ -50,9 +51,6 @@ class Number(click.ParamType):
             return int(number) if number.is_integer() else None
         return number if math.isfinite(number) else None
 
-    def _is_in_range(self, number: float) -> bool:
-        return self._low <= number <= self._high and not (self._above_low and number == self._low)
-
     def _describe(self) -> str:
         noun = "an integer" if self._is_integer else "a number"
         if self._low == -math.inf:
@@ -65,24 +63,8 @@ class Number(click.ParamType):
 integer = functools.partial(Number, is_integer=True)
 
 
-class Share(Number):
-    """The type of an option that takes a share in [0, 1), such as 0.1 or 10%."""
-
-    def _parse(self, value: Any) -> Any:
-        text = str(value).strip()
-        number = super()._parse(text.removesuffix("%"))
-        return number if number is None or not text.endswith("%") else number / 100
-
-    def _is_in_range(self, number: float) -> bool:
-        return 0 <= number < 1
-
-    def _describe(self) -> str:
-        return "a share >= 0 and < 1, such as 0.1 or 10%"
-
-
 at_least_0 = integer(0)
 at_least_1 = integer(1)
 port = integer(1, 65535, name="PORT")
 seconds = Number(0, above_low=True, name="SECONDS")
 fraction = Number(0, 1)
-share = Share()

@@ -51,6 +51,6 @@ def test_invalid_arguments_are_reported(trained, tmp_path, capsys):
 
 
 def test_shares_may_be_percentages():
-    from rlds2reverb.cli.number_types import share
+    from rlds2reverb.cli.checks import share
 
     assert share.convert("12.5%", None, None) == 0.125 == share.convert("0.125", None, None)
