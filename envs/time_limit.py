@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,7 +53,7 @@ def find_time_limit(env: Environment) -> int | None:
 
     Environments that end their episodes themselves are not recognised.
     """
-    limits = [_read_limit(layer) for _, _, layer in _walk(env)]
+    limits = [getattr(layer, name, None) for layer, name in _walk_limits(env)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
@@ -60,38 +61,24 @@ def set_time_limit(env: Environment, duration: int) -> TimeLimit:
     """Returns an environment whose episodes end after `duration` steps, in place of the time limits inside of it.
 
     Args:
-      env: an environment that is not batched; the time limits inside of it are removed.
+      env: an environment that is not batched; the time limits inside of it are lifted.
       duration: see `TimeLimit`.
 
     Raises:
       ValueError, TypeError: See `TimeLimit`.
     """
-    outer, name = None, ""
-    for layer_name, inner, layer in _walk(env):
-        if isinstance(layer, GymnasiumEnvironment):
-            layer.duration = None
-        if _read_limit(layer) is None:
-            outer, name = layer, layer_name
-        elif outer is None:
-            env = inner
-        else:
-            setattr(outer, name, inner)
+    for layer, name in _walk_limits(env):
+        setattr(layer, name, math.inf)
     return TimeLimit(env, duration)
 
 
-def _walk(env: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yields each layer of an environment from the outside, after the name and the value of the next one in it."""
+def _walk_limits(env: Any) -> Iterator[tuple[Any, str]]:
+    """Yields each layer of an environment that may limit the time, from the outside, and the name of its attribute."""
     while env is not None:
+        if isinstance(env, (TimeLimit, GymnasiumEnvironment)):
+            yield env, "duration"
+        elif type(env).__name__ == "TimeLimit":
+            yield env, "_max_episode_steps"
         # Not `getattr`, because wrappers have the attributes of what they wrap.
         parts = getattr(env, "__dict__", {})
-        name = next((name for name in ("env", "gym") if parts.get(name) is not None), "")
-        inner = parts.get(name)
-        yield name, inner, env
-        env = inner
-
-
-def _read_limit(layer: Any) -> int | None:
-    if isinstance(layer, (TimeLimit, GymnasiumEnvironment)):
-        return layer.duration
-    is_gymnasium = type(layer).__name__ == "TimeLimit"
-    return getattr(layer, "_max_episode_steps", None) if is_gymnasium else None
+        env = parts.get("env", parts.get("gym"))
