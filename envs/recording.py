@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def record_episodes(
     require_number("epsilon", epsilon, 0, 1)
     with_goals = expects_goals(policy)
     made = _Environments(env, num_envs, seed, env_info, with_goals, max_episode_steps, timeout_secs)
-    with made as batch:
+    with made.open() as batch:
         act = PolicyActor(policy, batch, made.name, epsilon, seed)
         recorder = _Recorder(
             batch.batch_size or 1, num_episodes, num_steps, has_env_info=bool(env_info), find_seed=made.find_seed
@@ -126,7 +126,7 @@ def record_episodes(
 
 @dataclass
 class _Environments:
-    """A batch of the environments to record, as a context manager that closes those that were made here.
+    """The environments to record.
 
     See `record_episodes` for most attributes.
 
@@ -155,22 +155,18 @@ class _Environments:
                 "num_envs, max_episode_steps and names in env_info require an environment that is made here; pass an "
                 f"id or a function instead of a {self.name}, or create it with these options"
             )
-        self._resources = contextlib.ExitStack()
         self._is_seeded = False
 
-    def __enter__(self) -> Environment:
-        with contextlib.ExitStack() as stack:
-            batch = stack.enter_context(self._open())
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Environment]:
+        """Provides the environments as a seeded batch, and closes those that were made here."""
+        with self._make_batch() as batch:
             with contextlib.suppress(NotImplementedError):
                 batch.seed(self.seed)
                 self._is_seeded = self.is_made
             if self.env_info and not batch.env_info_spec():
                 raise ValueError(f"{self.name} has no env_info; pass names of fields in its info as env_info")
-            self._resources = stack.pop_all()
-        return batch
-
-    def __exit__(self, *raised: Any) -> None:
-        self._resources.close()
+            yield batch
 
     def find_seed(self, index: int, episode: int) -> int | None:
         """Returns the seed of an episode of an environment, or None if it is unknown."""
@@ -188,7 +184,7 @@ class _Environments:
         except (AttributeError, TypeError, ValueError):
             return None  # The environment was made by a function, or its arguments are not JSON.
 
-    def _open(self) -> Environment:
+    def _make_batch(self) -> Environment:
         if not self.is_made:
             return ThreadEnvironment(functools.partial(_Borrowed, self.env), timeout_secs=self.timeout_secs)
         options: dict[str, Any] = {"max_episode_steps": self.max_episode_steps, "info_fields": self._info_fields}
