@@ -21,7 +21,7 @@ from rlds2reverb.specs import Nest, map_structure
 
 from ._shared_arrays import Channel, Rows
 from .batched_environment import make_row_reader
-from .environment import Environment
+from .environment import Environment, require_single
 from .suite_gym import register_specs
 from .time_steps import LAST
 
@@ -40,12 +40,7 @@ def create(constructor: Callable[[], Environment], index: int) -> Environment:
     Raises:
       TypeError: If the constructor returns something else than an environment that is not batched.
     """
-    env = constructor()
-    if not isinstance(env, Environment) or env.batched:
-        kind = "a batched environment" if isinstance(env, Environment) else f"a {type(env).__name__}"
-        advice = "; wrap it in GymnasiumEnvironment" if hasattr(env, "action_space") else ""
-        raise TypeError(f"constructors[{index}] must return an Environment that is not batched, got {kind}{advice}")
-    return env
+    return require_single(constructor(), f"ParallelEnvironment (constructors[{index}])")
 
 
 class Share:

@@ -143,7 +143,7 @@ def test_environments_that_cannot_be_created_raise_with_their_stack_trace():
     for bad, error, message in [
         (lambda: 1 / 0, EnvironmentFailedError, r"(?s)environment 1 cannot be created.*ZeroDivisionError"),
         (lambda: lock, TypeError, r"constructors\[1\] cannot be sent to another process"),
-        (lambda: 5, EnvironmentFailedError, r"(?s)constructors\[1\] must return an Environment .*, got a int"),
+        (lambda: 5, EnvironmentFailedError, r"(?s)\(constructors\[1\]\) requires an Environment, got a int"),
         (
             make_nested,
             SpecMismatchError,
