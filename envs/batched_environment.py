@@ -35,14 +35,9 @@ class BatchedEnvironment(SpecifiedEnvironment):
         """
         super().__init__()
         self._time_step_spec = read_common_spec(envs, type(self).__name__)
-        self.envs = tuple(envs)
+        self.envs, self._batch_size = tuple(envs), len(envs)
         self._ids = make_env_ids(len(envs))
         self._reward_shape: Any = self.reward_spec().shape
-
-    @property
-    def batch_size(self) -> int:
-        """The number B of environments."""
-        return len(self.envs)
 
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`."""

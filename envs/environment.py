@@ -192,9 +192,15 @@ class LockedEnvironment(Environment):
 
 
 class SpecifiedEnvironment(Environment):
-    """An environment that sets `_time_step_spec`, the specs of its time steps, when it is created."""
+    """An environment that sets `_time_step_spec`, the specs of its time steps, and the size of a batch when created."""
 
     _time_step_spec: TimeStep
+    _batch_size: Any = None
+
+    @property
+    def batch_size(self) -> int | None:
+        """The number B of environments in the batch; None without a batch."""
+        return self._batch_size
 
     def observation_spec(self) -> Nest:
         """Returns the specs of one observation."""

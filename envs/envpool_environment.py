@@ -89,7 +89,6 @@ class EnvPoolEnvironment(SpecifiedEnvironment, LockedEnvironment):
         self._elapsed = columns.index("elapsed_step")
         self._ids, self._env_ids = np.arange(batch_size, dtype=np.int32), make_env_ids(batch_size)
         self._discounts = np.full(batch_size, discount, np.float32)
-        self._ones = np.ones(batch_size, np.float32)
         self._first_action = make_zeros(action_spec)
         self._is_checked = not allow_non_finite
         self._late = self._ids[:0]
@@ -97,11 +96,6 @@ class EnvPoolEnvironment(SpecifiedEnvironment, LockedEnvironment):
         self._seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         self._pool: Any = None
         self._is_busy = False
-
-    @property
-    def batch_size(self) -> int:
-        """The number B of environments."""
-        return self._batch_size
 
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`; the next step, or `reset`, starts new episodes.

@@ -98,7 +98,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         num_workers = min(num_workers, num_envs - caller_steps)
         self._timeout_secs, self._on_failure = timeout_secs, on_failure
         self._construction_timeout_secs = construction_timeout_secs
-        self._num_envs = num_envs
+        self._batch_size = num_envs
         self._ids = make_env_ids(num_envs)
         self._is_running = False
         #: How often each environment has failed without a real step in between.
@@ -139,18 +139,13 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         if seed is not None:
             self.seed(seed)
 
-    @property
-    def batch_size(self) -> int:
-        """The number B of environments."""
-        return self._num_envs
-
     def seed(self, seed: int) -> None:
         """Sets the seed of environment i to `seed + i`.
 
         Raises:
           NotImplementedError: If the environments cannot be seeded.
         """
-        seeds = list(range(int(seed), int(seed) + self._num_envs))
+        seeds = list(range(int(seed), int(seed) + self._batch_size))
         with self._lock:
             self._require_open()
             if self._own is not None:
@@ -195,7 +190,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
 
     @property
     def _layout(self) -> Any:
-        return self._time_step_spec, self._num_envs, len(self._workers), self._spin_secs
+        return self._time_step_spec, self._batch_size, len(self._workers), self._spin_secs
 
     def _run(self, command: int, action: Nest) -> TimeStep:
         try:

@@ -56,11 +56,6 @@ class ThreadEnvironment(SpecifiedEnvironment):
             return value
         return lambda *arguments, **keywords: self._thread.call(lambda: value(*arguments, **keywords))
 
-    @property
-    def batch_size(self) -> int | None:
-        """The number B of environments in the batch; None without a batch."""
-        return self._batch_size
-
     def seed(self, seed: int) -> None:
         """Sets the seed of the next `reset` of the environment."""
         self._thread.call(lambda: self._env.seed(seed))
