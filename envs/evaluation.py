@@ -194,16 +194,15 @@ class Evaluator:
         self, envs: BatchedEnvironment, policy: BatchedPolicy, thread: DeadlineThread, should_stop: Callable[[], bool]
     ) -> Evaluation | None:
         actions, place = PolicyActions(policy, self.action_space), "episode {env}, step {step}"
-        rollout = Rollout(envs, actions, name=self.name, place=place, call=thread.call, should_stop=should_stop)
+        rollout = Rollout(envs, actions, name=self.name, place=place, call=thread.call)
         rewards: list[np.ndarray] = []
-        for time_step in rollout:
+        while rollout.is_used.any():
+            if should_stop():
+                return None
+            time_step = next(rollout)
             rewards.append(np.where(rollout.is_transition, time_step.reward, 0.0))
             _require_finite(rewards[-1], rollout)
             rollout.is_used = time_step.step_type != LAST
-            if not rollout.is_used.any():
-                break
-        if rollout.is_used.any():
-            return None
         returns, lengths, is_terminal = rollout.returns, rollout.lengths, time_step.discount == 0
         num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
         if num_cut_off:

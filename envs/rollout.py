@@ -48,7 +48,6 @@ class Rollout:
         name: str,
         place: str = "environment {env}, episode {episode}, step {step}",
         call: Callable[[Callable[[], TimeStep]], TimeStep] = lambda function: function(),
-        should_stop: Callable[[], bool] = lambda: False,
         survives_failures: bool = False,
     ):
         """Does not step the environments yet.
@@ -59,11 +58,10 @@ class Rollout:
           name: name of the environment, for messages.
           place: description of the step of an environment in messages, with the numbers in braces.
           call: function that calls the environments, for example in a thread with a timeout.
-          should_stop: function called before each step; the iterator ends when it returns True.
           survives_failures: whether the iterator continues after a step that has failed, instead of raising an error.
         """
         self._env, self._act, self._name, self._place = env, act, name, place
-        self._call, self._should_stop, self._survives_failures = call, should_stop, survives_failures
+        self._call, self._survives_failures = call, survives_failures
         size = env.batch_size or 1
         self._reward_shape: Any = (size, *env.reward_spec().shape)
         self._episodes = np.full(size, -1)
@@ -83,8 +81,6 @@ class Rollout:
           SpecMismatchError: If the rewards do not match their spec.
           Exception: Any error of the policy or of the environments.
         """
-        if self._should_stop():
-            raise StopIteration
         previous = self._time_step
         if previous is None:
             time_step = self._call(self._env.reset)

@@ -241,7 +241,7 @@ def describe_bounded(spec: ArraySpec) -> str:
     """Formats a spec as dtype, shape and bounds, such as `float32 [3] in [-1, 1]`."""
     if not isinstance(spec, BoundedArraySpec):
         return describe(spec)
-    low, high = np.unique(spec.minimum), np.unique(spec.maximum)
-    if low.size != 1 or high.size != 1:
+    if spec._uniform is None:
         return f"{describe(spec)} in [{spec.minimum.tolist()}, {spec.maximum.tolist()}]"
-    return f"{describe(spec)} in [{low[0]:g}, {high[0]:g}]"
+    low, high = spec._uniform
+    return f"{describe(spec)} in [{low:g}, {high:g}]"
