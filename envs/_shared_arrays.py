@@ -49,7 +49,7 @@ class Channel:
         others = {
             "action": _add_batch_axis(time_step_spec.prev_action, batch_size),
             "num_episodes": ArraySpec((batch_size,), np.dtype(np.int64)),
-            **dict.fromkeys(_CONTROL, control),
+            "control": dict.fromkeys(_CONTROL, control),
         }
         num_time_step_bytes = _find_offsets(self._spec)[-1]
         num_bytes = num_time_step_bytes + _find_offsets(others)[-1]
@@ -59,9 +59,7 @@ class Channel:
         self.time_step_bytes = shared[:num_time_step_bytes]
         self.time_step = self.map_time_step(self.time_step_bytes)
         values = _map_arrays(others, shared[num_time_step_bytes:])
-        self.action: Nest = values["action"]
-        self.num_episodes: np.ndarray = values["num_episodes"]
-        self._control: dict[str, np.ndarray] = {name: values[name] for name in _CONTROL}
+        self.action, self.num_episodes, self._control = (values[name] for name in others)
 
     def get_rows(self, worker: int) -> SimpleNamespace:
         """Returns the arrays int64 [8] of a worker, by the names in `_CONTROL`; each begins with a number."""
@@ -97,7 +95,7 @@ class Rows:
 
     def __init__(self, envs: list[Any], first: int, channel: Channel):
         """Takes over environments `first`, `first + 1` and so on of the batch."""
-        self.envs, self.first = envs, first
+        self.first = first
         own = slice(first, first + len(envs))
         rows = channel.action, channel.time_step, channel.num_episodes
         self.actions, time_step, self.num_episodes = map_structure(lambda array: array[own], rows)

@@ -110,8 +110,6 @@ class Evaluator:
           TimeoutError: If the environment is not created in time.
         """
         self.seeds = _resolve_seeds(num_episodes, seeds)
-        if max_episode_steps is not None:
-            require_count("max_episode_steps", max_episode_steps)
         if reference_returns is not None:
             d4rl_score(0.0, reference_returns)
             reference_returns = (float(reference_returns[0]), float(reference_returns[1]))

@@ -121,8 +121,6 @@ def record_film(
     suffix = path.suffix.lower()
     require_count("num_episodes", num_episodes)
     require_count("seed", seed, 0)
-    if max_episode_steps is not None:
-        require_count("max_episode_steps", max_episode_steps)
     if images_per_sec is not None:
         require_number("images_per_sec", images_per_sec, 0.1, 1000)
     name, make = name_environment(env)

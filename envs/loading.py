@@ -183,6 +183,8 @@ def make_environment(
         `Environment`, whose `env_info` is set already, and `info_fields` are given.
       TypeError: If a function does not return an environment.
     """
+    if max_episode_steps is not None:
+        require_count("max_episode_steps", max_episode_steps)
     options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
     if isinstance(make_env, str):
         env = suite_gym.load(make_env, env_id=env_id, info_fields=info_fields, **options)

@@ -89,10 +89,8 @@ def record_episodes(
     """
     if (num_episodes is None) == (num_steps is None):
         raise ValueError("pass exactly one of num_episodes and num_steps")
-    optional = {"num_episodes": num_episodes, "num_steps": num_steps, "max_episode_steps": max_episode_steps}
-    for name, number in (*optional.items(), ("num_envs", num_envs)):
-        if number is not None:
-            require_count(name, number)
+    require_count(*(("num_episodes", num_episodes) if num_steps is None else ("num_steps", num_steps)))
+    require_count("num_envs", num_envs)
     require_count("seed", seed, 0)
     require_number("epsilon", epsilon, 0, 1)
     with_goals = expects_goals(policy)
