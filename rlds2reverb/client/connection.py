@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,7 +15,7 @@ from google.protobuf.message import DecodeError
 from rlds2reverb._arguments import require_timeout
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest
 from rlds2reverb._system.closing import Closing
-from rlds2reverb.encoding.messages import encode_priority_updates, encode_row
+from rlds2reverb.encoding.messages import encode_priority_updates
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError
 
 from .messages import (
@@ -211,32 +210,6 @@ class Connection(Closing):
             info, chunks = next(join_parts(entries))
             by_key = {chunk.chunk_key: chunk for chunk in chunks}
             return info, [decode_column(column, by_key) for column in info.item.flat_trajectory.columns]
-
-    def insert_row(self, table: str, columns: Sequence[np.ndarray], *, timeout_secs: float) -> None:
-        """Inserts an item that is a single row, without a time axis, with priority 1 and a random key.
-
-        Raises:
-          ServerUnavailableError: If the server does not confirm it in time.
-        """
-        request = encode_row(table, columns)
-        is_over = threading.Event()
-
-        def send() -> Iterator[bytes]:
-            yield request
-            is_over.wait(timeout_secs)  # A stream that ends may lose its confirmations.
-
-        call = self._channel.stream_stream(REVERB_SERVICE + "InsertStream")(send(), timeout=timeout_secs)
-        try:
-            if next(call, None) is None:
-                raise ServerUnavailableError(f"{self.address} did not confirm an item of table {table!r}")
-        except grpc.RpcError as error:
-            raise ServerUnavailableError(
-                f"waited {timeout_secs:g} s for {self.address} to accept an item of table {table!r} "
-                f"({error.code().name}: {error.details()})"
-            ) from None
-        finally:
-            is_over.set()
-            call.cancel()
 
     def sample_stream(self, requests: Iterator[bytes], *, timeout_secs: float | None = None) -> Any:
         """Opens a stream of samples; returns the call, an iterator of `SampleStreamResponse` as bytes.

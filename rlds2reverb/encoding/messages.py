@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -191,16 +190,6 @@ def _join_parts(parts: Sequence[Part | list[bytes]], num_records: int) -> list[b
         adjacent: list[Any] = list(group)
         columns += adjacent if is_list else [fill(adjacent, num_records)]
     return [b"".join(record) for record in zip(*columns, strict=True)]
-
-
-def encode_row(table: str, columns: Sequence[np.ndarray]) -> bytes:
-    """Encodes an `InsertStreamRequest` for an item that is a single row, with priority 1 and a random key."""
-    specs = [ArraySpec(column.shape, column.dtype) for column in columns]
-    keys = np.array([secrets.randbits(56) | 1 << 56], np.uint64)
-    first, length = np.zeros(1, np.int64), np.ones(1, np.int64)
-    chunk = encode_chunks(keys, keys, first, [column[None, None] for column in columns], specs)
-    item = encode_items(table, keys, np.ones(1), [(keys, first, length)], num_columns=len(columns), squeeze=True)
-    return delimited(1, chunk.tobytes()) + delimited(2, item.tobytes())
 
 
 def encode_priority_updates(table: str, keys: np.ndarray, priorities: np.ndarray) -> bytes:

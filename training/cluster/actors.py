@@ -36,7 +36,7 @@ from rlds2reverb.specs import Nest
 from ..collected_pieces import ItemWriter, PieceConverter
 from ..collector import Collector
 from .caller import Caller, own_host
-from .channels import VariableClient
+from .coordinator import SentPolicy
 from .replay_shards import ShardCheckpoint, ShardReport
 from .reverb_comm_learner import COLLECTED_TABLE, ReplayTables, ReverbCommLearner
 
@@ -145,32 +145,22 @@ class LearnerActor:
 
 
 class _PolicyCopy:
-    """An agent whose policy follows the one in the coordinator's table."""
+    """An agent whose policy follows the one that the learner sends."""
 
     def __init__(self, policy: Mapping[str, Any]):
         """Creates the agent of a task's policy config."""
         task = read_policy(policy)
         self.agent = make_agent(task.algo, task.time_step_spec, task.action_spec, **task.hyperparameters)
         self._variables = tf.nest.flatten(self.agent.collect_policy.variables())
-        self._client: VariableClient | None = None
         #: Number of updates of the policy; -1 for random weights.
         self.step = -1
 
-    def update(self, address: str | None) -> None:
-        """Reads the newest policy from a table; keeps the current one if that fails."""
-        if address is None:
-            return
-        try:
-            if self._client is None or self._client.address != address:
-                self._client = VariableClient(address)
-            values, step = self._client.pull()
-        except (ServerUnavailableError, tf.errors.OpError, RuntimeError) as error:
-            _LOG.warning("keeping the policy of %d updates: %s", self.step, error)
-            self._client = None
-            return
-        for variable, value in zip(self._variables, values, strict=True):
-            variable.assign(value)
-        self.step = step
+    def update(self, policy: SentPolicy | None) -> None:
+        """Replaces the policy, unless there is no other."""
+        if policy is not None:
+            for variable, value in zip(self._variables, policy.variables, strict=True):
+                variable.assign(value)
+            self.step = policy.step
 
 
 class CollectorActor:
@@ -216,8 +206,7 @@ class CollectorActor:
                 order = self._call("order_steps", self._name, self._life, *arguments)
                 if order.is_stopped:
                     return
-                if order.policy_step != self._policy.step:
-                    self._policy.update(order.variables)
+                self._policy.update(order.policy)
                 if not order.num_steps or not order.shards:
                     time.sleep(_POLL_SECS)
                     continue
@@ -278,11 +267,10 @@ class EvaluatorActor:
             order = self._call("order_evaluation", evaluated)
             if order.is_stopped:
                 return
-            if order.is_due:
-                self._policy.update(order.variables)
-            if not order.is_due or self._policy.step <= evaluated:
+            if order.policy is None:
                 time.sleep(_POLL_SECS)
                 continue
+            self._policy.update(order.policy)
             evaluation, step = self._evaluator.evaluate(self._policy.agent.policy), self._policy.step
             if evaluation.mean > best:
                 best = evaluation.mean

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rlds2reverb._system.sealed_files import load_json, save_json
 
 from ..config import TrainingConfig
-from .caller import own_host
 from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport
 
 _SAVE_SECS, _RATE_SECS = 1.0, 30.0
@@ -28,6 +29,13 @@ _SAVED = ("tasks", "counts", "policy_step", "learner_step", "evaluated")
 _ENDED = ("complete", "failed", "stopped")
 
 
+class SentPolicy(NamedTuple):
+    """A policy as the learner sends it: the number of updates, and the variables in the order of `tf.nest.flatten`."""
+
+    step: int
+    variables: Sequence[np.ndarray]
+
+
 class CollectOrder(NamedTuple):
     """The next step of a collector.
 
@@ -35,16 +43,14 @@ class CollectOrder(NamedTuple):
       num_steps: number of environment steps to collect; 0 to wait and ask again.
       is_random: whether their actions are uniformly random.
       shards: addresses of the replay servers by shard.
-      variables: address of the table with the policy; None if there is no policy yet.
-      policy_step: number of updates of the newest policy; -1 if there is none.
+      policy: the newest policy, unless the collector has it or there is none.
       is_stopped: whether to end.
     """
 
     num_steps: int
     is_random: bool
     shards: dict[int, str]
-    variables: str | None
-    policy_step: int
+    policy: SentPolicy | None
     is_stopped: bool
 
 
@@ -57,10 +63,9 @@ class LearnOrder(NamedTuple):
 
 
 class EvaluateOrder(NamedTuple):
-    """The next step of an evaluator: evaluate the policy in the table of this address, if an evaluation is due."""
+    """The next step of an evaluator: evaluate the policy, unless that is None because no evaluation is due."""
 
-    is_due: bool
-    variables: str | None
+    policy: SentPolicy | None
     is_stopped: bool
 
 
@@ -71,7 +76,6 @@ class Coordinator:
         self,
         state_path: str | Path,
         config: TrainingConfig,
-        host: str | None = None,
         lead_steps: int = 1_000,
         *,
         replay_root: str | Path,
@@ -83,7 +87,6 @@ class Coordinator:
         Args:
           state_path: path of the file.
           config: the options of the run.
-          host: address of this machine for the other processes; None for the one in the Ray cluster.
           lead_steps: number of environment steps that the collectors may be ahead of the learner.
           replay_root: directory of the checkpoints of all replay servers.
           num_shards: number of replay servers.
@@ -93,7 +96,6 @@ class Coordinator:
           CheckpointError: If the commits of the replay servers are damaged, or of a different number of servers.
         """
         self._path, self._config, self._lead_steps = Path(state_path), config, lead_steps
-        self._host = host or own_host()
         state = load_json(self._path) or {}
         self._tasks: dict[str, dict[str, Any]] = state.get("tasks", {})
         self._counts: dict[str, int] = state.get("counts", {})
@@ -106,9 +108,8 @@ class Coordinator:
         self._learn_info: dict[str, Any] = {}
         self._rates = {"learner": _Rate(), "collectors": _Rate()}
         self._stop_reason, self._stop_time = "", 0.0
-        #: The server of the policy, and the shapes and dtypes of its variables.
-        self._variables: Any = None
-        self._signature: Any = None
+        #: The newest policy; None until the learner sends one to this process.
+        self._policy: SentPolicy | None = None
         self._policy_time = self._saved_time = time.monotonic()
         self._lock = threading.RLock()
 
@@ -181,33 +182,15 @@ class Coordinator:
 
     # --- The learner
 
-    def open_channel(self, variables: Sequence[tuple[Sequence[int], str]]) -> str:
-        """Returns the address of the table for the policy, whose server is started at the first call.
-
-        Args:
-          variables: shape and dtype of each variable of the policy. If they differ from those of the policy before, a
-            new server is started.
-        """
-        from .channels import start_variable_server
-
-        with self._lock:
-            if self._variables is None or self._signature != variables:
-                if self._variables is not None:
-                    self._variables.stop()
-                self._variables, self._signature = start_variable_server(variables), variables
-            return str(self._variables_address())
-
-    def _variables_address(self) -> str | None:
-        return None if self._variables is None else f"{self._host}:{self._variables.port}"
-
     def report_learn_info(self, info: Mapping[str, Any]) -> None:
         """Records the progress of the learner; see `comm_learner.make_learn_info`."""
         with self._lock:
             self._learn_info = dict(info)
 
-    def report_policy(self, step: int) -> None:
-        """Records that the policy of `step` updates is in the table."""
+    def report_policy(self, step: int, variables: Sequence[np.ndarray]) -> None:
+        """Replaces the policy for collectors and evaluator by that of `step` updates."""
         with self._lock:
+            self._policy = SentPolicy(step, variables)
             self._policy_step, self._policy_time = step, time.monotonic()
             self._set_learner_step(step)
             self._save_sometimes()
@@ -252,9 +235,8 @@ class Coordinator:
             config, total = self._config, self._num_collected
             num_steps = min(config.update_every, max(self._max_collected() - total, 0))
             is_random = not config.num_offline_updates and total < config.warmup_steps
-            shards, variables = self._replay.addresses(), self._variables_address()
-            step = self._policy_step if variables else -1
-            return CollectOrder(num_steps, is_random, shards, variables, step, bool(self._stop_reason))
+            policy = None if self._policy is None or self._policy.step == policy_step else self._policy
+            return CollectOrder(num_steps, is_random, self._replay.addresses(), policy, bool(self._stop_reason))
 
     def _alive_collectors(self) -> list[_CollectorState]:
         now = time.monotonic()
@@ -279,8 +261,7 @@ class Coordinator:
             every, step = self._config.eval_every, self._policy_step
             is_last = bool(self._tasks) and not any(self._list_tasks("waiting", "running"))
             is_next = step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
-            is_due = step > 0 and is_next and self._variables is not None
-            return EvaluateOrder(is_due, self._variables_address(), bool(self._stop_reason))
+            return EvaluateOrder(self._policy if step > 0 and is_next else None, bool(self._stop_reason))
 
     def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:
         """Records an evaluation of the policy of `step` updates."""

@@ -21,7 +21,6 @@ from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from ..data import FIRST_BETA, LAST_BETA, PREFETCH
 from ..online import TABLE
 from .caller import Caller
-from .channels import VariableClient
 from .coordinator import LearnOrder
 
 _LOG = logging.getLogger(__name__)
@@ -67,9 +66,8 @@ class ReplayTables:
 class ReverbCommLearner(BaseCommLearner):
     """A learner on the items of replay servers, at the pace that the coordinator sets.
 
-    The policy goes to a one-item table on the coordinator's machine. If that is lost, the learner continues, and sends
-    the next policy to a new table. If a replay server is lost, it continues with the
-    others, and with the new one once Ray has restarted it.
+    The policy goes to the coordinator. If that does not answer, the learner continues, and sends it the next policy. If
+    a replay server is lost, it continues with the others, and with the new one once Ray has restarted it.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class ReverbCommLearner(BaseCommLearner):
         self._shards: dict[int, str] = {}
         self._step = self._batch_size = 0
         self._writer: PriorityWriter | None = None
-        self._policy: VariableClient | None = None
 
     # --- Data
 
@@ -165,9 +162,6 @@ class ReverbCommLearner(BaseCommLearner):
         self._step = 0
         learner = super()._create_learner(task_info)
         learner.run.writes_evaluations = False  # The evaluator does.
-        variables = tf.nest.flatten(learner.agent.collect_policy.variables())
-        self._variables = [(tuple(map(int, variable.shape)), variable.dtype.name) for variable in variables]
-        self._policy = None
         return learner
 
     def _train(self, learner: Learner, num_iterations: int) -> None:
@@ -205,15 +199,11 @@ class ReverbCommLearner(BaseCommLearner):
     # --- The policy and learn info
 
     def send_policy(self, state: dict[str, Any]) -> None:
-        """Replaces the policy in the table; logs a warning if that fails."""
+        """Sends the policy to the coordinator; logs a warning if that fails."""
         try:
-            if self._policy is None:
-                self._policy = VariableClient(self._call("open_channel", self._variables))
-            self._policy.push(state["variables"], state["step"])
-            self._call("report_policy", state["step"])
-        except (ServerUnavailableError, tf.errors.OpError, RuntimeError) as error:
-            _LOG.warning("the policy was not sent, and the next one will be sent to a new table: %s", error)
-            self._policy = None
+            self._call("report_policy", state["step"], state["variables"])
+        except (ServerUnavailableError, RuntimeError) as error:
+            _LOG.warning("the policy was not sent: %s", error)
 
     def send_learn_info(self, info: dict[str, Any]) -> None:
         """Reports the progress to the coordinator; logs a warning if that fails."""

@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 
 from rlds2reverb.training import TrainingConfig
@@ -20,11 +21,11 @@ def coordinator(tmp_path):
 
 
 def make_coordinator(folder, config=CONFIG):
-    return Coordinator(folder / "state.json", config, "localhost", lead_steps=200, replay_root=folder, num_shards=2)
+    return Coordinator(folder / "state.json", config, lead_steps=200, replay_root=folder, num_shards=2)
 
 
-def order_steps(coordinator, num_collected, collector="a", life="1"):
-    return coordinator.order_steps(collector, life, num_collected, [], -1)
+def order_steps(coordinator, num_collected, collector="a", life="1", policy_step=-1):
+    return coordinator.order_steps(collector, life, num_collected, [], policy_step)
 
 
 # --- Tasks
@@ -123,18 +124,16 @@ def test_actions_are_random_during_the_warm_up_without_data(tmp_path):
 
 
 def test_evaluation_is_due_after_each_multiple_of_the_interval(coordinator):
-    coordinator.open_channel([((2,), "float32")])
     coordinator.submit(TASK)
-    assert not coordinator.order_evaluation(-1).is_due
-    coordinator.report_policy(99)
-    assert not coordinator.order_evaluation(-1).is_due
-    coordinator.report_policy(130)
-    assert coordinator.order_evaluation(-1).is_due
-    assert not coordinator.order_evaluation(130).is_due
+    assert coordinator.order_evaluation(-1).policy is None
+    coordinator.report_policy(99, [])
+    assert coordinator.order_evaluation(-1).policy is None
+    coordinator.report_policy(130, [])
+    assert coordinator.order_evaluation(-1).policy.step == 130
+    assert coordinator.order_evaluation(130).policy is None
     coordinator.report_task("train", "complete", 130)
-    assert not coordinator.order_evaluation(130).is_due
-    assert coordinator.order_evaluation(110).is_due  # The last policy is always evaluated.
-    coordinator.stop("complete")
+    assert coordinator.order_evaluation(130).policy is None
+    assert coordinator.order_evaluation(110).policy.step == 130  # The last policy is always evaluated.
 
 
 # --- The state
@@ -209,14 +208,20 @@ def test_replay_servers_do_not_wait_long_for_a_lost_learner(coordinator, monkeyp
 
 
 def test_learn_info_and_policy_reach_the_status(coordinator):
-    from rlds2reverb.training.cluster.channels import VariableClient
-
-    policy = coordinator.open_channel([((2,), "float32")])
-    VariableClient(policy).push([[1.0, 2.0]], 7)
-    values, step = VariableClient(policy).pull()
-    assert values[0].numpy().tolist() == [1, 2] and step == 7
+    coordinator.report_policy(7, [np.array([1.0, 2.0])])
     coordinator.report_learn_info({"step": 7, "loss": 0.25, "is_finished": False})
-    assert coordinator.status()["loss"] == 0.25
-    assert coordinator.open_channel([((2,), "float32")]) == policy
-    assert coordinator.open_channel([((3,), "float32")]) != policy  # Another task may have another network.
+    status = coordinator.status()
+    assert status["loss"] == 0.25 and status["policy_step"] == 7
+
+
+def test_collectors_get_the_newest_policy_unless_they_have_it(coordinator, tmp_path):
+    assert order_steps(coordinator, 0).policy is None
+    coordinator.report_policy(100, [np.array([1.0, 2.0])])
+    step, variables = order_steps(coordinator, 0).policy
+    assert step == 100 and variables[0].tolist() == [1, 2]
+    assert order_steps(coordinator, 0, policy_step=100).policy is None
+    coordinator.report_policy(50, [np.array([3.0, 4.0])])  # The learner was restarted from a checkpoint.
+    assert order_steps(coordinator, 0, policy_step=100).policy.step == 50
     coordinator.stop("complete")
+    restarted = make_coordinator(tmp_path)  # It has no policy until the learner sends the next one.
+    assert order_steps(restarted, 0, policy_step=50).policy is None

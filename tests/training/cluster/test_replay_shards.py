@@ -106,9 +106,7 @@ class Replay:
     def __init__(self, root):
         self.notes = CommitLog(root, 2).return_to_newest(verify=True)
         config = TrainingConfig("sac", env="Pendulum-v1")
-        self.coordinator = Coordinator(
-            root / "state.json", config, "localhost", replay_root=root, num_shards=2, checkpoint_secs=1e6
-        )
+        self.coordinator = Coordinator(root / "state.json", config, replay_root=root, num_shards=2, checkpoint_secs=1e6)
         self._root, self._is_crashed = root, threading.Event()
         self.actors, self._threads = {}, {}
         for shard in (0, 1):
