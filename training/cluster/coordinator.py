@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlds2reverb._system.sealed_files import load_json, save_json
+from rlds2reverb.replay.monitors import MonitorConfig, RateWindow
 
 from ..config import TrainingConfig
 from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport
 
-_SAVE_SECS, _RATE_SECS = 1.0, 30.0
+_SAVE_SECS = 1.0
+_RATES = MonitorConfig(window_secs=30.0, num_parts=30)
 #: Maximum time for which the replay servers wait, after a stop, for learners and collectors to end.
 _END_SECS = 60.0
 #: The state that a restarted coordinator continues from.
@@ -106,7 +107,7 @@ class Coordinator:
         self._collectors: dict[str, _CollectorState] = {}
         self._learners: dict[int, tuple[str, str]] = {}
         self._learn_info: dict[str, Any] = {}
-        self._rates = {"learner": _Rate(), "collectors": _Rate()}
+        self._rates = {name: RateWindow(_RATES, time.monotonic()) for name in ("learner", "collectors")}
         self._stop_reason, self._stop_time = "", 0.0
         #: The newest policy; None until the learner sends one to this process.
         self._policy: SentPolicy | None = None
@@ -203,8 +204,9 @@ class Coordinator:
             return LearnOrder(until, self._replay.addresses(), bool(self._stop_reason))
 
     def _set_learner_step(self, step: int) -> None:
+        # A restarted learner continues from an earlier step.
+        self._rates["learner"].add(max(step - self._learner_step, 0), time.monotonic())
         self._learner_step = step
-        self._rates["learner"].add(step)
 
     # --- Collectors
 
@@ -225,12 +227,13 @@ class Coordinator:
           policy_step: number of updates of its policy; -1 before the first.
         """
         with self._lock:
-            self._counts[f"{collector}/{life}"] = num_collected
+            key = f"{collector}/{life}"
+            self._rates["collectors"].add(num_collected - self._counts.get(key, 0), time.monotonic())
+            self._counts[key] = num_collected
             if self._stop_reason:  # The collector ends.
                 self._collectors.pop(collector, None)
             else:
                 self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
-            self._rates["collectors"].add(self._num_collected)
             self._save_sometimes()
             config, total = self._config, self._num_collected
             num_steps = min(config.update_every, max(self._max_collected() - total, 0))
@@ -317,16 +320,17 @@ class Coordinator:
         """
         with self._lock:
             collected, collectors = self._num_collected, self._alive_collectors()
+            rates = {name: rate.per_second(time.monotonic()) or 0.0 for name, rate in self._rates.items()}
             returns = [value for collector in collectors for value in collector.returns]
             oldest = min((collector.policy_step for collector in collectors), default=self._policy_step)
             online_updates = max(self._learner_step - self._config.num_offline_updates, 0)
             return {
                 "step": self._learner_step,
-                "steps_per_sec": self._rates["learner"].per_sec(),
+                "steps_per_sec": rates["learner"],
                 "loss": self._learn_info.get("loss"),
                 "num_collectors": len(collectors),
                 "collected_steps": collected,
-                "collected_per_sec": self._rates["collectors"].per_sec(),
+                "collected_per_sec": rates["collectors"],
                 "collected_return": sum(returns) / len(returns) if returns else None,
                 "policy_step": self._policy_step,
                 "policy_age_updates": max(self._learner_step - max(oldest, 0), 0),
@@ -351,26 +355,3 @@ class _CollectorState(NamedTuple):
     policy_step: int
     returns: list[float]
     secs: float
-
-
-class _Rate:
-    """The rate of a counter over the last half minute."""
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
-
-    def add(self, count: int) -> None:
-        """Records the current count."""
-        now = time.monotonic()
-        if self._points and count < self._points[-1][1]:  # The counter was set back.
-            self._points.clear()
-        self._points.append((now, count))
-        while len(self._points) > 2 and now - self._points[0][0] > _RATE_SECS:
-            self._points.popleft()
-
-    def per_sec(self) -> float:
-        """Returns the increase per second."""
-        if len(self._points) < 2:
-            return 0.0
-        (first_secs, first), last = self._points[0], self._points[-1][1]
-        return (last - first) / max(time.monotonic() - first_secs, 1e-9)

@@ -120,6 +120,20 @@ def test_actions_are_random_during_the_warm_up_without_data(tmp_path):
     assert not order_steps(coordinator, 500).is_random
 
 
+def test_rates_are_those_of_the_last_half_minute(coordinator, monkeypatch):
+    coordinator.order_updates(100)
+    order_steps(coordinator, 50)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 40)
+    coordinator.order_updates(60)  # The learner was restarted from a checkpoint.
+    coordinator.order_updates(360)
+    order_steps(coordinator, 200)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 45)
+    status = coordinator.status()
+    assert status["steps_per_sec"] == pytest.approx(10, rel=0.1)
+    assert status["collected_per_sec"] == pytest.approx(5, rel=0.1)
+
+
 # --- Evaluations
 
 
