@@ -150,7 +150,7 @@ class ClusterTraining(Closing):
         """Starts another collector, and returns its name."""
         name = f"collector_{self.cluster.num_collectors + self._num_added}"
         self._num_added += 1
-        self._start_collector(name, None)
+        self._start_collector(name)
         return name
 
     def remove_collector(self, name: str) -> None:
@@ -187,11 +187,11 @@ class ClusterTraining(Closing):
                 self._progress.warn(note)
             options: dict[str, Any] = {"replay_root": replay_root, "checkpoint_secs": cluster.checkpoint_secs}
             options |= {"lead_steps": cluster.lead_steps, "num_shards": cluster.num_shards}
-            self._start("coordinator", 0, Coordinator, self.run_dir / _STATE, self.config, **options)
+            self._start("coordinator", Coordinator, self.run_dir / _STATE, self.config, **options)
             self._call = partial(call_actor, self._coordinator_name)
             for shard in range(cluster.num_shards):
                 arguments = (self._call, shard, parts.tables, parts.signature, replay_root)
-                self._start(f"replay_{shard}", 1 + shard, ReplayActor, *arguments)
+                self._start(f"replay_{shard}", ReplayActor, *arguments)
             self._wait(lambda: len(self._call("shards")) == cluster.num_shards, "the replay servers to start")
         if parts.dataset is not None:
             with self._progress.activity("writing the dataset to the replay servers"):
@@ -210,26 +210,23 @@ class ClusterTraining(Closing):
         self._wait(lambda: self._call("commit_replay", request), "the replay servers to write checkpoints")
 
     def _start_others(self) -> None:
-        parts, first = self._parts, 1 + self.cluster.num_shards
+        parts, num_learners = self._parts, self.cluster.num_learners
         self._call("submit", parts.task)
-        num_learners = self.cluster.num_learners
         for rank in range(num_learners):
             name = f"learner_{rank}" if rank else "learner"
-            self._start(name, first + rank, LearnerActor, self._call, parts.replay, rank, num_learners)
-        first += num_learners
+            self._start(name, LearnerActor, self._call, parts.replay, rank, num_learners)
         if parts.evaluator is not None:
-            arguments = (self._call, parts.task["policy"], parts.evaluator, self.run_dir)
-            self._start("evaluator", first, EvaluatorActor, *arguments)
+            self._start("evaluator", EvaluatorActor, self._call, parts.task["policy"], parts.evaluator, self.run_dir)
         if self.config.online_steps:
             for number in range(self.cluster.num_collectors):
-                self._start_collector(f"collector_{number}", first + 1 + number)
+                self._start_collector(f"collector_{number}")
 
-    def _start_collector(self, name: str, bundle: int | None) -> None:
+    def _start_collector(self, name: str) -> None:
         parts = self._parts
         assert parts.evaluator is not None  # An online phase requires an environment.
         options = {"num_envs": self.config.num_envs, "seed": self.config.seed}
         arguments = (self._call, name, parts.task["policy"], parts.evaluator["make_env"], parts.convert)
-        self._start(name, bundle, CollectorActor, *arguments, **options)
+        self._start(name, CollectorActor, *arguments, **options)
 
     def _place(self) -> None:
         """Reserves resources for all processes, on different machines if possible."""
@@ -243,6 +240,8 @@ class ClusterTraining(Closing):
         bundles = [{"CPU": self._num_cpus} if self._num_cpus else {} for _ in range(num_actors)]
         for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
             bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
+        #: The bundles in the order in which the processes are started; collectors that are added later have none.
+        self._bundles = iter(range(num_actors))
         self._group = ray.util.placement_group([bundle or {"CPU": 0.001} for bundle in bundles], strategy="SPREAD")
         # A cluster of several machines may still grow.
         is_too_small = cluster.address is None and self._num_cpus * num_actors > total
@@ -252,12 +251,13 @@ class ClusterTraining(Closing):
                 f"{total:g} CPUs. Use fewer collectors, shards or CPUs per process, or add machines"
             )
 
-    def _start(self, name: str, bundle: int | None, kind: type, *arguments: Any, **options: Any) -> None:
-        """Starts an actor, in a bundle of the placement group or anywhere, and its method `run` if it has one."""
+    def _start(self, name: str, kind: type, *arguments: Any, **options: Any) -> None:
+        """Starts an actor in the next bundle, or anywhere if all are taken, and its method `run` if it has one."""
         ray = self._ray
         resources: dict[str, Any] = {"num_cpus": self._num_cpus}
         if kind is LearnerActor and self.cluster.learner_gpus:
             resources["num_gpus"] = self.cluster.learner_gpus
+        bundle = next(self._bundles, None)
         if bundle is not None:
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
             resources["scheduling_strategy"] = strategy
