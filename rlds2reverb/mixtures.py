@@ -6,7 +6,7 @@ RLPD takes half of each batch from offline data and half from online data (Ball 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -71,43 +71,31 @@ def require_same_items(item_specs: Mapping[str, Nest], has_mask: Mapping[str, bo
             raise SpecMismatchError(f"{kind} {name!r} pads its items, but {kind} {other!r} does not; {advice}")
 
 
-def join_batches(
-    batches: Sequence[Any],
-    indices: Sequence[int],
-    *,
-    concatenate_columns: Callable[..., Any],
-    fill: Callable[[Any, int, Any], Any],
-) -> tuple[Nest, SampleInfo]:
+def join_batches(batches: Sequence[Any], indices: Sequence[int]) -> tuple[Nest, SampleInfo]:
     """Returns the data and the info of one batch with the items of several, whose specs match.
 
     Args:
       batches: batches with `data` and `info`, a `SampleInfo`.
       indices: `SampleInfo.dataset_index` of each batch.
-      concatenate_columns: function that concatenates columns `[N, ...]`, padded to one shape.
-      fill: function `(column, value, dtype)` that returns a column as long as the given one.
     """
     missing = [
         name for name in _BUFFER_FIELDS if any(not isinstance(getattr(batch.info, name), tuple) for batch in batches)
     ]
 
     def complete(info: SampleInfo, index: int) -> SampleInfo:
-        added = {name: fill(info.key, -1, np.int64) for name in missing if isinstance(getattr(info, name), tuple)}
-        return info._replace(dataset_index=fill(info.key, index, np.int32), **added)
+        size = len(info.key)
+        added = {name: np.full(size, -1) for name in missing if isinstance(getattr(info, name), tuple)}
+        return info._replace(dataset_index=np.full(size, index, np.int32), **added)
 
     pairs = [(batch.data, complete(batch.info, index)) for batch, index in zip(batches, indices, strict=True)]
-    joined: tuple[Nest, SampleInfo] = tree.map_structure(concatenate_columns, *pairs, check_types=False)
+    joined: tuple[Nest, SampleInfo] = tree.map_structure(_concatenate_padded, *pairs, check_types=False)
     return joined
 
 
-def concatenate_padded(*columns: np.ndarray) -> np.ndarray:
+def _concatenate_padded(*columns: np.ndarray) -> np.ndarray:
     """Concatenates arrays `[N, ...]`, padded with zeros to the largest size of each axis."""
     if len({column.shape[1:] for column in columns}) > 1:
         sizes = np.max([column.shape[1:] for column in columns], 0)
         widths = [[(0, 0), *((0, size) for size in sizes - column.shape[1:])] for column in columns]
         columns = tuple(np.pad(column, width) for column, width in zip(columns, widths, strict=True))
     return concatenate(columns)
-
-
-def fill_column(column: np.ndarray, value: int, dtype: Any) -> np.ndarray:
-    """Returns a column of equal values, as long as another column."""
-    return np.full(len(column), value, dtype)

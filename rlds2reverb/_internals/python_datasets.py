@@ -71,6 +71,14 @@ def make_dataset(open_batches: Callable[[], Iterator[Any]], element_spec: Any, *
     return PythonDataset(without_autotuning(batches.map(check).prefetch(prefetch)), open_batches)
 
 
+def make_batch_spec(empty_batch: Any, batch_size: int) -> Any:
+    """Returns the nest of `tf.TensorSpec` of batches that have the structure of an empty one; axes of size 0 vary."""
+    return tf.nest.map_structure(
+        lambda column: tf.TensorSpec((batch_size, *(size or None for size in column.shape[1:])), column.dtype),
+        empty_batch,
+    )
+
+
 def _describe(error: Exception) -> str:
     number = next(_numbers)
     _errors[number] = error.with_traceback(None)  # Its frames would keep the iterator, and so its threads.

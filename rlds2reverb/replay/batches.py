@@ -125,12 +125,7 @@ def stream_batches(
       prefetch: number of batches to sample ahead.
       timeout_secs: how long to retry; then the dataset raises a `TimeoutError` with the reason of the last refusal.
     """
-    import tensorflow as tf
-
-    from rlds2reverb._internals.python_datasets import make_dataset
-
-    def make_spec(leaf: np.ndarray) -> tf.TensorSpec:
-        return tf.TensorSpec((batch_size, *(size or None for size in leaf.shape[1:])), leaf.dtype)
+    from rlds2reverb._internals.python_datasets import make_batch_spec, make_dataset
 
     has_failed = False
 
@@ -146,5 +141,5 @@ def stream_batches(
         has_failed = False
         return batch
 
-    spec = tf.nest.map_structure(make_spec, empty_batch)
+    spec = make_batch_spec(empty_batch, batch_size)
     return make_dataset(lambda: iter(sample_or_wait, None), spec, prefetch=prefetch)

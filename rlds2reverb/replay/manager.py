@@ -12,14 +12,7 @@ import numpy as np
 
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.mixtures import (
-    allocate_items,
-    apportion,
-    concatenate_padded,
-    fill_column,
-    join_batches,
-    require_same_items,
-)
+from rlds2reverb.mixtures import allocate_items, apportion, join_batches, require_same_items
 from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure
 
@@ -199,10 +192,7 @@ class BufferManager(Closing):
 
     def _join(self, batches: Mapping[str, Batch]) -> Batch:
         """Returns one batch with the elements of batches, by the name of their buffer."""
-        indices = [self.names.index(name) for name in batches]
-        return Batch(
-            *join_batches(list(batches.values()), indices, concatenate_columns=concatenate_padded, fill=fill_column)
-        )
+        return Batch(*join_batches(list(batches.values()), list(map(self.names.index, batches))))
 
     def _make_empty_batch(self, name: str) -> Batch:
         return self._join({name: self[name].make_empty_batch()})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._internals.python_datasets import make_dataset
-from rlds2reverb.mixtures import allocate_items, concatenate_padded, fill_column, join_batches, require_same_items
+from rlds2reverb._internals.python_datasets import make_batch_spec, make_dataset
+from rlds2reverb.mixtures import allocate_items, join_batches, require_same_items
 from rlds2reverb.replay import Batch
 from rlds2reverb.sample_info import ReplaySample
 from rlds2reverb.specs import make_step_spec
@@ -73,24 +73,17 @@ def mixed_dataset(
     specs = {name: dataset.element_spec for name, dataset in samples.items()}
     _require_same_items(specs)
     openers = [getattr(samples, "open_batches", samples.as_numpy_iterator) for samples in samples.values()]
-    spec = _join(*specs.values(), concatenate_columns=partial(_concatenate_specs, batch_size), fill=_fill_spec)
-    join = partial(_join, concatenate_columns=concatenate_padded, fill=fill_column)
-    return make_dataset(lambda: map(join, *(open_batches() for open_batches in openers)), spec, prefetch=prefetch)
+    spec = make_batch_spec(_join(*(tf.nest.map_structure(_make_empty, spec) for spec in specs.values())), batch_size)
+    return make_dataset(lambda: map(_join, *(open_batches() for open_batches in openers)), spec, prefetch=prefetch)
 
 
-def _join(*parts: Any, **functions: Any) -> ReplaySample:
-    data, info = join_batches(parts, range(len(parts)), **functions)
+def _join(*parts: Any) -> ReplaySample:
+    data, info = join_batches(parts, range(len(parts)))
     return ReplaySample(info, data)
 
 
-def _concatenate_specs(batch_size: int, *specs: tf.TensorSpec) -> tf.TensorSpec:
-    shapes = zip(*(spec.shape[1:] for spec in specs), strict=True)
-    shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in shapes]
-    return tf.TensorSpec((batch_size, *shape), specs[0].dtype)
-
-
-def _fill_spec(spec: tf.TensorSpec, value: int, dtype: Any) -> tf.TensorSpec:
-    return tf.TensorSpec(spec.shape, dtype)
+def _make_empty(spec: tf.TensorSpec) -> np.ndarray:
+    return np.zeros((0, *(size or 0 for size in spec.shape[1:])), spec.dtype.as_numpy_dtype)
 
 
 def _normalize_weights(weights: Mapping[str, float], datasets: Mapping[str, Any]) -> dict[str, float]:
