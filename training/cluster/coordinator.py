@@ -1,12 +1,11 @@
 """The coordinator: it hands out tasks, keeps the pace of collectors and learner, and knows the state of all processes.
 
-It starts and supervises nothing; that is Ray's part. All processes call it, and it calls none of them. What it must
-remember is in a file, so that one that was killed continues where it was.
+It starts and supervises nothing; that is Ray's part. All processes call it, which Ray does one call at a time, and it
+calls none of them. What it must remember is in a file, so that one that was killed continues where it was.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -112,7 +111,6 @@ class Coordinator:
         #: The newest policy; None until the learner sends one to this process.
         self._policy: SentPolicy | None = None
         self._policy_time = self._saved_time = time.monotonic()
-        self._lock = threading.RLock()
 
     # --- Tasks
 
@@ -122,39 +120,34 @@ class Coordinator:
         Args:
           task: the task; see `rlds2reverb.learners.tasks.make_task`.
         """
-        with self._lock:
-            known = self._tasks.get(task["name"])
-            if known is None or known["state"] in _ENDED:
-                entry = {"task": dict(task), "state": "waiting", "learner": "", "step": 0, "reason": ""}
-                self._tasks[task["name"]] = entry
-                self._save()
+        known = self._tasks.get(task["name"])
+        if known is None or known["state"] in _ENDED:
+            entry = {"task": dict(task), "state": "waiting", "learner": "", "step": 0, "reason": ""}
+            self._tasks[task["name"]] = entry
+            self._save()
 
     def next_task(self, learner: str) -> dict[str, Any] | None:
         """Returns the task that a learner was training before it was restarted, or else one that waits, or None."""
-        with self._lock:
-            own = (entry for entry in self._list_tasks("running") if entry["learner"] == learner)
-            chosen = next(own, None) or next(self._list_tasks("waiting"), None)
-            if chosen is None or self._stop_reason:
-                return None
-            chosen.update(state="running", learner=learner)
-            self._save()
-            return dict(chosen["task"])
+        own = (entry for entry in self._list_tasks("running") if entry["learner"] == learner)
+        chosen = next(own, None) or next(self._list_tasks("waiting"), None)
+        if chosen is None or self._stop_reason:
+            return None
+        chosen.update(state="running", learner=learner)
+        self._save()
+        return dict(chosen["task"])
 
     def report_task(self, name: str, state: str, step: int, reason: str = "") -> None:
         """Records how a task ended: 'complete', 'stopped' or 'failed', after `step` updates."""
-        with self._lock:
-            self._tasks[name].update(state=state, step=step, reason=reason)
-            self._save()
+        self._tasks[name].update(state=state, step=step, reason=reason)
+        self._save()
 
     def task_state(self, name: str) -> dict[str, Any]:
         """Returns the state of a task: `state` ('waiting', 'running', or how it ended), `learner`, `step`, `reason`."""
-        with self._lock:
-            return {key: value for key, value in self._tasks[name].items() if key != "task"}
+        return {key: value for key, value in self._tasks[name].items() if key != "task"}
 
     def running_task(self) -> dict[str, Any] | None:
         """Returns the task that is being trained, for learners that take part in it; None if there is none."""
-        with self._lock:
-            return next((entry["task"] for entry in self._list_tasks("running")), None)
+        return next((entry["task"] for entry in self._list_tasks("running")), None)
 
     def _list_tasks(self, *states: str) -> Iterator[dict[str, Any]]:
         return (entry for entry in self._tasks.values() if entry["state"] in states)
@@ -171,37 +164,33 @@ class Coordinator:
           address: address at which it listens to the others.
           num_learners: number of learners.
         """
-        with self._lock:
-            known = self._learners.get(rank)
-            is_complete = len(self._learners) == num_learners
-            if is_complete and known is not None and known[0] != life:
-                self._learners.clear()
-            self._learners[rank] = (life, address)
-            if len(self._learners) < num_learners:
-                return []
-            return [self._learners[index][1] for index in range(num_learners)]
+        known = self._learners.get(rank)
+        is_complete = len(self._learners) == num_learners
+        if is_complete and known is not None and known[0] != life:
+            self._learners.clear()
+        self._learners[rank] = (life, address)
+        if len(self._learners) < num_learners:
+            return []
+        return [self._learners[index][1] for index in range(num_learners)]
 
     # --- The learner
 
     def report_learn_info(self, info: Mapping[str, Any]) -> None:
         """Records the progress of the learner; see `comm_learner.make_learn_info`."""
-        with self._lock:
-            self._learn_info = dict(info)
+        self._learn_info = dict(info)
 
     def report_policy(self, step: int, variables: Sequence[np.ndarray]) -> None:
         """Replaces the policy for collectors and evaluator by that of `step` updates."""
-        with self._lock:
-            self._policy = SentPolicy(step, variables)
-            self._policy_step, self._policy_time = step, time.monotonic()
-            self._set_learner_step(step)
-            self._save_sometimes()
+        self._policy = SentPolicy(step, variables)
+        self._policy_step, self._policy_time = step, time.monotonic()
+        self._set_learner_step(step)
+        self._save_sometimes()
 
     def order_updates(self, step: int) -> LearnOrder:
         """Returns the order for a learner that has completed `step` updates."""
-        with self._lock:
-            self._set_learner_step(step)
-            until = self._config.count_updates(self._num_collected)
-            return LearnOrder(until, self._replay.addresses(), bool(self._stop_reason))
+        self._set_learner_step(step)
+        until = self._config.count_updates(self._num_collected)
+        return LearnOrder(until, self._replay.addresses(), bool(self._stop_reason))
 
     def _set_learner_step(self, step: int) -> None:
         # A restarted learner continues from an earlier step.
@@ -226,20 +215,19 @@ class Coordinator:
           returns: returns of its last episodes.
           policy_step: number of updates of its policy; -1 before the first.
         """
-        with self._lock:
-            key = f"{collector}/{life}"
-            self._rates["collectors"].add(num_collected - self._counts.get(key, 0), time.monotonic())
-            self._counts[key] = num_collected
-            if self._stop_reason:  # The collector ends.
-                self._collectors.pop(collector, None)
-            else:
-                self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
-            self._save_sometimes()
-            config, total = self._config, self._num_collected
-            num_steps = min(config.update_every, max(self._max_collected() - total, 0))
-            is_random = not config.num_offline_updates and total < config.warmup_steps
-            policy = None if self._policy is None or self._policy.step == policy_step else self._policy
-            return CollectOrder(num_steps, is_random, self._replay.addresses(), policy, bool(self._stop_reason))
+        key = f"{collector}/{life}"
+        self._rates["collectors"].add(num_collected - self._counts.get(key, 0), time.monotonic())
+        self._counts[key] = num_collected
+        if self._stop_reason:  # The collector ends.
+            self._collectors.pop(collector, None)
+        else:
+            self._collectors[collector] = _CollectorState(policy_step, list(returns), time.monotonic())
+        self._save_sometimes()
+        config, total = self._config, self._num_collected
+        num_steps = min(config.update_every, max(self._max_collected() - total, 0))
+        is_random = not config.num_offline_updates and total < config.warmup_steps
+        policy = None if self._policy is None or self._policy.step == policy_step else self._policy
+        return CollectOrder(num_steps, is_random, self._replay.addresses(), policy, bool(self._stop_reason))
 
     def _alive_collectors(self) -> list[_CollectorState]:
         now = time.monotonic()
@@ -260,24 +248,21 @@ class Coordinator:
 
         An evaluation is due for the first policy after each multiple of `eval_every` updates, and for the last one.
         """
-        with self._lock:
-            every, step = self._config.eval_every, self._policy_step
-            is_last = bool(self._tasks) and not any(self._list_tasks("waiting", "running"))
-            is_next = step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
-            return EvaluateOrder(self._policy if step > 0 and is_next else None, bool(self._stop_reason))
+        every, step = self._config.eval_every, self._policy_step
+        is_last = bool(self._tasks) and not any(self._list_tasks("waiting", "running"))
+        is_next = step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
+        return EvaluateOrder(self._policy if step > 0 and is_next else None, bool(self._stop_reason))
 
     def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:
         """Records an evaluation of the policy of `step` updates."""
-        with self._lock:
-            self._evaluated = {"step": step, "mean_return": mean_return, **({} if score is None else {"score": score})}
-            self._save()
+        self._evaluated = {"step": step, "mean_return": mean_return, **({} if score is None else {"score": score})}
+        self._save()
 
     # --- Replay servers
 
     def report_shard(self, shard: int, report: ShardReport) -> ReplayOrder:
         """Records the state of a replay server, and returns its order; see `ReplayShards`."""
-        with self._lock:
-            return self._replay.report(shard, report, is_ending=self._is_ending())
+        return self._replay.report(shard, report, is_ending=self._is_ending())
 
     def _is_ending(self) -> bool:
         """Returns whether the replay servers may end: all who use them have, or do not in time."""
@@ -292,22 +277,19 @@ class Coordinator:
         Args:
           request: a new name; the same one in repeated calls.
         """
-        with self._lock:
-            return self._replay.commit(request)
+        return self._replay.commit(request)
 
     def shards(self) -> dict[int, str]:
         """Returns the addresses of the replay servers that have reported within the last seconds, by shard."""
-        with self._lock:
-            return self._replay.addresses()
+        return self._replay.addresses()
 
     # --- The whole
 
     def stop(self, reason: str) -> None:
         """Makes all processes save what they have and end; the first reason is kept."""
-        with self._lock:
-            if not self._stop_reason:
-                self._stop_reason, self._stop_time = reason, time.monotonic()
-            self._save()
+        if not self._stop_reason:
+            self._stop_reason, self._stop_time = reason, time.monotonic()
+        self._save()
 
     def status(self) -> dict[str, Any]:
         """Returns the progress of the run.
@@ -318,29 +300,28 @@ class Coordinator:
         sent; `replay_size` is the number of items by table, and
         `updates_per_step` the number of updates per collected step; `evaluation` is the last one.
         """
-        with self._lock:
-            collected, collectors = self._num_collected, self._alive_collectors()
-            rates = {name: rate.per_second(time.monotonic()) or 0.0 for name, rate in self._rates.items()}
-            returns = [value for collector in collectors for value in collector.returns]
-            oldest = min((collector.policy_step for collector in collectors), default=self._policy_step)
-            online_updates = max(self._learner_step - self._config.num_offline_updates, 0)
-            return {
-                "step": self._learner_step,
-                "steps_per_sec": rates["learner"],
-                "loss": self._learn_info.get("loss"),
-                "num_collectors": len(collectors),
-                "collected_steps": collected,
-                "collected_per_sec": rates["collectors"],
-                "collected_return": sum(returns) / len(returns) if returns else None,
-                "policy_step": self._policy_step,
-                "policy_age_updates": max(self._learner_step - max(oldest, 0), 0),
-                "policy_age_secs": time.monotonic() - self._policy_time,
-                "num_shards": len(self._replay.addresses()),
-                "replay_size": self._replay.sizes(),
-                "updates_per_step": online_updates / collected if collected else 0.0,
-                "evaluation": dict(self._evaluated),
-                "stop_reason": self._stop_reason,
-            }
+        collected, collectors = self._num_collected, self._alive_collectors()
+        rates = {name: rate.per_second(time.monotonic()) or 0.0 for name, rate in self._rates.items()}
+        returns = [value for collector in collectors for value in collector.returns]
+        oldest = min((collector.policy_step for collector in collectors), default=self._policy_step)
+        online_updates = max(self._learner_step - self._config.num_offline_updates, 0)
+        return {
+            "step": self._learner_step,
+            "steps_per_sec": rates["learner"],
+            "loss": self._learn_info.get("loss"),
+            "num_collectors": len(collectors),
+            "collected_steps": collected,
+            "collected_per_sec": rates["collectors"],
+            "collected_return": sum(returns) / len(returns) if returns else None,
+            "policy_step": self._policy_step,
+            "policy_age_updates": max(self._learner_step - max(oldest, 0), 0),
+            "policy_age_secs": time.monotonic() - self._policy_time,
+            "num_shards": len(self._replay.addresses()),
+            "replay_size": self._replay.sizes(),
+            "updates_per_step": online_updates / collected if collected else 0.0,
+            "evaluation": dict(self._evaluated),
+            "stop_reason": self._stop_reason,
+        }
 
     def _save_sometimes(self) -> None:
         if time.monotonic() - self._saved_time > _SAVE_SECS:

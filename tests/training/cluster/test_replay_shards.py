@@ -100,13 +100,29 @@ class CrashError(Exception):
     """Ends a thread as a crash ends a process."""
 
 
+class OneCallAtATime:
+    """An object whose methods are called by one thread at a time, as those of a Ray actor."""
+
+    def __init__(self, actor):
+        self._actor, self._lock = actor, threading.RLock()
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            with self._lock:
+                return getattr(self._actor, name)(*arguments)
+
+        return call
+
+
 class Replay:
     """A coordinator and two replay servers in threads, and what Ray would do with them."""
 
     def __init__(self, root):
         self.notes = CommitLog(root, 2).return_to_newest(verify=True)
         config = TrainingConfig("sac", env="Pendulum-v1")
-        self.coordinator = Coordinator(root / "state.json", config, replay_root=root, num_shards=2, checkpoint_secs=1e6)
+        self.coordinator = OneCallAtATime(
+            Coordinator(root / "state.json", config, replay_root=root, num_shards=2, checkpoint_secs=1e6)
+        )
         self._root, self._is_crashed = root, threading.Event()
         self.actors, self._threads = {}, {}
         for shard in (0, 1):
