@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._system.text import format_bytes
+from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.episodes import show_progress
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.locations import is_table_directory, server_address
 from rlds2reverb.sources.data_checks import DatasetChecks
-from rlds2reverb.sources.summary import summarize
+from rlds2reverb.sources.summary import SummaryParts, find_reference_returns
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
@@ -27,7 +29,6 @@ from .output import json_option
 from .quiet import quiet_imports, status
 
 if TYPE_CHECKING:
-    from rlds2reverb.episodes import Episode
     from rlds2reverb.learners.runs import Run
     from rlds2reverb.training.reports import Report
 
@@ -117,14 +118,13 @@ def inspect(
             report = report_source(source, report_path, **scores, on_episode=lambda episode: progress("read", episode))
         _print_report(report, report_path, as_json=as_json)
         return
-    dataset_checks = DatasetChecks(source)
+    find_reference_returns(source, **scores)  # Raises before the dataset is read.
+    parts, dataset_checks = SummaryParts(), DatasetChecks(source)
     with output.StepProgress(source) as progress:
-
-        def add(episode: Episode) -> None:
-            progress("read", episode)
-            dataset_checks.add(episode)
-
-        summary = summarize(source, **scores, on_episode=add)
+        for batch in batch_episodes(show_progress(source.read(), progress, "read")):
+            parts.add_batch(batch)
+            dataset_checks.add_batch(batch)
+    summary = parts.finish(source, **scores)
     findings = dataset_checks.finish()
     if as_json:
         output.print_json({**summary.as_dict(), "findings": [asdict(finding) for finding in findings]})

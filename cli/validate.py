@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from rlds2reverb._system.text import format_columns, format_facts
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episodes import find_problems, read_until_error, show_progress
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.locations import is_table_directory
@@ -58,15 +58,16 @@ class _Result(LeftOut):
     source: Source | None = None
     findings: list[Finding] = field(default_factory=list)
 
-    def add(self, episode: Episode, step_spec: Nest) -> None:
-        """Checks and counts one episode."""
-        problems = find_problems(episode, step_spec)
-        self.problems += problems[: max(0, self.max_problems - len(self.problems))]
-        self.num_problems += len(problems)
-        self.episodes += 1
-        self.steps += episode.num_steps
-        self.unterminated += episode.unterminated
-        self.count_left_out(EpisodeBatch([episode]))
+    def add_batch(self, batch: EpisodeBatch, step_spec: Nest) -> None:
+        """Checks and counts some episodes."""
+        for episode in batch.episodes:
+            problems = find_problems(episode, step_spec)
+            self.problems += problems[: max(0, self.max_problems - len(self.problems))]
+            self.num_problems += len(problems)
+            self.episodes += 1
+            self.steps += episode.num_steps
+            self.unterminated += episode.unterminated
+        self.count_left_out(batch)
 
     @property
     def notes(self) -> list[str]:
@@ -140,11 +141,13 @@ def _check(options: dict[str, Any], max_problems: int) -> _Result:
         source, statistics = apply_transforms(opened, make_transforms(options))
         result.source, result.transform_notes = source, tuple(statistics.get("notes", ()))
         dataset_checks = DatasetChecks(source)
+        errors: list[SourceError] = []
         with output.StepProgress(source) as progress:
-            for episode in source:
-                progress("check", episode)
-                result.add(episode, source.step_spec)
-                dataset_checks.add(episode)
+            for batch in batch_episodes(show_progress(read_until_error(source.read(), errors), progress, "check")):
+                result.add_batch(batch, source.step_spec)
+                dataset_checks.add_batch(batch)
+        if errors:
+            raise errors[0]
     except SourceError as error:
         result.source_error = output.describe_error(error)
         result.num_problems += 1

@@ -12,7 +12,7 @@ import numpy as np
 import tree
 
 from rlds2reverb import fields
-from rlds2reverb.errors import Problem, SpecMismatchError
+from rlds2reverb.errors import Problem, SourceError, SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
@@ -93,6 +93,14 @@ def show_progress(episodes: Iterable[Episode], progress: ProgressCallback, stage
     for episode in episodes:
         progress(stage, episode)
         yield episode
+
+
+def read_until_error(episodes: Iterable[Episode], errors: list[SourceError]) -> Iterator[Episode]:
+    """Yields episodes up to the one that cannot be read, whose error is then added to a list."""
+    try:
+        yield from episodes
+    except SourceError as error:
+        errors.append(error)
 
 
 def from_transitions(

@@ -20,6 +20,7 @@ from reference_impls import rlds_dataset
 from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.adders import InitialPriorities, NStep, ReturnToGo, StepEpisodes, compose
 from rlds2reverb.cli import run
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
@@ -299,8 +300,8 @@ def test_every_statistic_uses_the_returns(case):
     returns = [float(sum(row)) for row in rewards]
     highest = max(returns)
     episodes, summary, statistics = list(source), summarize(source), SourceStatistics()
-    for episode in episodes:
-        statistics.add(episode)
+    for batch in batch_episodes(episodes):
+        statistics.add_batch(batch)
     assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, highest, np.mean(returns))
     assert statistics.returns == returns
     priority = ByReturn.from_episodes(source)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb.episodes import Episode
+from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.episodes import Episode, read_until_error, show_progress
 from rlds2reverb.errors import SourceError
 from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
 from rlds2reverb.ownership import isolate
-from rlds2reverb.sources import Source, Summary, load, summarize
+from rlds2reverb.sources import Source, Summary, load
 from rlds2reverb.sources.data_checks import DatasetChecks
-from rlds2reverb.sources.summary import find_reference_returns
+from rlds2reverb.sources.summary import SummaryParts, find_reference_returns
 
 from .episode_pictures import describe_texts, draw_episode, select_episodes
 from .figures import FULL_WIDTH, count_values, draw_histogram, draw_marginals, draw_scatter
@@ -67,40 +67,25 @@ def report_source(
       StorageFullError: If the disk is full.
     """
     source = load(source)
-    readable, errors = _read_until_error(source)
-    statistics, checks, show = SourceStatistics(), DatasetChecks(source), isolate(on_episode)
-
-    def add(episode: Episode) -> None:
-        show(episode)
-        statistics.add(episode)
-        checks.add(episode)
-
-    summary = summarize(readable, reference_returns=reference_returns, is_d4rl=is_d4rl, on_episode=add)
-    statistics.finish()
-    if not statistics.returns:
-        raise SourceError(errors[0] if errors else f"{source.name} has no episodes; there is nothing to report")
     reference, _ = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
+    parts, statistics, checks, show = SummaryParts(), SourceStatistics(), DatasetChecks(source), isolate(on_episode)
+    errors: list[SourceError] = []
+    episodes = show_progress(read_until_error(source.read(), errors), lambda _, episode: show(episode), "read")
+    for batch in batch_episodes(episodes):
+        parts.add_batch(batch)
+        statistics.add_batch(batch)
+        checks.add_batch(batch)
+    if not statistics.returns:
+        raise SourceError(str(errors[0]) if errors else f"{source.name} has no episodes; there is nothing to report")
+    summary = parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
     page = Page(source.name, f"rlds2reverb report on a dataset of kind {source.kind}")
     _add_summary(page, summary)
     _add_validation(page, summary, statistics, errors)
-    add_findings(page, readable, checks.finish())
+    add_findings(page, source, checks.finish())
     _add_episodes(page, statistics, reference)
     _add_marginals(page, statistics)
-    _add_pictures(page, readable, statistics)
+    _add_pictures(page, source, statistics)
     return page.build(path)
-
-
-def _read_until_error(source: Source) -> tuple[Source, list[str]]:
-    """Returns a source that ends where reading fails, and a list to which the message of the error is then added."""
-    errors: list[str] = []
-
-    def read() -> Iterator[Episode]:
-        try:
-            yield from source.read()
-        except SourceError as error:
-            errors.append(str(error))
-
-    return replace(source, read=read), errors
 
 
 def _add_summary(page: Page, summary: Summary) -> None:
@@ -113,7 +98,7 @@ def _add_summary(page: Page, summary: Summary) -> None:
     page.add_table(("field", "one step", "NaN or Inf"), rows)
 
 
-def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, errors: list[str]) -> None:
+def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, errors: list[SourceError]) -> None:
     findings = [("problem", f"the dataset could not be read any further: {error}") for error in errors]
     findings += [("problem", str(problem)) for problem in statistics.problems]
     if hidden := statistics.num_problems - len(statistics.problems):
@@ -241,7 +226,7 @@ def _add_pictures(page: Page, source: Source, statistics: SourceStatistics) -> N
     """Adds a picture of each selected episode, in the order of their selection."""
     reasons = select_episodes(statistics)
     found: dict[int, Episode] = {}
-    for position, episode in enumerate(source):
+    for position, episode in enumerate(read_until_error(source.read(), [])):
         if position in reasons:
             found[position] = episode
         if len(found) == len(reasons):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import Problem
 from rlds2reverb.specs import Nest, leaves, make_step_spec, path_name
@@ -23,7 +23,6 @@ _MAX_COLUMNS = 256
 #: Edge, in pixels, to which images are thinned out where they stand for the state.
 _IMAGE_EDGE = 12
 _MAX_PROBLEMS = 50
-_MAX_BUFFERED_BYTES = 1 << 20
 
 
 class StepSample(NamedTuple):
@@ -46,7 +45,7 @@ class StepSample(NamedTuple):
 
 @dataclass
 class SourceStatistics:
-    """The collected statistics; call `add` with each episode, and `finish` at the end.
+    """The collected statistics; call `add_batch` with all episodes.
 
     Attributes:
       returns: return of each episode; NaN for empty episodes.
@@ -67,25 +66,20 @@ class SourceStatistics:
     num_steps: int = 0
     _step_spec: Nest = None
     _layout: _StepLayout | None = None
-    _buffer: list[Episode] = field(default_factory=list)
-    _buffered_bytes: int = 0
     _rows: list[StepSample] = field(default_factory=list)
     _highest_rank: float = 1.0
     _random: Any = field(default_factory=lambda: np.random.default_rng(0))
 
-    def add(self, episode: Episode) -> None:
-        """Adds the next episode."""
-        self.returns.append(episode.total_reward if episode.num_steps else float("nan"))
-        self.lengths.append(episode.num_transitions)
-        self.ends.append(_find_end(episode))
-        self._buffer.append(episode)
-        self._buffered_bytes += episode.num_bytes
-        if self._buffered_bytes > _MAX_BUFFERED_BYTES:
-            self._add_buffer()
-
-    def finish(self) -> None:
-        """Adds what is still buffered."""
-        self._add_buffer()
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Adds the next episodes, valid or not."""
+        position = len(self.returns)
+        for episode in batch.episodes:
+            self.returns.append(episode.total_reward if episode.num_steps else float("nan"))
+            self.lengths.append(episode.num_transitions)
+            self.ends.append(_find_end(episode))
+        self._check(batch, position)
+        if self._step_spec is not None:
+            self._add_steps(batch, position)
 
     @property
     def sample(self) -> StepSample:
@@ -105,15 +99,6 @@ class SourceStatistics:
     def uses_images(self) -> bool:
         """Whether the observations in the sample are thinned-out images."""
         return self._layout is not None and self._layout.uses_images
-
-    def _add_buffer(self) -> None:
-        position = len(self.returns) - len(self._buffer)
-        for batch in batch_episodes(self._buffer):
-            self._check(batch, position)
-            if self._step_spec is not None:
-                self._add_steps(batch, position)
-            position += len(batch.episodes)
-        self._buffer, self._buffered_bytes = [], 0
 
     def _check(self, batch: EpisodeBatch, position: int) -> None:
         if self._step_spec is None:

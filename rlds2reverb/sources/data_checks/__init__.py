@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import Episode
 from rlds2reverb.specs import Nest, leaves, make_step_spec
 
 from ..source import Source
@@ -23,8 +22,6 @@ from .blocks import Block
 from .findings import CHECKS, SEVERITIES, Finding, Tallies, Tally
 
 __all__ = ["CHECKS", "SEVERITIES", "DatasetChecks", "Finding", "check_dataset"]
-
-_MAX_BUFFERED_BYTES = 1 << 20
 
 
 class _Check(Protocol):
@@ -43,7 +40,7 @@ _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
 
 
 class DatasetChecks:
-    """All checks of one dataset; call `add` with each episode, and `finish` at the end."""
+    """All checks of one dataset; call `add_batch` with all episodes, and `finish` at the end."""
 
     def __init__(self, source: Source):
         """Starts without episodes.
@@ -55,36 +52,25 @@ class DatasetChecks:
         self._block_checks = [*_BLOCK_CHECKS, episodes.Copies().find, episodes.Times(source).find]
         self._tallies: Tallies = defaultdict(Tally)
         self._step_spec: Nest = None
-        self._buffer: list[Episode] = []
-        self._buffered_bytes = 0
 
-    def add(self, episode: Episode) -> None:
-        """Adds the next episode, valid or not; its arrays must not change any more."""
-        self._buffer.append(episode)
-        self._buffered_bytes += episode.num_bytes
-        if self._buffered_bytes > _MAX_BUFFERED_BYTES:
-            self._add_buffer()
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Adds the next episodes, valid or not."""
+        if self._is_regular(batch):
+            with np.errstate(all="ignore"):
+                block = Block(batch)
+                for check in self._checks:
+                    check.add(block)
+                for find in self._block_checks:
+                    find(block, self._tallies)
 
     def finish(self) -> list[Finding]:
         """Returns all findings: the most serious ones first, and then in the order of `CHECKS`."""
-        self._add_buffer()
         with np.errstate(all="ignore"):
             findings = [finding for check in self._checks for finding in check.finish()]
         for key, tally in self._tallies.items():
             findings += tally.report(*key)
         names = list(CHECKS)
         return sorted(findings, key=lambda found: (-SEVERITIES.index(found.severity), names.index(found.check)))
-
-    def _add_buffer(self) -> None:
-        for batch in batch_episodes(self._buffer):
-            if self._is_regular(batch):
-                with np.errstate(all="ignore"):
-                    block = Block(batch)
-                    for check in self._checks:
-                        check.add(block)
-                    for find in self._block_checks:
-                        find(block, self._tallies)
-        self._buffer, self._buffered_bytes = [], 0
 
     def _is_regular(self, batch: EpisodeBatch) -> bool:
         """Returns whether a batch can be checked; `find_problems` reports all others."""
@@ -111,6 +97,6 @@ def check_dataset(source: Source) -> list[Finding]:
       SourceError: If the source cannot be read to its end.
     """
     checks = DatasetChecks(source)
-    for episode in source.read():
-        checks.add(episode)
+    for batch in batch_episodes(source.read()):
+        checks.add_batch(batch)
     return checks.finish()

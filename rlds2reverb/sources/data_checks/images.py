@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -32,31 +33,33 @@ def find_odd_images(block: Block, tallies: Tallies) -> None:
     """Finds images that are black or of a single colour, and floats from 0 to 255."""
     for field in block.fields:
         if field.is_image and len(field.rows):
-            for check, is_found in _find_odd_images(field).items():
+            for check, is_found in _find_odd_images(block, field).items():
                 tallies[check, field.name, CHECKS[check][1]].add(block, is_found)
 
 
-def _find_odd_images(field: Field) -> dict[str, np.ndarray]:
-    """Returns which images of a field each check finds, bool `[M]`."""
+def _find_odd_images(block: Block, field: Field) -> dict[str, np.ndarray]:
+    """Returns which images of a field each check finds, bool `[M]`; their range is that of the images of an episode."""
     is_bytes = field.rows.dtype == np.uint8
     few = field.rows[:, ::_THINNING, ::_THINNING]
     highest = few.max(axis=tuple(range(1, few.ndim)))
     is_large = np.zeros(len(few), bool) if is_bytes else highest > _MAX_UNIT
-    unit = 1.0 if is_bytes or is_large.any() else 1 / 255
+    has_large = np.logical_or.reduceat(is_large, block.starts)[block.numbers]
+    unit = np.where(is_bytes | has_large, 1.0, 1 / 255)
     # Only images that are uniform in a few of their pixels are looked at completely.
     is_uniform = _find_uniform(few, unit)
-    is_uniform[is_uniform] = _find_uniform(field.rows[is_uniform], unit)
-    is_dark = highest <= BLACK_LEVEL * unit
-    is_dark[is_dark] = field.flat[is_dark].max(axis=1) <= BLACK_LEVEL * unit
+    is_uniform[is_uniform] = _find_uniform(field.rows[is_uniform], unit[is_uniform])
+    limits = (BLACK_LEVEL * unit).astype(few.dtype)
+    is_dark = highest <= limits
+    is_dark[is_dark] = field.flat[is_dark].max(axis=1) <= limits[is_dark]
     return {"black-images": is_dark, "uniform-images": is_uniform & ~is_dark, "float-images": is_large}
 
 
-def _find_uniform(images: np.ndarray, unit: float) -> np.ndarray:
+def _find_uniform(images: np.ndarray, unit: np.ndarray) -> np.ndarray:
     """Returns which images have pixels of a single colour, bool `[M]`; the channels are on the shortest axis."""
     axes = {1, 2} if images.ndim == 3 else {1, 2, 3} - {1 + int(np.argmin(images.shape[1:]))}
     high, low = images.max(axis=tuple(axes)), images.min(axis=tuple(axes))
-    is_narrow = high.astype(np.float64) - low <= _COLOUR_RANGE * unit
-    return np.asarray(is_narrow.all(axis=tuple(range(1, is_narrow.ndim))))
+    ranges = (high.astype(np.float64) - low).reshape(len(images), math.prod(high.shape[1:]))
+    return np.asarray((ranges <= _COLOUR_RANGE * unit[:, None]).all(axis=1))
 
 
 class FrozenCameras:

@@ -11,6 +11,7 @@ from properties import mark_slow_except
 from pyarrow import parquet
 
 from rlds2reverb import check_dataset, load
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.sources.data_checks import CHECKS, SEVERITIES, DatasetChecks
 from rlds2reverb.sources.data_checks.actions import find_runs
 from rlds2reverb.sources.data_checks.outliers import LargestValues
@@ -374,7 +375,7 @@ def test_blocks_do_not_change_the_findings(monkeypatch):
         if defect[0] in ("teleport", "slow clock", "idle robot", "black images", "missing instruction"):
             defect[2](data)
     together = check_dataset(make_source(data))
-    monkeypatch.setattr("rlds2reverb.sources.data_checks._MAX_BUFFERED_BYTES", 0)
+    monkeypatch.setattr("rlds2reverb.episode_batches._MAX_BATCH_BYTES", 0)
     assert check_dataset(make_source(data)) == together and len(together) == 6
 
 
@@ -385,8 +386,8 @@ def test_irregular_episodes_are_skipped():
     other.steps["action"] = other.steps["action"].astype(np.float64)
     checks = DatasetChecks(source)
     uneven.steps["reward"] = uneven.steps["reward"][:-1]
-    for episode in (regular, other, empty, uneven):
-        checks.add(episode)
+    for batch in batch_episodes([regular, other, empty, uneven]):
+        checks.add_batch(batch)
     assert checks.finish() == []
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from figures_shown import read_bars, read_findings, read_legend, read_lines
 
-from rlds2reverb import SourceError, load
+from rlds2reverb import SourceError, episode_batches, load
+from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.training.reports import report_source, source_statistics
 from rlds2reverb.training.reports.episode_pictures import describe_texts, draw_episode, select_episodes
 from rlds2reverb.training.reports.source_report import find_principal_components
@@ -28,9 +29,8 @@ def make_log(*rewards, terminated=False, size=3, **columns):
 
 def collect(logs):
     statistics = SourceStatistics()
-    for episode in load(logs):
-        statistics.add(episode)
-    statistics.finish()
+    for batch in batch_episodes(load(logs)):
+        statistics.add_batch(batch)
     return statistics
 
 
@@ -105,7 +105,7 @@ def test_report_raises_if_no_episode_can_be_read(tmp_path):
 
 def test_sample_of_steps_is_bounded_and_uniform(monkeypatch):
     monkeypatch.setattr(source_statistics, "_SAMPLE_SIZE", 500)
-    monkeypatch.setattr(source_statistics, "_MAX_BUFFERED_BYTES", 1000)
+    monkeypatch.setattr(episode_batches, "_MAX_BATCH_BYTES", 1000)
     statistics = collect([make_log(*[1.0] * 50) for _ in range(200)])
     sample = statistics.sample
     assert statistics.num_steps == 10_000 and len(sample.rewards) == 500
