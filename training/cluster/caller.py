@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from rlds2reverb.errors import ServerUnavailableError
@@ -16,8 +15,8 @@ _CALL_SECS = 180.0
 Caller = Callable[..., Any]
 
 
-def call_actor(name: str, method: str, *arguments: Any) -> Any:
-    """Returns the result of a method of a named actor.
+def call_actor(actor: Any, method: str, *arguments: Any) -> Any:
+    """Returns the result of a method of an actor, given its handle.
 
     Raises:
       ServerUnavailableError: If the actor is gone, or does not answer in time.
@@ -25,18 +24,11 @@ def call_actor(name: str, method: str, *arguments: Any) -> Any:
     import ray
 
     try:
-        return ray.get(getattr(_find_actor(name), method).remote(*arguments), timeout=_CALL_SECS)
+        return ray.get(getattr(actor, method).remote(*arguments), timeout=_CALL_SECS)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
         raise ServerUnavailableError(
             f"the coordinator did not answer within {_CALL_SECS:g} s ({type(error).__name__})"
         ) from error
-
-
-@cache
-def _find_actor(name: str) -> Any:
-    import ray
-
-    return ray.get_actor(name)
 
 
 def own_host() -> str:

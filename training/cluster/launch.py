@@ -81,7 +81,6 @@ class ClusterTraining(Closing):
         require_single_run(self.run_dir)
         self._progress = progress or Progress(self.config.num_updates, quiet=True)
         self._num_added = 0
-        self._coordinator_name = f"rlds2reverb-{uuid.uuid4().hex}"
         self._runs: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}
         self._parts = prepare(source, self.config, self.run_dir, self.cluster.num_shards, self._progress)
@@ -188,7 +187,7 @@ class ClusterTraining(Closing):
             options: dict[str, Any] = {"replay_root": replay_root, "checkpoint_secs": cluster.checkpoint_secs}
             options |= {"lead_steps": cluster.lead_steps, "num_shards": cluster.num_shards}
             self._start("coordinator", Coordinator, self.run_dir / _STATE, self.config, **options)
-            self._call = partial(call_actor, self._coordinator_name)
+            self._call = partial(call_actor, self._actors["coordinator"])
             for shard in range(cluster.num_shards):
                 arguments = (self._call, shard, parts.tables, parts.signature, replay_root)
                 self._start(f"replay_{shard}", ReplayActor, *arguments)
@@ -261,8 +260,6 @@ class ClusterTraining(Closing):
         if bundle is not None:
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
             resources["scheduling_strategy"] = strategy
-        if name == "coordinator":
-            resources["name"] = self._coordinator_name
         actor = ray.remote(kind).options(
             max_restarts=-1,
             max_task_retries=-1,
