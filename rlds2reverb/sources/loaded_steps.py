@@ -69,7 +69,8 @@ class Preparation:
         own = find_store(source)
         if own is None and self.cache_dir is None:
             return None
-        found = _find_texts(source.first_episode.steps[fields.OBSERVATION], fields.OBSERVATION)
+        observation = self.transform(source).first_episode.steps[fields.OBSERVATION]
+        found = _find_texts(observation, fields.OBSERVATION)
         is_changed = bool(found or self.drop_fields or self.cut_at_terminal)
         if self.cache_dir is None or not (own is None or is_changed):
             return None if is_changed else own

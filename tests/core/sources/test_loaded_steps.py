@@ -58,6 +58,16 @@ def test_nested_actions_are_joined_and_numbers_become_float32():
     assert got.step_spec["observation"].dtype == np.float64  # That of the dataset.
 
 
+@pytest.mark.parametrize(("drop_fields", "texts"), [((), ["observation/text"]), (("observation/text",), [])])
+def test_text_is_dropped_once_when_steps_are_stored(tmp_path, drop_fields, texts):
+    steps = make_steps(3)
+    steps["observation"] = {"x": steps["observation"], "text": np.array([b"push", b"pull", b""], object)}
+    in_memory, stored = (read(load([steps]), drop_fields=drop_fields, cache_dir=path) for path in (None, str(tmp_path)))
+    assert in_memory.texts == stored.texts == texts
+    assert in_memory.fingerprint == stored.fingerprint
+    assert [*stored.steps.take(np.arange(3), ["observation"])["observation"]] == ["x"]
+
+
 def test_dataset_of_no_use_is_not_read_to_its_end():
     number_read = itertools.count()
 
