@@ -10,8 +10,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -21,7 +22,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb.episodes import Episode, SplitEpisodes, join_transitions
 from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import Nest, concatenate
+from rlds2reverb.specs import Nest
 
 from . import hdf5, npz
 from .columns import as_columns, as_flags
@@ -147,25 +148,30 @@ class _RowRanges:
         self._open_rows = open_rows
 
     @functools.cached_property
-    def _starts(self) -> np.ndarray:
-        """The first row of each episode, and the number of rows, int64 `[E + 1]`."""
+    def _bounds(self) -> EpisodeBounds:
+        """The bounds of all episodes."""
         with self._open_rows() as rows:
-            return _find_episode_starts(rows)
+            return rows.find_episodes()
 
     def count(self) -> int:
         """Returns the number of episodes."""
-        return len(self._starts) - 1
+        return len(self._bounds.starts) - 1
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-        """Yields the episodes of a range; all episodes, without finding their rows first, if it has no end."""
+        """Yields the episodes of a range; if it has no end, they are found anew."""
         with self._open_rows() as rows:
-            if stop is not None:
-                first_row, stop_row = self._starts[[first, stop]].tolist()
-                rows = replace(rows, first_row=first_row, stop_row=stop_row)
+            bounds = rows.find_episodes() if stop is None else self._bounds
             check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)
-            for episode in _split_episodes(rows, first):
+            for episode in _read_episodes(rows, bounds, first, len(bounds.starts) - 1 if stop is None else stop):
                 check.add(episode)
                 yield episode
+
+
+class EpisodeBounds(NamedTuple):
+    """The first row of each episode, and the number of rows, int64 `[E + 1]`; whether the last one has no flag."""
+
+    starts: np.ndarray
+    is_unterminated: bool
 
 
 @dataclass(frozen=True)
@@ -177,24 +183,39 @@ class TransitionRows:
       num_rows: number of rows of each column.
       columns: the columns.
       ends: rules that end episodes in addition to the flagged rows.
-      first_row: first row to read, at which an episode must start.
-      stop_row: row after the last one to read; None for all.
     """
 
     name: str
     num_rows: int
     columns: dict[str, Any] = field(repr=False)
     ends: EpisodeEnds = EpisodeEnds()
-    first_row: int = 0
-    stop_row: int | None = None
 
-    def read_blocks(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        """Yields blocks of bounded size, each with the row after it; flags are bool and rewards `[n]`."""
+    @property
+    def block_rows(self) -> int:
+        """The number of rows of a block of bounded size."""
         row_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.columns.values())
-        block_rows = int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
-        last = self.num_rows if self.stop_row is None else self.stop_row
-        for start, stop, block in read_blocks(self.columns, _block_bounds(self.first_row, last, block_rows)):
-            yield stop, self._check_block(block, start)
+        return int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
+
+    def read_blocks(self, bounds: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+        """Yields blocks of rows with their bounds; flags are bool and rewards `[n]`."""
+        for start, stop, block in read_blocks(self.columns, bounds):
+            yield start, stop, self._check_block(block, start)
+
+    def find_episodes(self) -> EpisodeBounds:
+        """Returns the bounds of the episodes, for which only the flags are read if these determine them."""
+        names = (TERMINALS, TIMEOUTS, *((OBSERVATIONS, NEXT_OBSERVATIONS) if self.ends.split_at_discontinuity else ()))
+        rows = replace(self, columns={name: column for name, column in self.columns.items() if name in names})
+        steps = range(0, self.num_rows, rows.block_rows)
+        found: list[np.ndarray] = [np.zeros(1, np.int64)]
+        for start, stop, block in rows.read_blocks((row, min(row + steps.step, self.num_rows)) for row in steps):
+            found.append(start + 1 + np.flatnonzero(_mark_ends(rows, block, stop)))
+        starts: np.ndarray = np.concatenate(found)
+        is_unterminated = bool(starts[-1] < self.num_rows)
+        starts = np.append(starts, self.num_rows) if is_unterminated else starts
+        if limit := self.ends.max_episode_steps:
+            starts = np.append(np.concatenate([np.arange(*pair, limit) for pair in pairwise(starts)]), self.num_rows)
+            is_unterminated &= bool(starts[-1] - starts[-2] < limit)
+        return EpisodeBounds(starts, is_unterminated)
 
     def _check_block(self, columns: dict[str, np.ndarray], start: int) -> dict[str, np.ndarray]:
         block = {name: as_columns(column, f"{self.name}: '{name}'") for name, column in columns.items()}
@@ -308,79 +329,37 @@ def _require_ends(name: str, columns: Mapping[str, Any], ends: EpisodeEnds) -> N
         raise SourceError(sentence, max_episode_steps=..., split_at_discontinuity=True)
 
 
-def _find_episode_starts(rows: TransitionRows) -> np.ndarray:
-    """Returns the first row of each episode, and the number of rows, int64 `[E + 1]`.
-
-    Reads only the flags, if these determine where episodes end.
-    """
-    names = (TERMINALS, TIMEOUTS, *((OBSERVATIONS, NEXT_OBSERVATIONS) if rows.ends.split_at_discontinuity else ()))
-    rows = replace(rows, columns={name: column for name, column in rows.columns.items() if name in names})
-    starts = [0]
-    for stop, block in rows.read_blocks():
-        start = stop - len(block[TERMINALS])
-        starts += [start + end + 1 for end in _find_ends(rows, block, stop, start - starts[-1])]
-    if starts[-1] < rows.num_rows:
-        starts.append(rows.num_rows)
-    return np.array(starts, np.int64)
-
-
-def _split_episodes(rows: TransitionRows, index: int) -> Iterator[Episode]:
-    """Yields the episodes, the first of which has that index."""
-    pending: list[dict[str, np.ndarray]] = []  # Rows of an episode that continues in the next block.
-    num_pending = 0
-    for stop, block in rows.read_blocks():
-        num_rows = len(block[REWARDS])
-        ends = list(_find_ends(rows, block, stop, num_pending))
-        begin = 0
-        if ends:
-            begin = ends[-1] + 1
-            lengths = np.diff(ends, prepend=-1 - num_pending)
-            complete = _join_blocks([*pending, {name: column[:begin] for name, column in block.items()}])
-            episodes = _build_episodes(complete, lengths, index, first_row=stop - num_rows - num_pending)
-            del complete  # The episodes are copies, so that these rows can be freed.
-            yield from episodes
-            index, pending, num_pending = index + len(lengths), [], 0
-        if begin < num_rows:
-            pending.append({name: column[begin:] for name, column in block.items()})
-            num_pending += num_rows - begin
-    if pending:
-        yield from _build_episodes(
-            _join_blocks(pending), np.array([num_pending]), index, first_row=stop - num_pending, unterminated=True
-        )
-
-
-def _block_bounds(first_row: int, stop_row: int, block_rows: int) -> Iterator[tuple[int, int]]:
-    """Yields the bounds of blocks that grow up to `block_rows` rows, so that the first episode is available early."""
-    start, size = first_row, min(_FIRST_BLOCK_ROWS, block_rows)
-    while start < stop_row:
-        stop = min(start + size, stop_row)
-        yield start, stop
-        start, size = stop, min(2 * size, block_rows)
-
-
-def _find_ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int, num_pending: int) -> Iterator[int]:
-    """Yields the rows of a block after which an episode ends; `num_pending` rows of the first episode precede it."""
+def _mark_ends(rows: TransitionRows, block: dict[str, np.ndarray], stop: int) -> np.ndarray:
+    """Returns the rows of a block, up to row `stop`, after which an episode ends, bool `[n]`."""
     is_end = block[TERMINALS] | rows.ends.independent_rows
     if TIMEOUTS in block:
         is_end |= block[TIMEOUTS]
     if rows.ends.split_at_discontinuity:
         following = np.concatenate([block[OBSERVATIONS][1:], rows.columns[OBSERVATIONS][stop : stop + 1]])
         is_end[find_differing_rows(block[NEXT_OBSERVATIONS][: len(following)], following)] = True
-    ends = np.flatnonzero(is_end).tolist()
-    limit = rows.ends.max_episode_steps
-    if limit is None:
-        yield from ends
-        return
-    begin = -num_pending
-    for end in ends:
-        yield from range(begin + limit - 1, end, limit)
-        yield end
-        begin = end + 1
-    yield from range(begin + limit - 1, len(is_end), limit)
+    return is_end
 
 
-def _join_blocks(blocks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: concatenate([block[name] for block in blocks]) for name in blocks[0]}
+def _read_episodes(rows: TransitionRows, bounds: EpisodeBounds, first: int, last: int) -> Iterator[Episode]:
+    """Yields the episodes from index `first` to before `last`."""
+    starts = bounds.starts
+    for start, stop, block in rows.read_blocks(_block_bounds(starts[first : last + 1], rows.block_rows)):
+        index, end = (int(np.searchsorted(starts, row)) for row in (start, stop))
+        unterminated = bounds.is_unterminated and stop == rows.num_rows
+        lengths = np.diff(starts[index : end + 1])
+        yield from _build_episodes(block, lengths, index, first_row=start, unterminated=unterminated)
+
+
+def _block_bounds(starts: np.ndarray, block_rows: int) -> Iterator[tuple[int, int]]:
+    """Yields the bounds of blocks of whole episodes, given the first row of each and the row after the last one.
+
+    The blocks grow up to `block_rows` rows, so that the first episode is available early.
+    """
+    place, size = 0, min(_FIRST_BLOCK_ROWS, block_rows)
+    while place < len(starts) - 1:
+        end = max(int(np.searchsorted(starts, starts[place] + size, side="right")) - 1, place + 1)
+        yield int(starts[place]), int(starts[end])
+        place, size = end, min(2 * size, block_rows)
 
 
 def _build_episodes(
@@ -410,12 +389,12 @@ def _build_episodes(
         final_observations=None if next_observations is None else next_observations[ends - 1],
         extras=_select_extras(columns),
     )
-    del columns, next_observations  # The steps are copies, so that these rows, which are as large, can be freed.
     row = first_row
     for episode, length in zip(SplitEpisodes(steps, num_steps), lengths.tolist(), strict=True):
         inside = tuple([at for at in discontinuities if row <= at < row + length])
+        is_open = unterminated and episode.index == len(lengths) - 1
         is_dropped = episode.num_steps == length
-        yield Episode(episode.steps, first_index + episode.index, unterminated, is_dropped, inside)
+        yield Episode(episode.steps, first_index + episode.index, is_open, is_dropped, inside)
         row += length
 
 
