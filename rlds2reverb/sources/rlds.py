@@ -231,8 +231,11 @@ def open_directory(
       SourceError: If a file is missing, truncated or hostile, the split is unknown, steps have no observation or
         action, or the last rows of episodes do not tell what they mean.
     """
-    require_shards(path, require_harmless(path), split)
+    require_harmless(path)
     prepared = _PreparedEpisodes(path, split, image_decoding=image_decoding)
+    require_shards(path, prepared.builder.info.splits, split)
+    if prepared.count() < 1:
+        raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
     prepared.conventions = _find_conventions(
         prepared.name, prepared.dataset, last_step, missing or {}, prepared.open_encoded
     )
@@ -262,8 +265,6 @@ class _PreparedEpisodes:
         info = self.builder.info
         self.name = "/".join(part for part in (info.name, info.config_name) if part)
         self.conventions = Conventions(self.name, BOUNDARY) if conventions is None else conventions
-        if self.count() < 1:
-            raise SourceError(f"{path}: the split {split!r} has no episodes; choose another")
 
     def __reduce__(self) -> Any:
         options = {"image_decoding": self._image_decoding, "conventions": self.conventions}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _SPLIT = re.compile(rf"{_SPLIT_NAME.pattern}(\[[0-9a-z_%:\-]{{0,40}}\])?")
 _PLACEHOLDERS = re.compile(r"\{(DATASET|SPLIT|FILEFORMAT|SHARD_INDEX|NUM_SHARDS|SHARD_X_OF_Y)\}")
-_DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _PROTO_CLASS = re.compile(r"tensorflow_datasets\.[A-Za-z]+")
 _FEATURE_CLASS = re.compile(r"tensorflow_datasets\.core\.features\.[a-z0-9_]+\.[A-Za-z0-9]+")
 
 
-def require_harmless(path: Path) -> Any:
-    """Checks `dataset_info.json` and `features.json` in a directory and returns the former as TFDS's message.
+def require_harmless(path: Path) -> None:
+    """Checks `dataset_info.json` and `features.json` in a directory.
 
     Raises:
       SourceError: If a file is missing, truncated or not in TFDS's format; if a name or a template points outside of
@@ -40,7 +40,6 @@ def require_harmless(path: Path) -> Any:
     else:
         _require_known_classes(features_path, _to_message(features_path, features, feature_pb2.Feature()))
     _require_known_classes(info_path, info)
-    return info
 
 
 def require_split(name: str, split: str) -> list[str]:
@@ -124,24 +123,17 @@ def _require_known_classes(path: Path, message: Any) -> None:
                     _require_known_classes(path, part)
 
 
-def require_shards(path: Path, info: Any, split: str) -> None:
-    """Raises `SourceError` if the split, or one of its files, is missing."""
-    splits = {entry.name: entry for entry in info.splits}
+def require_shards(path: Path, splits: Mapping[str, Any], split: str) -> None:
+    """Raises `SourceError` if the split, or one of its files, is missing.
+
+    Args:
+      path: the directory, whose two files are harmless.
+      splits: TFDS's splits by name.
+      split: name of a split, or a sum of splits.
+    """
     for name in require_split(str(path), split):
         if name not in splits:
             raise SourceError(f"{path} has no split {name!r}; use one of: {', '.join(sorted(splits)) or '(none)'}")
-        _require_split_files(path, info, splits[name])
-
-
-def _require_split_files(path: Path, info: Any, split: Any) -> None:
-    num_shards = len(split.shard_lengths)
-    template = split.filepath_template or _DEFAULT_TEMPLATE
-    for shard in range(num_shards):
-        index, total = f"{shard:05d}", f"{num_shards:05d}"
-        values = {"DATASET": info.name, "SPLIT": split.name, "FILEFORMAT": info.file_format or "tfrecord"}
-        values |= {"SHARD_INDEX": index, "NUM_SHARDS": total, "SHARD_X_OF_Y": f"{index}-of-{total}"}
-        file = _PLACEHOLDERS.sub(lambda match, values=values: values[match[1]], template)
-        if not _PLAIN_NAME.fullmatch(file):
-            raise SourceError(f"{path}: the shard {file!r} leaves the directory; refused")
-        if not (path / file).is_file():
-            raise SourceError(f"{path} is missing the shard {file}; copy or prepare the dataset again")
+        for file in splits[name].filepaths:
+            if not file.is_file():
+                raise SourceError(f"{path} is missing the shard {file.name}; copy or prepare the dataset again")
