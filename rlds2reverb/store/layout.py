@@ -78,7 +78,7 @@ class Layout:
         """
         Args:
           columns: the columns.
-          structure: nest of dicts and lists (for tuples) that has the number of a column in place of each leaf.
+          structure: nest of dicts and tuples (or lists) that has the number of a column in place of each leaf.
         """
         self.columns, self._structure = tuple(columns), structure
         packed = [(number, column) for number, column in enumerate(columns) if column.kind == "packed"]
@@ -94,8 +94,8 @@ class Layout:
     @classmethod
     def of_steps(cls, steps: dict[str, Nest]) -> Layout:
         """Returns the layout for episodes with columns like these, `[T, ...]`, of which there is at least one row."""
-        columns = leaves(steps)
-        return cls([_make_column(path, column) for path, column in columns], _index(steps, iter(range(len(columns)))))
+        columns = [_make_column(path, column) for path, column in leaves(steps)]
+        return cls(columns, tree.unflatten_as(steps, list(range(len(columns)))))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the layout as plain values."""
@@ -351,19 +351,10 @@ def _describe_array(array: np.ndarray) -> tuple[str, list[int], list[Any]]:
     return array.dtype.str, list(array.shape), items
 
 
-def _index(nest: Nest, numbers: Any) -> Any:
-    """Replaces each leaf by its number, in the order of `specs.leaves`, and tuples by lists."""
-    if isinstance(nest, Mapping):
-        return {name: _index(nest[name], numbers) for name in sorted(nest)}
-    if isinstance(nest, (tuple, list)):
-        return [_index(part, numbers) for part in nest]
-    return next(numbers)
-
-
 def _fill(structure: Any, values: Mapping[int, Any]) -> Nest:
     if isinstance(structure, Mapping):
         return {name: _fill(part, values) for name, part in structure.items()}
-    if isinstance(structure, list):
+    if isinstance(structure, (list, tuple)):
         return tuple(_fill(part, values) for part in structure)
     return values[structure]
 
