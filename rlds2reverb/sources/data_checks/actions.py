@@ -34,8 +34,10 @@ def find_repetitions(block: Block, tallies: Tallies) -> None:
     is_float = any(field.is_float for field in actions)
     if is_float and sum(field.flat.shape[1] for field in actions) > 1:
         message = f"the same action as in the step before, {_MIN_REPETITIONS} times or more in a row"
-        runs = find_runs(repeats_action, _MIN_REPETITIONS)
-        tallies["repeated-actions", fields.ACTION, message].add(block, runs)
+        is_in_run = np.zeros(len(repeats_action), bool)
+        for start, stop in find_runs(repeats_action, _MIN_REPETITIONS):
+            is_in_run[start:stop] = True
+        tallies["repeated-actions", fields.ACTION, message].add(block, is_in_run)
     has_vector = any(field.is_float for field in observations)
     # Images, and states of games, can stand still; only their repetition with the same real action is suspicious.
     is_repeated = np.ones(len(block.positions), bool) if has_vector else repeats_action & is_float
@@ -46,15 +48,10 @@ def find_repetitions(block: Block, tallies: Tallies) -> None:
     tallies["duplicate-frames", fields.OBSERVATION, message].add(block, is_repeated)
 
 
-def find_runs(flags: np.ndarray, min_length: int) -> np.ndarray:
-    """Returns the flags `[M]` that are in runs of at least this length."""
-    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
-    starts, stops = edges[::2], edges[1::2]
-    is_long = stops - starts >= min_length
-    marks = np.zeros(len(flags) + 1, np.int64)
-    np.add.at(marks, starts[is_long], 1)
-    np.add.at(marks, stops[is_long], -1)
-    return np.cumsum(marks)[:-1] > 0
+def find_runs(flags: np.ndarray, min_length: int) -> list[tuple[int, int]]:
+    """Returns the runs of set flags, of at least this length, among flags `[M]`: the first one and the one after it."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
+    return [run for run in zip(edges[::2], edges[1::2], strict=True) if run[1] - run[0] >= min_length]
 
 
 class ActionBounds:

@@ -86,12 +86,11 @@ class FrozenCameras:
             self._is_alone = not vectors and not others
             is_frozen = np.zeros(len(repeats), bool)
             runs = find_runs(repeats, _MIN_FROZEN)
-            edges = np.flatnonzero(np.diff(runs.astype(np.int8), prepend=0, append=0)).tolist()
-            for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            for start, stop in runs:
                 is_frozen[start:stop] = self._is_alone or self._moves(vectors, others, start - 1, stop - 1)
             self._tallies[name].add(block, is_frozen)
             self._num_rows += len(repeats)
-            self._num_repeated += int((repeats & ~runs).sum())
+            self._num_repeated += int(repeats.sum()) - sum(stop - start for start, stop in runs)
 
     def _moves(self, vectors: list[Field], others: list[np.ndarray], first: int, last: int) -> bool:
         """Returns whether the state or another camera changes from one transition to another."""

@@ -404,5 +404,5 @@ def test_largest_values_do_not_depend_on_the_parts():
 
 def test_runs_are_found_by_their_length():
     flags = np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
-    assert find_runs(flags, 3).tolist() == [False] * 3 + [True] * 3 + [False] * 2
-    assert find_runs(flags, 2).sum() == 5 and find_runs(flags[:0], 2).size == 0
+    assert find_runs(flags, 3) == [(3, 6)]
+    assert find_runs(flags, 2) == [(0, 2), (3, 6)] and find_runs(flags[:0], 2) == []
