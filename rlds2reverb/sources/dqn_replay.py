@@ -91,7 +91,8 @@ def _survey(folder: Path) -> tuple[list[_Segment], list[tuple[int, int, bool]]]:
     terminal state.
     """
     segments: list[_Segment] = []
-    ends = _EpisodeEnds()
+    gaps: set[int] = set()
+    terminals, is_real = [np.zeros(0, bool)], [np.zeros(0, bool)]
     timeline = _Timeline()
     num_padding: int | None = None
     for number in _list_numbers(folder):
@@ -101,14 +102,14 @@ def _survey(folder: Path) -> tuple[list[_Segment], list[tuple[int, int, bool]]]:
             if num_padding is None:
                 num_padding = columns.count_padding(parts, is_start=is_adjacent)
             if not is_adjacent:
-                ends.add_gap()
+                gaps.add(_count_rows(segments))
                 parts = list(_divide(parts, columns.count_blank(parts, 0, num_padding), _count_rows(parts)))
             for part in parts:
                 block = {name: columns.read(name, [part]) for name in _SMALL}
-                ends.add(block["terminal"], (block["action"] != 0) | (block["reward"] != 0), num_padding)
+                terminals.append(as_flags(block["terminal"], "terminal"))
+                is_real.append((block["action"] != 0) | (block["reward"] != 0))
         segments += parts
-    ends.add_gap()
-    return segments, ends.episodes
+    return segments, _find_episodes(np.concatenate(terminals), np.concatenate(is_real), gaps, num_padding or 0)
 
 
 class _Timeline:
@@ -151,36 +152,26 @@ class _Timeline:
         return len(actions) == len(self._actions) and np.array_equal(actions[rows], self._actions[rows])
 
 
-class _EpisodeEnds:
-    """The episodes of rows that arrive in parts; `episodes` contains those that are complete, see `_survey`."""
+def _find_episodes(
+    terminals: np.ndarray, is_real: np.ndarray, gaps: set[int], num_padding: int
+) -> list[tuple[int, int, bool]]:
+    """Returns the episodes of all rows; see `_survey`.
 
-    def __init__(self) -> None:
-        self.episodes: list[tuple[int, int, bool]] = []
-        self._begin = self._num_rows = self._num_skipped = 0
-        self._may_be_padding = True
-
-    def add(self, terminals: np.ndarray, is_real: np.ndarray, num_padding: int) -> None:
-        """Adds rows, bool `[n]`; up to `num_padding` rows at the start of an episode are padding, unless real."""
-        flags = as_flags(terminals, "terminal")
-        row = 0
-        for end in [*(np.flatnonzero(flags) + 1).tolist(), len(flags)]:
-            while self._may_be_padding and row < end and self._num_skipped < num_padding and not is_real[row]:
-                row, self._num_skipped, self._begin = row + 1, self._num_skipped + 1, self._begin + 1
-            self._may_be_padding &= row == end and self._num_skipped < num_padding
-            if end and flags[end - 1] and row < end:
-                self._finish(self._num_rows + end, is_terminal=True)
-            row = end
-        self._num_rows += len(flags)
-
-    def add_gap(self) -> None:
-        """Ends the episode, whose next row is missing."""
-        if self._num_rows > self._begin:
-            self._finish(self._num_rows, is_terminal=False)
-        self._may_be_padding = False
-
-    def _finish(self, stop: int, *, is_terminal: bool) -> None:
-        self.episodes.append((self._begin, stop, is_terminal))
-        self._begin, self._num_skipped, self._may_be_padding = stop, 0, True
+    Args:
+      terminals: bool `[n]`, the terminal rows.
+      is_real: bool `[n]`, rows that cannot be padding, because their action or reward is not zero.
+      gaps: rows before which rows are missing. There, an episode ends, and the next one begins without padding.
+      num_padding: maximum number of rows of padding at the start of other episodes.
+    """
+    episodes: list[tuple[int, int, bool]] = []
+    begin = 0
+    for stop in np.union1d(np.flatnonzero(terminals) + 1, [*gaps, len(terminals)]).astype(int).tolist():
+        if begin not in gaps:
+            begin += int(np.argmax(np.append(is_real[begin : min(begin + num_padding, stop)], True)))
+        if begin < stop:
+            episodes.append((begin, stop, bool(terminals[stop - 1])))
+        begin = stop
+    return episodes
 
 
 def _stack_frames(frames: np.ndarray, num: int) -> np.ndarray:
