@@ -214,7 +214,7 @@ class _Job:
     def write_part(self, part: Part) -> None:
         """Encodes a part, unless its file exists."""
         name = self._name(part)
-        if name in self.work.names(name):
+        if self.work.exists(name):
             return
         stream = io.BytesIO()
         target = self.targets[part.shard]

@@ -146,12 +146,9 @@ class WorkFolder(contextlib.AbstractContextManager["WorkFolder"]):
         with _open(f"{self.location}/{name}") as stream:
             return bytes(stream.read())
 
-    def names(self, prefix: str) -> set[str]:
-        """Returns the names of the results that start with `prefix`."""
-        if not is_remote(self.location) and not Path(self.location).is_dir():
-            return set()
-        found = FileSystems.match([f"{self.location}/{prefix}*"])[0].metadata_list
-        return {metadata.path.rpartition("/")[2] for metadata in found}
+    def exists(self, name: str) -> bool:
+        """Returns whether there is a result of this name."""
+        return bool(FileSystems.exists(f"{self.location}/{name}"))
 
     def delete(self) -> None:
         """Deletes the folder and everything in it."""

@@ -153,7 +153,7 @@ def test_full_disk_is_a_typed_error(tmp_path, monkeypatch):
     folder = WorkFolder(str(tmp_path / "work"))
     with pytest.raises(StorageFullError, match="no space left"):
         folder.write("part", b"content")
-    assert folder.names("part") == set() and list((tmp_path / "work").iterdir()) == []
+    assert not folder.exists("part") and list((tmp_path / "work").iterdir()) == []
 
 
 @pytest.mark.slow
