@@ -195,8 +195,7 @@ class _EpisodeReader:
                     path = stored.data
                     rows = RowReader(path, self._shapes, self._images, first_row=stored.first_row)
                     stack.callback(rows.close)
-                rows.skip_to(stored.first_row)
-                table = rows.read(stored.num_rows)
+                table = rows.read(stored.first_row, stored.num_rows)
                 if EPISODE_INDEX in self._shapes and rows.peek(EPISODE_INDEX) == stored.index:
                     raise SourceError(
                         f"{path} has more rows of episode {stored.index} than the {stored.num_rows} that meta/ lists; "

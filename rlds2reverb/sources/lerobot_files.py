@@ -66,7 +66,7 @@ class RowReader:
         Raises:
           SourceError: If the file is missing, damaged or hostile, or has no such column.
         """
-        self._path, self._row = path, first_row
+        self._path = path
         columns = [*shapes, *images]
         with parquet_errors(path):
             self._file = pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
@@ -77,40 +77,32 @@ class RowReader:
             row_bytes = sum(8 * math.prod(shape) for shape in shapes.values())
             _require_plausible(path, metadata.num_rows, row_bytes)
             block_rows = _IMAGE_BLOCK_ROWS if images else int(np.clip(_BLOCK_BYTES // row_bytes, 1, _MAX_BLOCK_ROWS))
-            groups, start = _find_groups(metadata, first_row)
-            self._skip = first_row - start
+            groups, self._row = _find_groups(metadata, first_row)  # The number of the first pending row.
             self._batches = self._file.iter_batches(
                 batch_size=block_rows, row_groups=groups, columns=columns, use_threads=False
             )
         self._pending = pa.table({})
 
-    def skip_to(self, row: int) -> None:
-        """Sets the next row to read, which must not have been read."""
-        if row < self._row:
-            raise SourceError(f"{self._path}: the rows of its episodes overlap in meta/episodes; {_ADVICE}")
-        self._skip += row - self._row
-        self._row = row
-
-    def read(self, num_rows: int) -> pa.Table:
-        """Returns the next rows.
+    def read(self, first_row: int, num_rows: int) -> pa.Table:
+        """Returns some rows.
 
         Raises:
-          SourceError: If the file is damaged, or ends before them.
+          SourceError: If the file is damaged, or ends before them, or one of them has been read before.
         """
+        if first_row < self._row:
+            raise SourceError(f"{self._path}: the rows of its episodes overlap in meta/episodes; {_ADVICE}")
         parts: list[pa.Table] = []
-        num_missing = num_rows
+        row, stop = first_row, first_row + num_rows
         with parquet_errors(self._path):
-            while num_missing:
+            while row < stop:
                 if not self._fill():
-                    message = f"{self._path} ends after row {self._row + num_rows - num_missing}"
+                    message = f"{self._path} ends after row {row}"
                     raise SourceError(f"{message}, inside an episode of {num_rows} rows; {_ADVICE}")
-                skipped = min(self._skip, len(self._pending))
-                self._skip -= skipped
-                part = self._pending.slice(skipped, num_missing if not self._skip else 0)
-                self._pending = self._pending.slice(skipped + len(part))
-                num_missing -= len(part)
-                parts.append(part)
-        self._row += num_rows
+                skipped = min(row - self._row, len(self._pending))
+                parts.append(self._pending.slice(skipped, stop - row))
+                row += len(parts[-1])
+                self._pending = self._pending.slice(skipped + len(parts[-1]))
+                self._row += skipped + len(parts[-1])
         return pa.concat_tables(parts)
 
     def peek(self, name: str) -> Any:
