@@ -30,7 +30,7 @@ def find_repetitions(block: Block, tallies: Tallies) -> None:
     actions = [field for field in block.select(fields.ACTION) if not field.is_text]
     if not observations or not actions or not len(block.positions):
         return
-    repeats_action = np.all([block.find_repeats(field) for field in actions], axis=0)
+    repeats_action = np.all([field.repeats for field in actions], axis=0)
     is_float = any(field.is_float for field in actions)
     if is_float and sum(field.flat.shape[1] for field in actions) > 1:
         message = f"the same action as in the step before, {_MIN_REPETITIONS} times or more in a row"
@@ -43,7 +43,7 @@ def find_repetitions(block: Block, tallies: Tallies) -> None:
     is_repeated = np.ones(len(block.positions), bool) if has_vector else repeats_action & is_float
     for field in sorted(observations, key=lambda field: field.flat.shape[1]):
         if is_repeated.any():
-            is_repeated &= block.find_repeats(field)
+            is_repeated &= field.repeats
     message = "the same observation as in the step before"
     tallies["duplicate-frames", fields.OBSERVATION, message].add(block, is_repeated)
 

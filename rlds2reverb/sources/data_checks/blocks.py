@@ -30,11 +30,13 @@ class Field:
       path: its path.
       column: its rows `[R, ...]` of all steps.
       rows: its rows `[M, ...]` of the steps with a transition.
+      is_first: bool `[M]`, whether a transition is the first of its episode.
     """
 
     path: tuple[Any, ...]
     column: np.ndarray
     rows: np.ndarray
+    is_first: np.ndarray
 
     @property
     def name(self) -> str:
@@ -69,96 +71,10 @@ class Field:
         """Whether the field has floats that are not images."""
         return self.rows.dtype.kind == "f" and not self.is_image and self.flat.shape[1] > 0
 
-
-class Block:
-    """The transitions of some consecutive episodes.
-
-    The last step of an episode is no transition and not in `rows`: its action and reward mean nothing, and many formats
-    fill its observation with zeros or with that of the step before.
-
-    Attributes:
-      batch: the episodes.
-      positions: int64 `[M]`, position in the batch of the episode of each transition.
-      step_numbers: int64 `[M]`, step of each transition in its episode.
-      is_first: bool `[M]`, whether a transition is the first of its episode.
-      lengths: int64 `[E]`, number of transitions of each episode.
-    """
-
-    def __init__(self, batch: EpisodeBatch):
-        """Finds the transitions of a batch, whose columns have equal lengths."""
-        self.batch = batch
-        num_steps = batch.num_steps
-        has_next = mark_transitions(num_steps)
-        self._has_next = slice(0, len(has_next) - 1) if len(num_steps) == 1 else has_next
-        self.lengths = np.maximum(num_steps - 1, 0)
-        self.positions = np.repeat(np.arange(len(num_steps)), self.lengths)
-        starts = np.cumsum(self.lengths) - self.lengths
-        self.step_numbers = np.arange(len(self.positions)) - starts[self.positions]
-        self.is_first = self.step_numbers == 0
-        self._repeats: dict[tuple[Any, ...], np.ndarray] = {}
-
     @cached_property
-    def fields(self) -> list[Field]:
-        """All fields apart from the discount and the flags."""
-        columns = [(path, column) for path, column in leaves(self.batch.steps) if path[0] not in _ABOUT_EPISODES]
-        return [Field(path, column, column[self._has_next]) for path, column in columns]
-
-    def select(self, *groups: str) -> list[Field]:
-        """Returns the fields within some of RLDS's fields."""
-        return [field for field in self.fields if field.group in groups]
-
-    def get_index(self, position: int) -> int:
-        """Returns the index in the dataset of an episode of the batch."""
-        return self.batch.episodes[int(position)].index
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """Rows of `[M]` at which the episodes with transitions start, int64 `[F]`, for NumPy's `reduceat`."""
-        return np.flatnonzero(self.is_first)
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """The number of each transition's episode among the F with transitions, int64 `[M]`."""
-        return np.cumsum(self.is_first) - 1
-
-    @cached_property
-    def has_transitions(self) -> np.ndarray:
-        """Which episodes have transitions, bool `[E]`; F of them do."""
-        return self.lengths > 0
-
-    def spread(self, values: np.ndarray, missing: Any = False) -> np.ndarray:
-        """Returns values `[F]` of the episodes with transitions as values of all episodes, `[E]`."""
-        result = np.full(len(self.lengths), missing, values.dtype)
-        result[self.has_transitions] = values
-        return result
-
-    @cached_property
-    def last_steps(self) -> np.ndarray:
-        """The rows of `[R]` with the last step of each episode."""
-        return np.cumsum(self.batch.num_steps) - 1
-
-    @cached_property
-    def is_terminal(self) -> np.ndarray:
-        """Which episodes end in a terminal state, bool `[E]`."""
-        return np.asarray(self.batch.steps[fields.IS_TERMINAL], bool)[self.last_steps]
-
-    def get_flags(self, name: str) -> np.ndarray:
-        """Returns the values of an attribute of the episodes, bool `[E]`."""
-        return np.array([getattr(episode, name) for episode in self.batch.episodes], bool)
-
-    @cached_property
-    def num_stored(self) -> np.ndarray:
-        """The number of transitions of each episode in its source, int64 `[E]`: also those that were dropped."""
-        return self.lengths + self.get_flags("dropped_last_transition")
-
-    def find_repeats(self, field: Field) -> np.ndarray:
-        """Returns which transitions have the same value as the one before them in their episode, bool `[M]`."""
-        if field.path not in self._repeats:
-            self._repeats[field.path] = self._find_repeats(field)
-        return self._repeats[field.path]
-
-    def _find_repeats(self, field: Field) -> np.ndarray:
-        rows = field.flat
+    def repeats(self) -> np.ndarray:
+        """Which transitions have the same value as the one before them in their episode, bool `[M]`."""
+        rows = self.flat
         # Most rows of images already differ in a few of their numbers.
         few = rows[:, :: 1 + rows.shape[1] // _MAX_COMPARED]
         is_same = np.zeros(len(rows), bool)
@@ -168,6 +84,65 @@ class Block:
             found = np.flatnonzero(is_same)
             is_same[found] = [np.array_equal(rows[row], rows[row - 1]) for row in found]
         return is_same
+
+
+class Block:
+    """The transitions of some consecutive episodes.
+
+    The last step of an episode is no transition and not in `rows`: its action and reward mean nothing, and many formats
+    fill its observation with zeros or with that of the step before.
+
+    Attributes:
+      batch: the episodes.
+      lengths: int64 `[E]`, number of transitions of each episode.
+      num_stored: int64 `[E]`, the same with those that were dropped.
+      has_transitions: bool `[E]`, which episodes have transitions; F of them do.
+      last_steps: int64 `[E]`, the rows of `[R]` with the last step of each episode.
+      is_terminal: bool `[E]`, which episodes end in a terminal state.
+      positions: int64 `[M]`, position in the batch of the episode of each transition.
+      step_numbers: int64 `[M]`, step of each transition in its episode.
+      is_first: bool `[M]`, whether a transition is the first of its episode.
+      numbers: int64 `[M]`, the number of each transition's episode among the F with transitions.
+      starts: int64 `[F]`, rows of `[M]` at which these episodes start, for NumPy's `reduceat`.
+      fields: all fields apart from the discount and the flags.
+    """
+
+    def __init__(self, batch: EpisodeBatch):
+        """Finds the transitions of a batch, whose columns have equal lengths."""
+        self.batch = batch
+        num_steps = batch.num_steps
+        self.lengths = np.maximum(num_steps - 1, 0)
+        self.num_stored = self.lengths + self.get_flags("dropped_last_transition")
+        self.has_transitions = self.lengths > 0
+        self.last_steps = np.cumsum(num_steps) - 1
+        self.is_terminal = np.asarray(batch.steps[fields.IS_TERMINAL], bool)[self.last_steps]
+        self.positions = np.repeat(np.arange(len(num_steps)), self.lengths)
+        starts = np.cumsum(self.lengths) - self.lengths
+        self.step_numbers = np.arange(len(self.positions)) - starts[self.positions]
+        self.is_first = self.step_numbers == 0
+        self.numbers = np.cumsum(self.is_first) - 1
+        self.starts = np.flatnonzero(self.is_first)
+        rows = slice(0, num_steps[0] - 1) if len(num_steps) == 1 else mark_transitions(num_steps)
+        columns = [(path, column) for path, column in leaves(batch.steps) if path[0] not in _ABOUT_EPISODES]
+        self.fields = [Field(path, column, column[rows], self.is_first) for path, column in columns]
+
+    def select(self, *groups: str) -> list[Field]:
+        """Returns the fields within some of RLDS's fields."""
+        return [field for field in self.fields if field.group in groups]
+
+    def get_index(self, position: int) -> int:
+        """Returns the index in the dataset of an episode of the batch."""
+        return self.batch.episodes[int(position)].index
+
+    def get_flags(self, name: str) -> np.ndarray:
+        """Returns the values of an attribute of the episodes, bool `[E]`."""
+        return np.array([getattr(episode, name) for episode in self.batch.episodes], bool)
+
+    def spread(self, values: np.ndarray, missing: Any = False) -> np.ndarray:
+        """Returns values `[F]` of the episodes with transitions as values of all episodes, `[E]`."""
+        result = np.full(len(self.lengths), missing, values.dtype)
+        result[self.has_transitions] = values
+        return result
 
     @property
     def has_scalar_rewards(self) -> bool:

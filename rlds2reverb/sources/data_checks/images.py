@@ -74,7 +74,7 @@ class FrozenCameras:
     def add(self, block: Block) -> None:
         """Adds a block."""
         observations = block.select(fields.OBSERVATION)
-        cameras = {field.name: block.find_repeats(field) for field in observations if field.is_image}
+        cameras = {field.name: field.repeats for field in observations if field.is_image}
         if not cameras or not len(block.positions):
             return
         vectors = [field for field in observations if field.is_float]

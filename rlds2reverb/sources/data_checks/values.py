@@ -113,7 +113,7 @@ class Constants:
                     values.update(np.unique(column)[:3].tolist())
                 self._add_frozen(block, (path, number), is_same[:, number], first[:, number] != 0)
         elif field.is_float and field.flat.shape[1] > 1:
-            is_same = np.logical_and.reduceat(block.find_repeats(field) | block.is_first, block.starts)
+            is_same = np.logical_and.reduceat(field.repeats | block.is_first, block.starts)
             self._add_frozen(block, (path, None), is_same)
 
     def _add_frozen(
