@@ -65,6 +65,9 @@ _CODE = "from rlds2reverb.sources.store import run_worker; run_worker()"
 
 #: Called with the number of stored episodes and of all episodes, or None.
 OnProgress = Callable[[int, int | None], None]
+#: What a store contains, as JSON values: the version, the identity of the dataset (see `find_identity`), the layout,
+#: and the ranges of the parts: the first episode of each, and the one after its last one, or None for all.
+_Plan = Mapping[str, Any]
 
 
 def build_store(
@@ -88,7 +91,7 @@ def build_store(
     """
     if num_workers is not None:
         require_count("num_workers", num_workers, 0)
-    _build(source, _Plan.make(source), path, num_workers, on_progress)
+    _build(source, _make_plan(source), path, num_workers, on_progress)
 
 
 def _build(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_progress: OnProgress) -> None:
@@ -103,7 +106,7 @@ def _build(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_
             if not (path / PLAN).exists():
                 if any(entry.name != _LOCK for entry in path.iterdir()):
                     raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
-                save_json(path / PLAN, plan.to_json())
+                save_json(path / PLAN, plan)
             _write_parts(source, plan, path, num_workers, on_progress)
             _seal(source, plan, path)
 
@@ -112,10 +115,10 @@ def _is_complete(path: Path, plan: _Plan) -> bool:
     """Returns whether there is a complete store; raises `SourceError` if it, or an incomplete one, has other data."""
     manifest = load_json(path / MANIFEST)
     saved = manifest or load_json(path / PLAN)
-    if saved is not None and (saved["version"], saved["identity"]) != (_VERSION, plan.identity):
+    if saved is not None and (saved["version"], saved["identity"]) != (_VERSION, plan["identity"]):
         raise SourceError(
-            f"{path} is a store of {saved['identity']['name']} that does not match {plan.identity['name']} as it is "
-            "now; delete it, or pass a different directory"
+            f"{path} is a store of {saved['identity']['name']} that does not match {plan['identity']['name']} as it "
+            "is now; delete it, or pass a different directory"
         )
     return manifest is not None
 
@@ -132,8 +135,8 @@ def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
     Raises:
       Exception: See `build_store`.
     """
-    plan = _Plan.make(source)
-    identity = json.dumps([plan.identity, {name: value for name, value in changes.items() if value}])
+    plan = _make_plan(source)
+    identity = json.dumps([plan["identity"], {name: value for name, value in changes.items() if value}])
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
     path = Path(cache_dir).expanduser() / name
     while True:
@@ -144,35 +147,17 @@ def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
             time.sleep(_POLL_SECS)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a store contains.
-
-    Attributes:
-      identity: what distinguishes the dataset from others, as far as it can be found without reading all of it.
-      layout: the layout.
-      ranges: the first episode of each part, and the one after its last one, or None for all.
-    """
-
-    identity: Mapping[str, Any]
-    layout: Layout
-    ranges: tuple[tuple[int, int | None], ...]
-
-    @classmethod
-    def make(cls, source: Source) -> _Plan:
-        """Plans the store of a dataset."""
-        first = source.first_episode
-        identity = find_identity(source, first)
-        layout, count = Layout.of_steps(first.steps), identity["episodes"]
-        if count is None:
-            return cls(identity, layout, ((0, None),))
+def _make_plan(source: Source) -> _Plan:
+    """Plans the store of a dataset."""
+    first = source.first_episode
+    identity = find_identity(source, first)
+    layout, count = Layout.of_steps(first.steps), identity["episodes"]
+    ranges: list[tuple[int, int | None]] = [(0, None)]
+    if count is not None:
         num_rows = identity["rows"] or count * first.num_steps
         num_parts = min(_MAX_PARTS, count, -(-num_rows // _MIN_PART_ROWS))
-        bounds = np.linspace(0, count, num_parts + 1).astype(int).tolist()
-        return cls(identity, layout, tuple(itertools.pairwise(bounds)))
-
-    def to_json(self) -> dict[str, Any]:
-        return {"version": _VERSION, "identity": self.identity, "layout": self.layout.to_json(), "ranges": self.ranges}
+        ranges = [*itertools.pairwise(np.linspace(0, count, num_parts + 1).astype(int).tolist())]
+    return {"version": _VERSION, "identity": identity, "layout": layout.to_json(), "ranges": ranges}
 
 
 def find_identity(source: Source, first: Episode) -> dict[str, Any]:
@@ -253,15 +238,14 @@ def _part_folder(path: Path, number: int) -> Path:
 
 
 def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_progress: OnProgress) -> None:
-    missing = [
-        number for number in range(len(plan.ranges)) if not (_part_folder(path, number) / _PART_MANIFEST).exists()
-    ]
-    can_split = len(plan.ranges) > 1 and source.kind != "memory"
+    num_parts = len(plan["ranges"])
+    missing = [number for number in range(num_parts) if not (_part_folder(path, number) / _PART_MANIFEST).exists()]
+    can_split = num_parts > 1 and source.kind != "memory"
     num_workers = available_cores() if num_workers is None else num_workers
     num_workers = min(num_workers, len(missing)) if can_split else 0
 
     def report() -> None:
-        on_progress(_count_stored(path, len(plan.ranges)), plan.identity["episodes"])
+        on_progress(_count_stored(path, num_parts), plan["identity"]["episodes"])
 
     if num_workers:
         with ExitStack() as stack:
@@ -285,8 +269,8 @@ def _write_part(
     source: Source, plan: _Plan, path: Path, number: int, on_batch: Callable[[], None] = lambda: None
 ) -> None:
     """Writes a part, or the rest of it."""
-    first, stop = plan.ranges[number]
-    with _PartWriter(_part_folder(path, number), plan.layout) as writer:
+    first, stop = plan["ranges"][number]
+    with _PartWriter(_part_folder(path, number), Layout.from_json(plan["layout"])) as writer:
         for batch in batch_episodes(source.read_range(first + writer.num_episodes, stop)):
             writer.append(batch)
             on_batch()
@@ -375,11 +359,11 @@ def _exit_at_end(stream: Any) -> None:
 
 def _seal(source: Source, plan: _Plan, path: Path) -> None:
     """Replaces the plan by the manifest of a complete store."""
-    parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan.ranges))]
+    parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan["ranges"]))]
     plain = (str, int, float, type(None))
     metadata = {name: value for name, value in source.full_metadata.items() if isinstance(value, plain)}
     described = {"warnings": source.warnings, "metadata": metadata, "assumed_fields": source.assumed_fields}
-    save_json(path / MANIFEST, {**plan.to_json(), "parts": parts, "source": described})
+    save_json(path / MANIFEST, {**plan, "parts": parts, "source": described})
     (path / PLAN).unlink(missing_ok=True)
 
 
