@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +276,9 @@ class _Files:
         self._source, self._metadata_spec = source, source.episode_metadata_spec
         self._videos = [column.name for column in columns if column.kind == "video"]
         self._stored = [column for column in columns if column.kind != "video"]
+        described = {column.name: column.describe_for_datasets() for column in self._stored}
+        #: The schema in the form of the `datasets` package, with which LeRobot reads the files.
+        self._schema_metadata = {"huggingface": json.dumps({"info": {"features": described}})}
         self._tasks: dict[str, int] = {}
         self._num_episodes = self._num_rows = 0
         self._statistics = Statistics()
@@ -327,12 +329,6 @@ class _Files:
             "index": numbers + self._num_rows,
             "task_index": np.array([self._tasks.setdefault(text, len(self._tasks)) for text in texts], np.int64),
         }
-
-    @cached_property
-    def _schema_metadata(self) -> dict[str, str]:
-        """The schema in the form of the `datasets` package, with which LeRobot reads the files."""
-        described = {column.name: column.describe_for_datasets() for column in self._stored}
-        return {"huggingface": json.dumps({"info": {"features": described}})}
 
     def _make_path(self, key: str, **values: Any) -> Path:
         """Returns the path of a file of the next episode, and creates its folder."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ class StepColumns:
     Attributes:
       layout: the layout.
       num_steps: int64 `[E]`, the number of steps of each episode.
+      starts: int64 `[E]`, the first row of each episode.
       ends: int64 `[E]`, the row after the last one of each episode.
     """
 
@@ -53,17 +53,16 @@ class StepColumns:
         self._records = np.concatenate(records) if records else np.zeros(0, layout.array_specs()[EPISODES].dtype)
         self.num_steps: np.ndarray = self._records["num_steps"].astype(np.int64)
         self.ends = np.cumsum(self.num_steps)
+        self.starts: np.ndarray = self.ends - self.num_steps
+        has_steps = self.num_steps > 0
+        #: How many episodes with steps precede each episode.
+        self._num_earlier: np.ndarray = np.cumsum(has_steps) - has_steps
         self._first_rows = _find_firsts([len(part[ROWS]) for part in self._parts])
         self._first_episodes = _find_firsts([len(part[EPISODES]) for part in self._parts])
 
     def __len__(self) -> int:
         """Returns the number of steps."""
         return int(self.num_steps.sum())
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """The first row of each episode, int64 `[E]`."""
-        return self.ends - self.num_steps
 
     @property
     def has_images(self) -> bool:
@@ -172,12 +171,6 @@ class StepColumns:
         places = (first_frames[:, None] + np.arange(column.stack)).ravel()
         firsts = _find_firsts([len(part[name]) for part in self._parts])
         return self._gather(name, places, firsts).reshape(len(rows), column.stack, *column.frame_shape)
-
-    @cached_property
-    def _num_earlier(self) -> np.ndarray:
-        """How many episodes with steps precede each episode, int64 `[E]`."""
-        has_steps = self.num_steps > 0
-        return np.cumsum(has_steps) - has_steps
 
     def _take_bytes(self, number: int, rows: np.ndarray) -> list[bytes]:
         ends = self._gather(array_name(number, "ends"), rows, self._first_rows)
