@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import re
 import sys
@@ -12,18 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import tree
 
 from rlds2reverb import fields
+from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import leaves, path_name
 
 from .array_records import ARRAY_RECORD, read_array_records
 from .formats import Format
+from .json_files import as_dict, read_json
 from .rlds_conventions import (
     AUTO,
     BOUNDARY,
@@ -34,7 +35,6 @@ from .rlds_conventions import (
     find_assumed,
     has_rewards,
     infer_last_step,
-    require_last_step,
     require_missing,
     require_step_fields,
 )
@@ -52,8 +52,6 @@ UNKNOWN_SEED = -1
 EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64, UNKNOWN_FINAL_OBSERVATION: np.bool_}
 #: Beginning of the names of TFDS's builders for D4RL.
 _D4RL_BUILDERS = "d4rl_"
-#: Maximum size of a `metadata.json`.
-_MAX_METADATA_BYTES = 1 << 20
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
 _VERSION = re.compile(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})")
 _MAX_EPISODES_COMPARED = 16
@@ -64,8 +62,6 @@ _RAGGED = re.compile(r"batch tensors with different shapes in component (\d+)")
 def from_rlds_dataset(
     dataset: tf.data.Dataset,
     *,
-    name: str = "RLDS dataset",
-    num_episodes: int | None = None,
     last_step: LastStep = AUTO,
     missing: Mapping[str, float] | None = None,
 ) -> Source:
@@ -75,8 +71,6 @@ def from_rlds_dataset(
 
     Args:
       dataset: the dataset.
-      name: name of the source.
-      num_episodes: number of episodes, or None if it is unknown.
       last_step: see `loading.load`.
       missing: see `loading.load`.
 
@@ -84,9 +78,9 @@ def from_rlds_dataset(
       SourceError: If there are no `steps`, a step has no observation or action, or the last rows of episodes do not
         tell what they mean; while iterating, if a record is damaged.
     """
-    conventions = _find_conventions(name, dataset, last_step, missing or {}, lambda: dataset)
+    conventions = _find_conventions("RLDS dataset", dataset, last_step, missing or {}, lambda: dataset)
     described = _describe_conventions(conventions, dataset.element_spec)
-    return Source(name, "rlds", lambda: _read_episodes(conventions, dataset), num_episodes=num_episodes, **described)
+    return Source(conventions.name, "rlds", lambda: _read_episodes(conventions, dataset), **described)
 
 
 def _find_conventions(
@@ -97,7 +91,7 @@ def _find_conventions(
     open_first: Callable[[], tf.data.Dataset],
 ) -> Conventions:
     """Returns the conventions of a dataset, for which the first episodes that `open_first` opens are read."""
-    require_last_step(last_step)
+    require_one_of("last_step", last_step, get_args(LastStep))
     require_missing(missing)
     spec = dataset.element_spec
     require_step_fields(name, _get_step_spec(name, spec), missing)
@@ -369,12 +363,10 @@ def _open_builder_directory(path: Path) -> tfds.core.DatasetBuilder:
 
 def _read_metadata(path: Path) -> dict[str, Any]:
     """Returns the numbers and strings in TFDS's file of a dataset's metadata, or nothing if it cannot be read."""
-    try:
-        content = json.loads(path.read_bytes()) if path.stat().st_size <= _MAX_METADATA_BYTES else {}
-    except (OSError, ValueError, RecursionError):  # Metadata are optional.
-        return {}
-    values = content.items() if isinstance(content, dict) else ()
-    return {name: value for name, value in values if isinstance(value, (str, bool, int, float))}
+    values: dict[str, Any] = {}
+    with contextlib.suppress(SourceError):  # Metadata are optional.
+        values = as_dict(read_json(path))
+    return {name: value for name, value in values.items() if isinstance(value, (str, bool, int, float))}
 
 
 def open_builder(

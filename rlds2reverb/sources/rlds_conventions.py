@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import leaves, map_structure
@@ -177,11 +176,6 @@ def find_assumed(present: Collection[str], missing: Mapping[str, float]) -> tupl
     """Returns the fields that are invented: they are neither in the data, nor derived from other fields, nor set."""
     absent = [field for field in (fields.REWARD, fields.IS_TERMINAL) if field not in present and field not in missing]
     return tuple(field for field in absent if field == fields.REWARD or fields.DISCOUNT not in present)
-
-
-def require_last_step(last_step: str) -> None:
-    """Raises `ValueError` unless the argument is one of `LastStep`."""
-    require_one_of("last_step", last_step, get_args(LastStep))
 
 
 def infer_last_step(name: str, episodes: Iterable[dict[str, Any]]) -> LastStep:

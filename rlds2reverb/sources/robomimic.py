@@ -28,6 +28,7 @@ from .columns import as_columns, as_flags, make_log_episode, require_equal_lengt
 from .continuity import ContinuityCheck
 from .episode_metadata import read_attributes
 from .formats import Format
+from .json_files import parse_object
 from .source import Source
 
 OBSERVATIONS, NEXT_OBSERVATIONS = "obs", "next_obs"
@@ -239,10 +240,10 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
         attributes = file["data"].attrs
         if "env_args" not in attributes or attributes.get_id("env_args").get_storage_size() > _MAX_ENV_ARGS:
             return {}
-        arguments = json.loads(attributes["env_args"])
-    except (OSError, RuntimeError, TypeError, ValueError, RecursionError):  # Metadata are optional.
+        arguments = parse_object(attributes["env_args"])
+    except (OSError, RuntimeError, TypeError, ValueError):  # Metadata are optional.
         return {}
-    if not isinstance(arguments, dict) or not isinstance(arguments.get("env_name"), str):
+    if not isinstance(arguments.get("env_name"), str):
         return {}
     kind = ENVIRONMENT_TYPES.get(arguments["type"]) if isinstance(arguments.get("type"), int) else None
     plain = {"env_name": arguments["env_name"], "env_type": kind, "env_version": arguments.get("env_version")}

@@ -14,6 +14,8 @@ from typing import Any
 
 from rlds2reverb.errors import SourceError
 
+from .json_files import read_json
+
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _SPLIT = re.compile(rf"{_SPLIT_NAME.pattern}(\[[0-9a-z_%:\-]{{0,40}}\])?")
@@ -53,10 +55,7 @@ def require_split(name: str, split: str) -> list[str]:
 def _read_json(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(f"{path.parent} has no {path.name}; it is not a dataset that TFDS prepared")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not valid JSON ({error}); prepare the dataset again") from error
+    return read_json(path)
 
 
 def _to_message(path: Path, content: Any, message: Any) -> Any:

@@ -183,7 +183,7 @@ def test_validate_exits_with_2_when_data_cannot_be_read(data, capsys):
     code, out, err = call(capsys, "validate", data / "malformed/hdf5/external_link_passwd.hdf5")
     assert code == 2 and "is a link to another file" in err and "INVALID" in out
     code, out, _ = call(capsys, "validate", data / "malformed/rlds/bad_json", "--json")
-    assert code == 2 and "is not valid JSON" in json.loads(out)["source_error"]
+    assert code == 2 and "cannot be read as JSON" in json.loads(out)["source_error"]
 
 
 @pytest.mark.slow

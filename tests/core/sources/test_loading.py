@@ -199,7 +199,7 @@ def test_splits_can_be_sliced_and_must_exist(data):
             "is not in the format of TFDS 4.9",
         ),
         ("dataset_info.json", '"train"', "5", "is not in the format of TFDS 4.9"),
-        ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "is not valid JSON"),
+        ("dataset_info.json", '{\n  "configName"', "[" * 100_000 + '{\n  "configName"', "cannot be read as JSON"),
     ],
 )
 @pytest.mark.drill("F22")

@@ -88,7 +88,7 @@ RLDS = {
     "truncated_tfrecord": Error(r"is damaged at episode 1 \(truncated record at 317"),
     "missing_shard": Error(r"is missing the shard bad_rlds-train.tfrecord-00000-of-00001"),
     "missing_features_json": Error(r"has no features.json"),
-    "bad_json": Error(r"dataset_info.json is not valid JSON"),
+    "bad_json": Error(r"dataset_info.json cannot be read as JSON"),
     "traversal_name": Error(r"name must be a plain name, got '../../etc/x'; refused"),
     "empty_dir": Error(r"contains no dataset"),
 }
