@@ -26,7 +26,7 @@ from rlds2reverb.store.step_columns import Decoder, MemoryColumns, StepColumns, 
 from .action_statistics import ActionStatistics, join_actions
 from .moments import ObservationMoments, mark_transitions
 from .source import Source
-from .store import cache_store, find_store, open_columns, open_store
+from .store import cache_store, find_store, open_columns
 from .transforms import CastFloats, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
 
 #: Share of the free memory that a dataset may take.
@@ -142,7 +142,7 @@ def read_steps(
     if path is None:
         episodes = _drop_texts(preparation.transform(source), texts)
     else:
-        stored, episodes = open_columns(path, random_access=True), open_store(path, with_images=False).read()
+        stored, episodes = open_columns(path, random_access=True), open_columns(path).read_episodes(with_images=False)
     for batch in batch_episodes(show_progress(episodes, isolate(progress), "read")):
         if not batch.num_steps.any():
             num_empty += len(batch.num_steps)

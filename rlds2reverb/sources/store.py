@@ -499,10 +499,9 @@ class _StoredEpisodes:
 
     path: Path
     image_decoding: bool
-    with_images: bool
 
     def __reduce__(self) -> Any:
-        return _StoredEpisodes, (self.path, self.image_decoding, self.with_images)
+        return _StoredEpisodes, (self.path, self.image_decoding)
 
     @property
     def encoded(self) -> _StoredEpisodes | None:
@@ -520,22 +519,21 @@ class _StoredEpisodes:
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields episodes."""
-        return self.columns.read_episodes(first, stop, image_decoding=self.image_decoding, with_images=self.with_images)
+        return self.columns.read_episodes(first, stop, image_decoding=self.image_decoding)
 
 
-def open_store(path: Path, *, image_decoding: bool = True, with_images: bool = True) -> Source:
+def open_store(path: Path, *, image_decoding: bool = True) -> Source:
     """Opens a complete store as a dataset.
 
     Args:
       path: the directory.
       image_decoding: see `sources.load`.
-      with_images: see `StepColumns.take`.
 
     Raises:
       SourceError, CorruptFileError: See `read_manifest`.
     """
     manifest = read_manifest(path)
-    episodes = _StoredEpisodes(path, image_decoding, with_images)
+    episodes = _StoredEpisodes(path, image_decoding)
     described, name = manifest["source"], manifest["identity"]["name"]
     attributes = split_metadata(described["metadata"])
     attributes |= {key: tuple(described[key]) for key in ("warnings", "assumed_fields")}

@@ -25,7 +25,6 @@ from rlds2reverb.sources.store import (
     cache_store,
     find_identity,
     open_columns,
-    open_store,
     verify_store,
 )
 from rlds2reverb.specs import leaves
@@ -109,7 +108,7 @@ def test_images_are_decoded_when_they_are_read(tmp_path, data):
     path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
     build_store(load(path, image_decoding=False), tmp_path / "store", num_workers=0)
     assert_same_episodes(load(tmp_path / "store").read(), load(path).read())  # PNG, which is lossless.
-    hidden = next(open_store(tmp_path / "store", with_images=False).read())
+    hidden = next(open_columns(tmp_path / "store").read_episodes(with_images=False))
     assert (
         hidden.steps["observation"]["image"].shape == (101, 48, 48, 3)
         and not hidden.steps["observation"]["image"].any()
