@@ -70,6 +70,11 @@ class StepColumns:
         return any(column.is_image for column in self.layout.columns)
 
     @property
+    def num_bytes(self) -> int:
+        """The size of all arrays."""
+        return sum(array.nbytes for part in self._parts for array in part.values())
+
+    @property
     def fingerprint(self) -> str:
         """The fingerprint of the episodes with steps, as they were stored; see `fingerprints.Fingerprint`."""
         return Fingerprint(self._records["digest"][self.num_steps > 0].tobytes()).hexdigest()
