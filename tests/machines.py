@@ -26,8 +26,9 @@ def machine(*prefix: str) -> Iterator[list[str]]:
     if not all(map(shutil.which, ("ip", "unshare", "nsenter"))):
         pytest.skip("requires the programs ip, unshare and nsenter")
     user = () if prefix else ("--user", "--map-root-user")
-    program = [*prefix, "unshare", *user, "--net", "sh", "-c", "echo started; exec sleep 1200"]
-    running = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = [*prefix, "unshare", *user, "--net", "sh", "-c", "echo started; exec cat"]  # Until this process ends.
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    running = subprocess.Popen(program, **pipes, text=True)
     try:
         if running.stdout.readline() != "started\n":
             pytest.skip(f"network namespaces are not permitted here ({running.stderr.read().strip()})")

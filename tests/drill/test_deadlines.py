@@ -3,9 +3,7 @@
 import os
 import signal
 import time
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 import reverb
 from faults import convert, find_server, process, read_checkpoint, receive, run_ingest, serve_table, within
 from numbers_served import serve_in_process
-from process_signals import suspend_process
+from process_signals import kill_process, suspend_process
 from reference_impls import episode, rlds_dataset
 from tf_agents.replay_buffers import reverb_utils
 
@@ -65,16 +63,7 @@ def serve_with_signature(channel, root):
 
 def inflict(address, fault):
     """Kills or stops the process of a server, and waits until it has ended or all its threads have stopped."""
-    pid = find_server(address)
-    os.kill(pid, fault)
-    while not set(read_thread_states(pid)) <= {"T"}:
-        time.sleep(0.01)
-
-
-def read_thread_states(pid):
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(ProcessLookupError):  # The thread has ended since it was listed.
-            yield stat.read_text().rpartition(")")[2].split()[0]
+    (suspend_process if fault == signal.SIGSTOP else kill_process)(find_server(address))
 
 
 # --- F14, F15: calls with a timeout
