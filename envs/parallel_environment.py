@@ -218,7 +218,8 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
             worker.request(command)
         if self._own is not None:
             try:
-                self._own.run(command, action, lambda index, reason: failures.append((index, reason)))
+                # Environments may modify their actions, which are also the `prev_action` of the time step.
+                self._own.run(command, copy_arrays(action), lambda index, reason: failures.append((index, reason)))
             except RuntimeError:
                 reasons = "\n".join(reason for _, reason in failures)
                 raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None

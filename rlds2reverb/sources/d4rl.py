@@ -158,7 +158,7 @@ class _RowRanges:
         return len(self._bounds.starts) - 1
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-        """Yields the episodes of a range; if it has no end, they are found anew."""
+        """Yields the episodes of a range; if it has no end, they are found again."""
         with self._open_rows() as rows:
             bounds = rows.find_episodes() if stop is None else self._bounds
             check = ContinuityCheck(rows.name, rows.num_rows, CONTINUITY_ADVICE)

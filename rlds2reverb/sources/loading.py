@@ -63,7 +63,7 @@ def register_format(custom_format: Format) -> None:
 def has_custom_format(source: str | Path) -> bool:
     """Returns whether a source is read by a registered format, which other processes may not know."""
     path = os.path.expanduser(source)
-    location = Path(path) if os.path.exists(path) else source  # Unlike that of `Path`, never raises.
+    location = Path(path) if os.path.exists(path) else source  # Never raises, unlike `Path.exists`.
     return any(custom_format.matches(location) for custom_format in FORMATS[:-_NUM_BUILT_IN])
 
 

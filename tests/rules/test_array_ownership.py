@@ -28,6 +28,7 @@ from rlds2reverb.envs import (
     TemporallyCorrelatedNoise,
     ThreadEnvironment,
     TimeLimit,
+    Wrapper,
     restart,
     to_gymnasium,
     to_py_environment,
@@ -199,6 +200,22 @@ def test_user_code_may_modify_and_reuse_all_arrays(place):
         expected, got = map(tree.flatten_with_path, steps)
         for (path, value), (_, other) in zip(expected, got, strict=True):
             np.testing.assert_array_equal(other, value, err_msg=f"{path} of step {number}")
+
+
+class Braking(Wrapper):
+    """Modifies its actions in place."""
+
+    def _step(self, action):
+        action *= 0
+        return super()._step(action)
+
+
+def test_environments_may_modify_their_actions():
+    constructors = [lambda: Braking(GymnasiumEnvironment(make_line(is_hostile=False)))] * 2
+    with ParallelEnvironment(constructors, num_workers=0) as env:
+        env.reset()
+        action = np.full((2, 1), 0.5, np.float32)
+        np.testing.assert_array_equal(env.step(action).prev_action, action)
 
 
 @pytest.mark.parametrize("place", ["one environment", "a batch", pytest.param("workers", marks=pytest.mark.slow)])
