@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,38 @@ def is_server(source: Any) -> bool:
         return all(map(is_server, source))
     names = ("address", "servers", "server_address", "localhost_client")
     return server_address(source) is not None or any(hasattr(source, name) for name in names)
+
+
+@dataclass(frozen=True)
+class TableLocation:
+    """Where tables with items are, or one of them.
+
+    Attributes:
+      place: the servers, see `is_server`, or the directory.
+      table: the name of the table; None if there is only one, or for the one named 'replay'.
+    """
+
+    place: Any
+    table: str | None = None
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory; None for servers."""
+        return _find_directory(self.place)
+
+
+def find_tables(source: Any) -> TableLocation | None:
+    """Returns where the tables of a source of training data are: servers, a directory, or (one of these, table).
+
+    None is returned for any other source.
+    """
+    if isinstance(source, TableLocation):
+        return source
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str) and not server_address(source[1]):
+        return TableLocation(*source)
+    return TableLocation(source) if is_server(source) or _find_directory(source) else None
+
+
+def _find_directory(place: Any) -> Path | None:
+    is_directory = isinstance(place, (str, Path)) and is_table_directory(place)
+    return Path(place).expanduser() if is_directory else None

@@ -55,7 +55,7 @@ def open_training(algo: str, **options: Any) -> Iterator[Training]:
     episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Training(episodes, config, folder, progress=_NoNotes(None, quiet=True)) as training,
+        Training(episodes, config, folder, progress=_NoNotes(quiet=True)) as training,
         training.learner.running(),
     ):
         training.learner.advance(_NUM_WARM_UP)

@@ -411,16 +411,14 @@ class TrainingConfig:
             options.setdefault("steps", None)
         return replace(self, **options)
 
-    def for_source(self, source: Any) -> TrainingConfig:
-        """Returns the configuration of a run on `source`; without data (None) there are no updates before it collects.
+    def without_data(self) -> TrainingConfig:
+        """Returns the configuration of a run without a dataset, which makes no updates before it collects.
 
         Raises:
-          ValueError: If `source` is None, but there is no online phase.
+          ValueError: If there is no online phase, or an option requires a dataset.
         """
-        if source is None and self.epochs is not None:
+        if self.epochs is not None:
             raise ArgumentError("requires a dataset, whose items each epoch contains once", about="epochs")
-        if source is not None or (self.online_steps and not self.steps):
-            return self
         if not self.online_steps:
             raise ArgumentError("training without a dataset requires a number of steps to collect", online_steps=...)
         if self.top_percent is not None:

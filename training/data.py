@@ -18,15 +18,15 @@ from rlds2reverb.client import split_servers
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
+from rlds2reverb.sources.action_specs import ADVICE, describe_bounds
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.goals import GoalSampling
 
-from .actions import describe_bounds, require_trainable_actions
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 
@@ -247,6 +247,52 @@ def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any
                 drop_fields=["/".join(map(str, path))],
             )
     require_trainable_actions(step_spec[fields.ACTION], get_algorithm(config.algo), action_space)
+
+
+def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> None:
+    """Checks the spec of the actions.
+
+    Args:
+      spec: nest of specs of one action of the dataset.
+      algorithm: the algorithm.
+      action_space: action space of the environment; None if unknown.
+
+    Raises:
+      SpecMismatchError: If no algorithm supports such actions, if only others do, or if the environment's actions are
+        of a different kind.
+    """
+    if not isinstance(spec, ArraySpec):
+        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it")
+    got = describe(spec)
+    is_discrete = np.issubdtype(spec.dtype, np.integer)
+    if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
+        raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
+    if action_space is not None and tuple(action_space.shape) != tuple(spec.shape):
+        raise SpecMismatchError(
+            f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
+            f"{tuple(action_space.shape)}; " + ADVICE
+        )
+    if action_space is not None and np.issubdtype(action_space.dtype, np.integer) != is_discrete:
+        raise SpecMismatchError(
+            f"the dataset's actions are {spec.dtype.name}, but those of the environment "
+            f"{np.dtype(action_space.dtype).name}; " + ADVICE
+        )
+    if is_discrete and spec.shape == (1,):
+        raise SpecMismatchError(f"discrete actions must be single integers, got {got}; remove the last axis")
+    if is_discrete and spec.shape != ():
+        raise SpecMismatchError(
+            f"discrete actions must be single integers, got {got}: MultiDiscrete actions are not supported; encode "
+            "each combination as one integer"
+        )
+    if not is_discrete and len(spec.shape) != 1:
+        raise SpecMismatchError(f"continuous actions must be vectors, got {got}; reshape them")
+    kind = "discrete" if is_discrete else "continuous"
+    if algorithm.actions not in (kind, None):
+        names = ", ".join(name for name, other in ALGORITHMS.items() if other.actions == kind)
+        raise SpecMismatchError(
+            f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
+            f"one of {names}"
+        )
 
 
 def make_adder(

@@ -22,26 +22,24 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut, decode_images
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.action_statistics import describe_joined_actions
+from rlds2reverb.sources.action_specs import describe_bounds, make_action_spec
 from rlds2reverb.sources.loaded_steps import (
     LoadedSteps,
     Preparation,
     TooLargeError,
-    cast_spec,
     convert_columns,
     default_cache_dir,
     read_steps,
 )
-from rlds2reverb.sources.moments import mark_transitions
-from rlds2reverb.sources.transforms import Clipping, ScaleRewards, clip_actions, parse_reward
-from rlds2reverb.specs import ArraySpec, Nest, describe, map_structure, to_tensor_spec
+from rlds2reverb.sources.selection import select_episodes
+from rlds2reverb.sources.transforms import ScaleRewards, clip_actions, parse_reward
+from rlds2reverb.specs import ArraySpec, Nest, describe, to_tensor_spec
 from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.step_columns import StepColumns
 from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.report import IngestWarning
 
-from .actions import describe_bounds, make_action_spec
 from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 from .data import (
@@ -55,7 +53,6 @@ from .data import (
     start_isolated,
 )
 from .step_info import SOURCE_FIELDS, make_step_info
-from .validation import find_held_out
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
 PRIORITY_EXPONENT = 0.6
@@ -131,11 +128,26 @@ def open_dataset(
     warnings = list(source.warnings)
     _require_known(source.assumed_fields, config)
     dataset = _read_or_store(source, config, action_space, other_fields, progress, notes)
-    notes += _describe_left_out(dataset, other_fields)
-    action_spec, about_bounds = make_action_spec(dataset.actions, config, action_space, source.action_space)
+    notes += dataset.describe_left_out((*fields.STEP_FIELDS, *other_fields))
+    action_spec, about_bounds = make_action_spec(
+        dataset.actions,
+        action_space,
+        source.action_space,
+        bounds=config.action_bounds,
+        clip_actions=config.clip_actions,
+        has_advice=config.env is not None,
+    )
     notes += [] if about_bounds is None else [about_bounds]
-    _report_clipping(dataset, action_spec, config, notes, warnings)
-    is_kept, is_held_out = _select_episodes(dataset.returns, config, notes)
+    clipping = dataset.count_clipped(action_spec)
+    if clipping.counts[1] and config.clip_actions:
+        notes.append(clipping.describe())
+    elif clipping.counts[1]:
+        kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
+        warnings.append(Message(clipping.describe(kept), clip_actions=True))
+    is_kept, is_held_out, about_selection = select_episodes(
+        dataset.returns, validation=config.validation, top_percent=config.top_percent, seed=config.seed
+    )
+    notes += about_selection
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
     time_step_spec, moments = _describe_observations(dataset, config)
@@ -229,59 +241,9 @@ def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
             raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
 
 
-def _describe_left_out(dataset: LoadedSteps, other_fields: Sequence[str]) -> list[str]:
-    """Returns sentences about data that are not learned from, or in a different form."""
-    unused = [repr(name) for name in sorted(dataset.step_spec) if name not in (*fields.STEP_FIELDS, *other_fields)]
-    notes = [*dataset.left_out.describe_left_out(), *describe_joined_actions(dataset.step_spec[fields.ACTION])]
-    if unused:
-        are_left_out = f"step field {unused[0]} is" if len(unused) == 1 else f"step fields {', '.join(unused)} are"
-        notes.append(f"the {are_left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only")
-    if dataset.texts:
-        notes.append(f"{', '.join(dataset.texts)}: text is left out, because agents cannot learn from it")
-    if dataset.num_empty:
-        notes.append(f"{dataset.num_empty} episodes without steps are left out")
-    return notes
-
-
-def _report_clipping(
-    dataset: LoadedSteps, action_spec: Any, config: TrainingConfig, notes: list[str], warnings: list[str]
-) -> None:
-    clipping = Clipping(action_spec)
-    for steps, num_steps in dataset.steps.read_batches([fields.ACTION]):
-        clipping.add_actions(convert_columns(steps)[fields.ACTION][mark_transitions(num_steps)])
-    if clipping.counts[1] and config.clip_actions:
-        notes.append(clipping.describe())
-    elif clipping.counts[1]:
-        kept = f"are not clipped to {describe_bounds(action_spec)}; they can be"
-        warnings.append(Message(clipping.describe(kept), clip_actions=True))
-
-
-def _select_episodes(returns: np.ndarray, config: TrainingConfig, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which episodes are trained on, and which are held out, bool `[E]` each, and notes their numbers.
-
-    Chen et al. (2021), "Decision Transformer", section 5.1, clone the episodes with the highest returns: 10 %, 25 % and
-    so on. Of episodes with equal returns, the earlier ones count as better. At least one is kept.
-    """
-    is_held_out = find_held_out(len(returns), config.validation, config.seed)
-    is_kept = ~is_held_out
-    if config.validation:
-        notes.append(f"{is_held_out.sum():,} of {len(is_held_out):,} episodes are held out")
-    if config.top_percent is not None:
-        ranked = np.flatnonzero(is_kept)[np.argsort(-returns[is_kept], kind="stable")]
-        num_kept = max(1, round(len(ranked) * config.top_percent / 100))
-        is_kept[ranked[num_kept:]] = False
-        best = returns[ranked[:num_kept]]
-        notes.append(
-            f"training on the best {config.top_percent:g} % of episodes: {len(best):,} of {len(returns):,}, with "
-            f"returns from {best.min():,.1f} to {best.max():,.1f}"
-        )
-    return is_kept, is_held_out
-
-
 def _describe_observations(dataset: LoadedSteps, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:
     """Returns the spec of the time steps that the agent sees, and the moments of its observations."""
-    observations = map_structure(cast_spec, dataset.steps.layout.step_spec[fields.OBSERVATION])
-    moments = Moments(*dataset.moments.agent_statistics())
+    observations, moments = dataset.observation_spec, Moments(*dataset.moments.agent_statistics())
     if get_algorithm(config.algo).items == "goals":
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))

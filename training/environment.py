@@ -17,7 +17,7 @@ from rlds2reverb.errors import ArgumentError, Message, get_message
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import TableLocation
 from rlds2reverb.scores import REFERENCE_RETURNS, d4rl_environment
 from rlds2reverb.sources import Source
 
@@ -85,12 +85,14 @@ def restore_environment(run: Run) -> EvaluationEnvironment | None:
     return EvaluationEnvironment(name, restore_env(spec))
 
 
-def find_environment(config: TrainingConfig, source: Any) -> EvaluationEnvironment | None:
+def find_environment(config: TrainingConfig, source: Source | TableLocation | None) -> EvaluationEnvironment | None:
     """Returns the environment of the evaluations of a run on `source`; see `resolve_environment`."""
     return resolve_environment(config.env, source, has_goals=get_algorithm(config.algo).items == "goals")
 
 
-def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> EvaluationEnvironment | None:
+def resolve_environment(
+    env: Any, source: Source | TableLocation | None, *, has_goals: bool = False
+) -> EvaluationEnvironment | None:
     """Returns the environment of the evaluations.
 
     Args:
@@ -99,7 +101,7 @@ def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> Ev
         returns a new environment in each call; a description of one of these, see `describe_env`; or 'auto' for the
         environment that a Minari dataset names, or else that of a word in the dataset's name, such as Hopper-v5 for
         hopper_medium-v2.hdf5.
-      source: the dataset, opened with `open_source` or not. With 'auto', nothing that it names is imported: only
+      source: the data, opened with `open_source`, or None. With 'auto', nothing that they name is imported: only
         environments that are already registered are used.
       has_goals: whether the agent observes goals, without which most environments of OGBench have no fixed task.
 
@@ -122,7 +124,11 @@ def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> Ev
             with contextlib.suppress(ImportError):
                 importlib.import_module("ogbench")
         return _find_own(source.env_spec)
-    words = re.split(r"[^a-z0-9]+", _get_name(source).lower())
+    if isinstance(source, TableLocation):
+        data_name = "" if source.directory is None else source.directory.name
+    else:
+        data_name = "" if source is None or source.kind == "memory" else source.name
+    words = re.split(r"[^a-z0-9]+", data_name.lower())
     name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
     if name is None:
         sentence = "no evaluation, because the environment of the dataset is unknown; choose one"
@@ -131,17 +137,6 @@ def resolve_environment(env: Any, source: Any, *, has_goals: bool = False) -> Ev
         note = f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
         return EvaluationEnvironment("", None, note)
     return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset" + _DISABLE)
-
-
-def _get_name(source: Any) -> str:
-    """Returns the name of a dataset without its folders; '' if it has none."""
-    if isinstance(source, Source):
-        return "" if source.kind == "memory" else source.name
-    if not isinstance(source, (str, Path)) or server_address(source) is not None:
-        return ""
-    path = Path(source)
-    is_path = isinstance(source, Path) or bool(path.suffix) or path.exists()
-    return path.name if is_path else str(source)
 
 
 def _read_registry() -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.errors import ArgumentError, SourceError
+from rlds2reverb.locations import TableLocation
 from rlds2reverb.sources.moments import mark_transitions
 from rlds2reverb.specs import Nest
 from rlds2reverb.store.cuts import Transitions
@@ -20,7 +21,6 @@ from .dataset import ItemData, open_dataset
 from .evaluated_policies import EvaluatedPolicy
 from .sources import open_source
 from .step_info import SOURCE_FIELDS, make_step_info
-from .tables import is_table
 
 #: Discount factor for policies without a run, as in `TrainingConfig`.
 _GAMMA = 0.99
@@ -36,11 +36,12 @@ class EvaluationSource:
     """A dataset that is opened once for all policies that understand the same data."""
 
     def __init__(self, source: Any):
-        if is_table(source):
+        opened = open_source(source)
+        if isinstance(opened, TableLocation):
             raise SourceError(
                 "off-policy evaluation requires the episodes of a dataset, but a table contains only items"
             )
-        self._source, self._opened = source, dict[str, ItemData]()
+        self._source, self._opened = opened, dict[str, ItemData]()
 
     def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> ItemData:
         """Returns the data for a policy; raises as `open_data`."""
@@ -50,7 +51,7 @@ class EvaluationSource:
         config = TrainingConfig(algo, env=None, **options)
         key = repr((config.algo, options))
         if key not in self._opened:
-            data = open_dataset(open_source(self._source), config, other_fields=other_fields)
+            data = open_dataset(self._source, config, other_fields=other_fields)
             assert isinstance(data, ItemData)
             self._opened[key] = data
         return self._opened[key]

@@ -80,7 +80,7 @@ def run_here(
     for number, run in enumerate(runs, 1):
         if not quiet:
             print(f"{run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        outcome = execute(run, root / run.name, Progress(run.config.num_updates, quiet=quiet, describe=describe))
+        outcome = execute(run, root / run.name, Progress(quiet=quiet, describe=describe))
         gc.collect()  # Agents and their graphs refer to each other, and so are not freed when the run ends.
         report(run.name, outcome)
         if outcome.state == "stopped":

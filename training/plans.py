@@ -78,9 +78,10 @@ def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) 
     Raises:
       ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none; if a hook cannot be copied.
     """
-    name, config = name_source(source), config.for_source(source)
+    name = name_source(source)
     return tuple(
-        PlannedRun(f"seed_{seed}", source, _set_seed(config, seed), name, config.algo) for seed in list_seeds(seeds)
+        PlannedRun(f"seed_{seed}", source, _make_run_config(config, source, seed), name, config.algo)
+        for seed in list_seeds(seeds)
     )
 
 
@@ -124,7 +125,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
     if repeated := [name for name, count in Counter(directories).items() if count > 1]:
         raise ValueError(f"the sweep contains {repeated[0]!r} twice; {_NESTED}, or name the options in 'variants'")
     return tuple(
-        PlannedRun(f"{data}/{folder}/seed_{seed}", source, _set_seed(config.for_source(source), seed), data, variant)
+        PlannedRun(f"{data}/{folder}/seed_{seed}", source, _make_run_config(config, source, seed), data, variant)
         for data, source in sources.items()
         for folder, (variant, config) in zip(directories, variants, strict=True)
         for seed in seeds
@@ -296,7 +297,7 @@ def _read_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def _set_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
+def _make_run_config(config: TrainingConfig, source: Any, seed: int) -> TrainingConfig:
     """Returns the configuration of one of several runs, with its own copies of hooks, which have a state."""
     hooks = []
     for hook in config.hooks:
@@ -307,7 +308,7 @@ def _set_seed(config: TrainingConfig, seed: int) -> TrainingConfig:
                 f"hook {describe_reference(hook)} cannot be copied for each run ({error}); pass a class without "
                 "arguments, or text such as 'my_module:MyHook(every=10)'"
             ) from error
-    return config.replace(seed=seed, hooks=hooks)
+    return (config.without_data() if source is None else config).replace(seed=seed, hooks=hooks)
 
 
 def _require_options(owner: str, options: Mapping[str, Any], valid: set[str]) -> None:

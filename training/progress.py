@@ -19,18 +19,19 @@ class Progress:
     On a terminal and in a notebook the latest numbers replace the previous ones, and evaluations stay visible.
 
     Attributes:
-      num_iterations: total number of iterations of the run; None if the run sets it once the data are read.
+      num_iterations: total number of iterations of the run; None until the run sets it.
     """
 
-    def __init__(self, num_iterations: int | None, *, quiet: bool = False, describe: Callable[[str], str] = str):
+    num_iterations: int | None = None
+
+    def __init__(self, *, quiet: bool = False, describe: Callable[[str], str] = str):
         """Prints nothing yet.
 
         Args:
-          num_iterations: see `Progress`.
           quiet: whether to print only notes and warnings.
           describe: function that names the arguments in a `Message` differently, such as by options of a command.
         """
-        self.num_iterations, self._quiet, self.describe = num_iterations, quiet, describe
+        self._quiet, self.describe = quiet, describe
         self._console = make_console(soft_wrap=True)
         self._line: _TerminalLine | _NotebookLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""

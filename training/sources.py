@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
@@ -17,19 +17,20 @@ from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError, get_message
 from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.locations import TableLocation, find_tables
 from rlds2reverb.server.replay_server import read_tables
-from rlds2reverb.sources import load
+from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.loaded_steps import cast_spec, compute_fingerprint
 from rlds2reverb.sources.source import keep_images_encoded
 from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, map_structure, to_tensor_spec
+from rlds2reverb.specs import ArraySpec, to_tensor_spec
 
 from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from .data import TrainingData, make_adder, require_trainable
 from .dataset import fit_reward, make_preparation, open_dataset
 from .environment import EvaluationEnvironment, find_environment, make_evaluator
 from .progress import Progress
-from .tables import choose_table, identify_table, is_table, is_table_directory, open_table, split_source
+from .tables import choose_table, identify_table, open_table
 
 #: Fingerprint of a run without data.
 _NO_DATA = "none"
@@ -45,32 +46,32 @@ class EnvironmentData(TrainingData):
         yield None
 
 
-def open_source(source: Any) -> Any:
+def open_source(source: Any) -> Source | TableLocation:
     """Opens a source of training data without reading it.
 
     Args:
       source: see `open_data`.
 
     Returns:
-      A `Source`, whose images are in the encoding of their files if the format has it; tables are returned unchanged.
+      A dataset, whose images are in the encoding of their files if the format has it, or where the tables are.
 
     Raises:
       FileNotFoundError, SourceError, TypeError: As `rlds2reverb.load`.
     """
-    return source if is_table(source) else keep_images_encoded(load(source))
+    return find_tables(source) or keep_images_encoded(load(source))
 
 
 def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
     """Returns the `TrainingData.fingerprint` of a source; None for the tables of servers, whose content may change."""
     if source is None:
         return _NO_DATA
-    if not is_table(source):
-        return compute_fingerprint(open_source(source), make_preparation(config))
-    location, table = split_source(source)
-    if not isinstance(location, (str, Path)) or not is_table_directory(location):
+    opened = open_source(source)
+    if isinstance(opened, Source):
+        return compute_fingerprint(opened, make_preparation(config))
+    if opened.directory is None:
         return None
-    names = [config.name for config in read_tables(Path(location).expanduser())]
-    return identify_table(location, table or choose_table(names))
+    names = [table.name for table in read_tables(opened.directory)]
+    return identify_table(opened, opened.table or choose_table(names))
 
 
 def open_data(
@@ -109,11 +110,10 @@ def open_data(
     """
     if as_episodes and get_algorithm(config.algo).items == "goals":
         raise SourceError(f"{config.algo} draws its goals in the process that trains; train without a cluster")
-    if is_table(source):
-        return open_table(source, config, action_space)
-    return open_dataset(
-        open_source(source), config, action_space=action_space, as_episodes=as_episodes, progress=progress
-    )
+    opened = open_source(source)
+    if isinstance(opened, TableLocation):
+        return open_table(opened, config, action_space)
+    return open_dataset(opened, config, action_space=action_space, as_episodes=as_episodes, progress=progress)
 
 
 def open_environment(
@@ -199,7 +199,7 @@ def _describe_environment(evaluator: Evaluator, config: TrainingConfig) -> Envir
       ValueError: If the actions have no bounds, or `reward` depends on the returns of a dataset.
     """
     name, action_space = evaluator.name, evaluator.action_space
-    observations = map_structure(cast_spec, evaluator.observation_spec)
+    observations = tree.map_structure(cast_spec, evaluator.observation_spec)
     action = cast_spec(ArraySpec(tuple(action_space.shape), np.dtype(action_space.dtype)))
     step_spec = {
         fields.OBSERVATION: observations, fields.ACTION: action, fields.REWARD: ArraySpec((), np.dtype(np.float32))

@@ -22,18 +22,27 @@ from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.locations import is_server, is_table_directory, server_address
+from rlds2reverb.locations import TableLocation, server_address
 from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.sampling.server_tables import ServerTables
+from rlds2reverb.sources.action_specs import make_action_spec
 from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.sources.loaded_steps import convert_columns
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 from rlds2reverb.store.goals import add_goal
 
-from .actions import make_action_spec, require_trainable_actions
 from .config import TrainingConfig, declared_options
-from .data import PREFETCH, Batches, TrainingData, find_goal_sampling, make_adder, sample_table, start_isolated
+from .data import (
+    PREFETCH,
+    Batches,
+    TrainingData,
+    find_goal_sampling,
+    make_adder,
+    require_trainable_actions,
+    sample_table,
+    start_isolated,
+)
 from .dataset import make_cut
 from .sampled_episodes import SampledEpisodes
 
@@ -123,16 +132,15 @@ class GoalTableData(TableData):
             yield Batches(open_feed(config.batch_size or 1), open_feed)
 
 
-def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableData:
-    """Opens a table, and starts its server if it is a directory; see `sources.open_data`."""
+def open_table(location: TableLocation, config: TrainingConfig, action_space: Any) -> TableData:
+    """Opens a table, and starts its server if it is in a directory; see `sources.open_data`."""
     require_table_options(config)
     has_goals = get_algorithm(config.algo).items == "goals"
-    location, table_name = split_source(source)
     with ExitStack() as stack:
-        server, is_directory = location, isinstance(location, (str, Path)) and is_table_directory(location)
-        if is_directory:
-            server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location)))
-        table = describe_table(server, table_name, holds_episodes=has_goals)
+        server = location.place
+        if location.directory is not None:
+            server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location.directory)))
+        table = describe_table(server, location.table, holds_episodes=has_goals)
         # Counts in their `times_sampled`.
         (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
         action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
@@ -140,7 +148,8 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
         time_step_spec = time_step.time_step_spec(add_goal(observation, observation) if has_goals else observation)
         adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder, sample)
-        name = str(location) if isinstance(location, (str, Path)) else ",".join(find_addresses(server))
+        is_named = isinstance(location.place, (str, Path))
+        name = str(location.place) if is_named else ",".join(find_addresses(server))
         notes, warnings = [] if about_bounds is None else [about_bounds], []
         if not has_one_priority and config.sampler == "uniform":
             sentence = "the table samples items by priority; do the same here for importance weights"
@@ -159,24 +168,11 @@ def open_table(source: Any, config: TrainingConfig, action_space: Any) -> TableD
         adder=adder,
         num_transitions=table.size,
         table=table,
-        owns_server=is_directory,
+        owns_server=location.directory is not None,
         notes=tuple(notes),
         warnings=tuple(warnings),
         _resources=resources,
     )
-
-
-def is_table(source: Any) -> bool:
-    """Returns whether a source of training data consists of tables: servers, a directory, or (servers, table)."""
-    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], str):
-        return True
-    return is_server(source) or (isinstance(source, (str, Path)) and is_table_directory(source))
-
-
-def split_source(source: Any) -> tuple[Any, str | None]:
-    """Returns the servers or the directory of a source of tables, and the name of the table or None."""
-    is_pair = isinstance(source, tuple) and len(source) == 2 and server_address(source[1]) is None
-    return source if is_pair else (source, None)
 
 
 def choose_table(names: Sequence[str]) -> str:
@@ -273,7 +269,8 @@ def make_table_action_spec(
     actions = ActionStatistics(spec)
     actions.add(data.reshape(-1, *spec.shape))
     data_space = None if table.action_bounds is None else make_array_space(spec, *table.action_bounds)
-    return make_action_spec(actions, config, action_space, data_space, is_complete=False)
+    options: Any = {"bounds": config.action_bounds, "has_advice": config.env is not None}
+    return make_action_spec(actions, action_space, data_space, is_complete=False, **options)
 
 
 def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any, sample: Any) -> bool:
@@ -333,17 +330,16 @@ def require_table_options(config: TrainingConfig) -> None:
         raise ArgumentError("requires a dataset; the items of a table are already converted", about=changed[0])
 
 
-def identify_table(source: Any, table: str) -> str:
+def identify_table(location: TableLocation, table: str) -> str:
     """Returns an identifier of the data: a hash of a directory or addresses of servers, and the name of the table.
 
     A server in this process usually has a different port each time, so that its address does not identify it.
     """
     # Without the default name, so that earlier runs on the default table can be continued.
     suffix = "" if table == _DEFAULT_TABLE else f", table {table!r}"
-    if isinstance(source, (str, Path)) and is_table_directory(source):
-        manifests = sorted((Path(source).expanduser() / "manifests").glob("*"))
-        content = xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(source)
+    if location.directory is not None:
+        manifests = sorted((location.directory / "manifests").glob("*"))
+        content = xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(location.place)
         return content + suffix
-    if isinstance(source, (list, tuple)) and all(map(server_address, source)):
-        return ",".join(source) + suffix
-    return source + suffix if isinstance(source, str) else f"table {table!r}"
+    places = location.place if isinstance(location.place, (list, tuple)) else [location.place]
+    return ",".join(places) + suffix if all(map(server_address, places)) else f"table {table!r}"

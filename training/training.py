@@ -80,8 +80,8 @@ def train(
     for name in ("seeds", "jobs"):
         if name in options:
             raise TypeError(f"train makes a single run and has no {name}; call train_seeds")
-    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options).for_source(source)
-    with Training(source, config, run_dir, progress=Progress(config.num_updates, quiet=not progress)) as training:
+    config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
+    with Training(source, config, run_dir, progress=Progress(quiet=not progress)) as training:
         return training.run()
 
 
@@ -130,10 +130,10 @@ class Training(Closing):
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
-        self.config = config = config.for_source(source)
+        self.config = config = config.without_data() if source is None else config
         self.run_dir = Path(run_dir)
         require_single_run(self.run_dir)
-        self._progress = progress or Progress(config.num_updates, quiet=True)
+        self._progress = progress or Progress(quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.require_valid_hyperparameters()  # Before any data are read.
         custom_hooks = make_hooks(config.hooks)
@@ -141,14 +141,13 @@ class Training(Closing):
             stack.callback(self._progress.close)
             if config.deterministic:
                 stack.enter_context(op_determinism())
-            repeat = repeat or _python_command(source, config, self.run_dir)
-            source, self.environment, self.evaluator = open_environment(source, config, self._progress)
+            opened, self.environment, self.evaluator = open_environment(source, config, self._progress)
             if self.evaluator is not None and not self.evaluator.is_limited:
                 sentence = f"{self.evaluator.name} has no time limit; evaluations truncate episodes after"
                 steps = f"{self.evaluator.max_episode_steps:,} steps"
                 self._progress.note(Message(f"{sentence} {steps}", eval_max_episode_steps=...))
             require_same_run(self.run_dir, config, environment_key(self.environment))
-            data, self.evaluator = open_evaluated_data(source, config, self.evaluator, self._progress)
+            data, self.evaluator = open_evaluated_data(opened, config, self.evaluator, self._progress)
             self.data = stack.enter_context(data)
             if self.evaluator is None:
                 self.environment = None
@@ -164,7 +163,7 @@ class Training(Closing):
                 if self._online is not None:
                     with self._progress.activity("creating the environments"):
                         self._online.start()
-                self._write_config(repeat)
+                self._write_config(source, repeat)
                 self.learner.run.writes_events = TENSORBOARD in config.track
                 self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
             self._resources = stack.pop_all()
@@ -254,10 +253,10 @@ class Training(Closing):
           CheckpointError: If the run has already made more updates than the epochs take.
         """
         config = self.data.resolve_steps(self.config)
+        self._progress.num_iterations = config.num_updates
         if config.epochs is not None:
             config.require_valid_hyperparameters()
             require_same_run(self.run_dir, config, environment_key(self.environment))
-            self._progress.num_iterations = config.num_updates
             sentence = f"takes {config.num_offline_updates:,} updates"
             self._progress.note(Message(sentence, about="epochs", value=config.epochs))
         return config
@@ -308,8 +307,10 @@ class Training(Closing):
             self._progress.note(sentence)
         return True
 
-    def _write_config(self, repeat: str | None) -> None:
+    def _write_config(self, source: Any, repeat: str | None) -> None:
         references = self.evaluator.reference_returns if self.evaluator else None
+        document = describe_run(self.config, self.data, environment_key(self.environment), references)
+        repeat = repeat or _python_command(source, self.config, self.run_dir)
         saved, latest = read_run_config(self.run_dir).get("reference_returns"), self.learner.latest
         if saved and references and tuple(saved) != references and {*self.config.track} - {TENSORBOARD}:
             self._progress.note("trackers keep the scores that were logged with the earlier reference returns")
@@ -317,7 +318,6 @@ class Training(Closing):
             latest["evaluation/score"] = d4rl_score(mean, references)
         elif references is None:
             latest.pop("evaluation/score", None)
-        document = describe_run(self.config, self.data, environment_key(self.environment), references)
         self.learner.run.write_config(document, repeat=repeat)
 
 

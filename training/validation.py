@@ -1,4 +1,4 @@
-"""Held-out episodes: which ones a run does not train on, and the agent's losses on them."""
+"""The losses of an agent on held-out episodes."""
 
 from __future__ import annotations
 
@@ -8,32 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.feeds import Feed
 from rlds2reverb.learners.hooks import LogReduceHook
 from rlds2reverb.learners.train_loop import extract_metrics, extract_td_errors
-from rlds2reverb.store.item_index import permute
 
 #: Prefix of the numbers in `progress.csv`.
 VALIDATION = "validation/"
 #: Number of batches of held-out items whose mean losses are logged.
 _NUM_BATCHES = 8
-
-
-def find_held_out(num_episodes: int, share: float, seed: int) -> np.ndarray:
-    """Returns which episodes are held out, bool `[E]`: a share of them, at least one, or none for 0.
-
-    The episodes are the first of a pseudo-random permutation that depends on the seed only; see `item_index.permute`.
-
-    Raises:
-      ArgumentError: If there is a single episode.
-    """
-    if not share:
-        return np.zeros(num_episodes, bool)
-    if num_episodes == 1:
-        raise ArgumentError("requires at least 2 episodes, got 1", about="validation")
-    count = min(max(round(share * num_episodes), 1), num_episodes - 1)
-    return permute(np.arange(num_episodes), num_episodes, seed=seed, epoch=0) < count
 
 
 class ValidationHook(LogReduceHook):

@@ -29,7 +29,7 @@ def main(parent: int) -> None:
     with raise_on_sigterm():
         try:
             run, run_dir, quiet, describe = cloudpickle.load(sys.stdin.buffer)
-            outcome = execute(run, run_dir, Progress(run.config.num_updates, quiet=quiet, describe=describe))
+            outcome = execute(run, run_dir, Progress(quiet=quiet, describe=describe))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except Terminated:
             outcome = Outcome("stopped", 0, "SIGTERM")

@@ -19,15 +19,15 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
-from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec
+from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, map_structure
 from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import Decoder, MemoryColumns, StepColumns, decode_images
 
-from .action_statistics import ActionStatistics, join_actions
+from .action_statistics import ActionStatistics, describe_joined_actions, join_actions
 from .moments import ObservationMoments, mark_transitions
 from .source import Source
 from .store import cache_store, find_store, open_columns
-from .transforms import CastFloats, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
+from .transforms import CastFloats, Clipping, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
 
 #: Share of the free memory that a dataset may take.
 _MEMORY_SHARE = 0.7
@@ -105,6 +105,36 @@ class LoadedSteps:
     left_out: LeftOut
     texts: Sequence[str]
     num_empty: int
+
+    @property
+    def observation_spec(self) -> Nest:
+        """The spec of an observation, whose floats are float32."""
+        return map_structure(cast_spec, self.steps.layout.step_spec[fields.OBSERVATION])
+
+    def describe_left_out(self, kept: Sequence[str]) -> list[str]:
+        """Returns sentences about data that are not learned from, or in a different form.
+
+        Args:
+          kept: names of the fields that are learned from.
+        """
+        unused = [repr(name) for name in sorted(self.step_spec) if name not in kept]
+        joined = describe_joined_actions(self.step_spec[fields.ACTION])
+        notes = [*self.left_out.describe_left_out(), *joined]
+        if unused:
+            are_left_out = f"step field {unused[0]} is" if len(unused) == 1 else f"step fields {', '.join(unused)} are"
+            notes.append(f"the {are_left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only")
+        if self.texts:
+            notes.append(f"{', '.join(self.texts)}: text is left out, because agents cannot learn from it")
+        if self.num_empty:
+            notes.append(f"{self.num_empty} episodes without steps are left out")
+        return notes
+
+    def count_clipped(self, action_spec: Nest) -> Clipping:
+        """Returns how many actions of the transitions are outside the bounds of a spec."""
+        clipping = Clipping(action_spec)
+        for steps, num_steps in self.steps.read_batches([fields.ACTION]):
+            clipping.add_actions(convert_columns(steps)[fields.ACTION][mark_transitions(num_steps)])
+        return clipping
 
 
 def read_steps(

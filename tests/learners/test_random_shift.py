@@ -160,7 +160,7 @@ def test_data_without_suitable_images_raise(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         Training(make_episodes(), config, tmp_path / "run")
     with pytest.raises(ValueError, match=message):
-        prepare(make_episodes(), config, tmp_path / "run", 1, Progress(4, quiet=True))
+        prepare(make_episodes(), config, tmp_path / "run", 1, Progress(quiet=True))
 
 
 def test_command_names_its_option(data, tmp_path, capsys):

@@ -115,7 +115,7 @@ def test_epochs_determine_the_steps_once_the_items_are_counted():
     with pytest.raises(ValueError, match=r"depends on the dataset; call for_items\(\) first"):
         online.count_updates(15)
     with pytest.raises(ValueError, match="epochs requires a dataset"):
-        online.for_source(None)
+        online.without_data()
 
 
 def test_run_that_ends_before_its_policy_learns_raises(tmp_path):

@@ -2,12 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 
 import gymnasium
 import pytest
 
 from rlds2reverb.envs import Evaluator
+from rlds2reverb.locations import TableLocation
 from rlds2reverb.sources import Source
 from rlds2reverb.training.environment import resolve_environment, resolve_reference_returns
 from rlds2reverb.training.sources import open_source
@@ -19,6 +19,7 @@ PENDULUM = {
     "max_episode_steps": 200,
     "additional_wrappers": [],
 }
+HOPPER = Source("hopper.hdf5", "d4rl", iter)
 DISABLE = "evaluation can be disabled (env=None)"
 
 
@@ -30,16 +31,14 @@ def make_source(name="dataset", **spec):
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("hopper_medium-v2.hdf5", "Hopper-v5"),
-        ("hopper-medium-v2", "Hopper-v5"),
-        (Path("d4rl/walker2d-expert.hdf5"), "Walker2d-v5"),
-        ("data/ant/robot_logs.hdf5", None),
-        ("data/ant/halfcheetah.hdf5", "HalfCheetah-v5"),
-        ("d4rl_mujoco_hopper/v2-medium", "Hopper-v5"),
+        (Source("hopper_medium-v2.hdf5", "d4rl", iter), "Hopper-v5"),
+        (Source("walker2d-expert.hdf5", "d4rl", iter), "Walker2d-v5"),
+        (Source("robot_logs.hdf5", "d4rl", iter), None),
+        (Source("d4rl_mujoco_hopper/v2-medium", "rlds", iter), "Hopper-v5"),
         (Source("pendulum_mixed-v2.hdf5", "d4rl", iter), "Pendulum-v1"),
         (Source("episodes of make_hopper", "memory", iter), None),
-        ("hopper:8000", None),
-        ([], None),
+        (TableLocation("hopper:8000"), None),
+        (None, None),
     ],
 )
 def test_environment_is_derived_from_the_name_of_the_file(source, name):
@@ -49,6 +48,13 @@ def test_environment_is_derived_from_the_name_of_the_file(source, name):
         assert got.note == f"evaluating in {name}, derived from the name of the dataset; {DISABLE}"
     else:
         assert got.make_env is None and "the environment of the dataset is unknown; choose one" in got.note
+
+
+@pytest.mark.parametrize(("folder", "name"), [("ant/halfcheetah", "HalfCheetah-v5"), ("ant/tables", None)])
+def test_environment_of_tables_is_derived_from_the_name_of_their_directory(tmp_path, folder, name):
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "rlds2reverb.json").touch()
+    assert resolve_environment("auto", open_source(tmp_path / folder)).make_env == name
 
 
 def test_minari_datasets_bring_their_own_environment(data):
@@ -99,14 +105,14 @@ def test_environments_of_every_kind_are_accepted():
         return gymnasium.make("Pendulum-v1", max_episode_steps=3)
 
     environment = make_pendulum()
-    assert resolve_environment(None, "hopper.hdf5") is resolve_environment("none", "hopper.hdf5") is None
+    assert resolve_environment(None, HOPPER) is resolve_environment("none", HOPPER) is None
     for env, name in (
         ("Pendulum-v1", "Pendulum-v1"),
         (environment, "Pendulum-v1"),
         (environment.spec, "Pendulum-v1"),
         (make_pendulum, "make_pendulum"),
     ):
-        got = resolve_environment(env, "hopper.hdf5")
+        got = resolve_environment(env, HOPPER)
         evaluator = Evaluator(got.make_env, num_episodes=1)
         assert got.name == evaluator.name == name and got.note is None and evaluator.action_space.high == 2
     environment.close()
@@ -124,7 +130,7 @@ def test_objects_that_cannot_make_environments_raise():
 def test_missing_gymnasium_is_only_a_note(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     monkeypatch.setitem(sys.modules, "gymnasium.envs.registration", None)
-    got = resolve_environment("auto", "hopper.hdf5")
+    got = resolve_environment("auto", HOPPER)
     assert got.make_env is None
     assert got.note == "no evaluation, because Hopper-v5 is not installed; run pip install '.[eval]' in the checkout"
     assert resolve_environment("Hopper-v5", None).make_env == "Hopper-v5"

@@ -61,7 +61,7 @@ def test_environment_without_a_time_limit_is_noted_when_the_run_is_created(tmp_p
     source = record_episodes(lambda: Counting(9), num_episodes=3)
     for env in (lambda: Counting(9), lambda: gymnasium.wrappers.TimeLimit(Counting(9), 9)):
         config = TrainingConfig("dqn", env=env, steps=5, batch_size=8)
-        with Training(source, config, tmp_path / str(id(env)), progress=Progress(5, quiet=True)):
+        with Training(source, config, tmp_path / str(id(env)), progress=Progress(quiet=True)):
             pass
     notes = capsys.readouterr().err
     assert notes.count("has no time limit; evaluations truncate episodes after 10,000 steps") == 1

@@ -9,8 +9,14 @@ EVALUATION = {"evaluation/mean_return": 1234.56, "evaluation/score": 43.21}
 NUMBERS = {"loss": 0.5, "steps_per_sec": 100.0, "data_wait_share": 0.07}
 
 
+def make_progress(num_iterations, **options):
+    progress = Progress(**options)
+    progress.num_iterations = num_iterations
+    return progress
+
+
 def test_lines_are_plain_without_a_terminal(capsys):
-    progress = Progress(7000)
+    progress = make_progress(7000)
     progress.log(1000, EVALUATION)
     progress.log(1000, NUMBERS)
     progress.close()
@@ -22,7 +28,7 @@ def test_lines_are_plain_without_a_terminal(capsys):
 
 def test_a_terminal_shows_one_line_with_the_newest_score(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = Progress(7000)
+    progress = make_progress(7000)
     progress.log(1000, EVALUATION)
     progress.log(1000, NUMBERS)
     shown = "    1,000 of 7,000   loss 0.5   return 1,234.6 score 43.2   100 steps/s   data wait 7%   1.0 min left"
@@ -34,7 +40,7 @@ def test_a_terminal_shows_one_line_with_the_newest_score(capsys, monkeypatch):
 def test_lines_are_plain_in_a_command_that_a_notebook_started(capsys, monkeypatch):
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = Progress(7000)
+    progress = make_progress(7000)
     with progress.activity("reading"):
         progress.log(1000, EVALUATION)
     progress.close()
@@ -42,7 +48,7 @@ def test_lines_are_plain_in_a_command_that_a_notebook_started(capsys, monkeypatc
 
 
 def test_only_notes_and_warnings_are_printed_when_quiet(capsys):
-    progress = Progress(10, quiet=True)
+    progress = make_progress(10, quiet=True)
     progress.log(1, NUMBERS)
     with progress.activity("reading"):
         progress.note("a note")
@@ -72,7 +78,7 @@ def test_a_notebook_replaces_the_numbers_in_place(monkeypatch, capsys):
     ipython.display.display = display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
-    progress = Progress(100)
+    progress = make_progress(100)
     progress.note("reading")
     for step in (10, 20):
         progress.log(step, {"loss": step})

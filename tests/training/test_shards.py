@@ -16,8 +16,9 @@ from rlds2reverb import ingest
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerUnavailableError
+from rlds2reverb.locations import find_tables
 from rlds2reverb.training import train
-from rlds2reverb.training.tables import describe_table, identify_table, is_table, split_source
+from rlds2reverb.training.tables import describe_table, identify_table
 
 PENDULUM = "d4rl/pendulum_mixed-v2.hdf5"
 
@@ -35,10 +36,11 @@ PENDULUM = "d4rl/pendulum_mixed-v2.hdf5"
     ],
 )
 def test_addresses_are_told_from_files(source, expected, table):
-    assert is_table(source) is expected
-    if expected:
-        assert split_source(source)[1] == table
-        assert identify_table(split_source(source)[0], "replay") in ("a:1", "a:1,b:2")
+    location = find_tables(source)
+    assert (location is not None) is expected
+    if location is not None:
+        assert location.table == table and location.directory is None
+        assert identify_table(location, "replay") in ("a:1", "a:1,b:2")
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from rlds2reverb import (
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import table_infos
 from rlds2reverb.encoding.packing import Packing
+from rlds2reverb.locations import TableLocation
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 from rlds2reverb.training.config import TrainingConfig
@@ -56,7 +57,7 @@ def server(source):
 
 def test_directory_is_served_until_the_data_are_closed(directory, source):
     num_items = sum(episode.num_transitions for episode in source)
-    assert open_source(directory) is directory
+    assert open_source(directory) == TableLocation(directory)
     with open_data(str(directory), TD3_BC) as got:
         assert got.name == str(directory) and got.table.table == "replay" and got.owns_server
         assert got.num_transitions == num_items and table_infos(got.table.server.client)["replay"].current_size
@@ -80,7 +81,7 @@ def test_tables_of_servers_are_found(server):
         got = open_data(location, IQL)
         assert got.table.table == "replay" and not got.table.has_trajectories and not got.owns_server
         assert got.fingerprint == fingerprint and got.name == server.address
-    assert resolve_environment("auto", server.address).make_env is None
+    assert resolve_environment("auto", open_source(server.address)).make_env is None
 
 
 @pytest.mark.slow
@@ -148,7 +149,7 @@ def test_tables_without_items_for_training_raise(server, source):
 
 def test_tables_of_one_server_or_directory_are_different_data(directory):
     for source in ("localhost:8000", ["localhost:8000", "localhost:8001"], directory):
-        default, other = identify_table(source, "replay"), identify_table(source, "other")
+        default, other = (identify_table(TableLocation(source), name) for name in ("replay", "other"))
         assert other == f"{default}, table 'other'"
 
 

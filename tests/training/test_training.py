@@ -298,7 +298,7 @@ def test_prioritized_runs_keep_their_priorities(source, tmp_path, monkeypatch):
     (saved,) = [path for path in (tmp_path / "checkpoints").iterdir() if path.name == f"{20:010d}"]
     assert (saved / "replay").is_dir()
     notes = []
-    progress = Progress(30, quiet=True)
+    progress = Progress(quiet=True)
     monkeypatch.setattr(progress, "note", notes.append)
     with Training(source, TrainingConfig("iql", steps=30, **options), tmp_path, progress=progress) as training:
         run = training.run()

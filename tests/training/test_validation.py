@@ -6,9 +6,10 @@ import tensorflow as tf
 
 from rlds2reverb import TrainingConfig, train
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.sources.selection import find_held_out
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
-from rlds2reverb.training.validation import ValidationHook, find_held_out
+from rlds2reverb.training.validation import ValidationHook
 
 SMALL = {"hyperparameters": {"hidden_sizes": (4,)}, "env": None}
 

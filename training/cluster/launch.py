@@ -76,10 +76,12 @@ class ClusterTraining(Closing):
           Exception: See `Training`.
         """
         self._ray = ray = import_ray()
-        self.config, self.cluster = config.for_source(source), cluster or ClusterConfig()
+        self.config = config = config.without_data() if source is None else config
+        self.cluster = cluster or ClusterConfig()
         self.run_dir = Path(run_dir).resolve()
         require_single_run(self.run_dir)
-        self._progress = progress or Progress(self.config.num_updates, quiet=True)
+        self._progress = progress or Progress(quiet=True)
+        self._progress.num_iterations = config.num_updates
         self._num_added = 0
         self._runs: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}

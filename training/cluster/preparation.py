@@ -14,7 +14,7 @@ from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.tasks import make_task
-from rlds2reverb.locations import is_table_directory
+from rlds2reverb.locations import find_tables
 
 from ..collected_pieces import PieceConverter
 from ..config import TrainingConfig
@@ -116,10 +116,11 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
         raise ArgumentError(f"must be ('{TENSORBOARD}',) on a cluster, got {config.track}", about="track")
     if config.validation:
         raise ArgumentError("requires a single process, which logs the losses; use train", about="validation")
-    if isinstance(source, (str, Path)) and is_table_directory(source):
+    tables = find_tables(source)
+    if tables is not None and tables.directory is not None:
         raise ValueError(
-            f"other machines cannot reach the tables in {source}; run `rlds2reverb serve {source}`, and pass "
-            "the address of that server"
+            f"other machines cannot reach the tables in {tables.place}; run `rlds2reverb serve {tables.place}`, and "
+            "pass the address of that server"
         )
 
 

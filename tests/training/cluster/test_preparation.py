@@ -7,7 +7,7 @@ from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster import ClusterTraining, launch
 from rlds2reverb.training.cluster.preparation import prepare
 
-QUIET = Progress(4, quiet=True)
+QUIET = Progress(quiet=True)
 SMALL = {"steps": 4, "batch_size": 8, "env": None, "hyperparameters": {"hidden_sizes": (8, 8)}}
 
 
@@ -39,7 +39,7 @@ def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hop
     path = tmp_path / "pendulum_x.hdf5"
     path.symlink_to(hopper)
     config = TrainingConfig("bc", **{**SMALL, "env": "auto"})
-    parts = prepare(path, config, tmp_path / "run", 1, Progress(4, quiet=True))
+    parts = prepare(path, config, tmp_path / "run", 1, Progress(quiet=True))
     assert parts.evaluator is None and parts.document["environment"] is None
     (warning,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert warning.startswith("warning: no evaluation: ") and warning.endswith("was recorded in (env)")

@@ -2,106 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import Message, SpecMismatchError
-from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm
-from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.spaces import action_bounds, describes, make_array_space
-from rlds2reverb.specs import ArraySpec, Nest, describe
 
-if TYPE_CHECKING:
-    from .config import TrainingConfig
+from .action_statistics import ActionStatistics
 
 _MAX_LISTED = 8
-_ADVICE = Message("pass the environment that the dataset was recorded in", env=...)
+#: What to do if actions do not match those of the environment.
+ADVICE = Message("pass the environment that the dataset was recorded in", env=...)
 #: End of a sentence about bounds that may be wrong.
 _BOUNDS_ADVICE = Message("; choose the environment or set the bounds", env=..., action_bounds=...)
 
 
-def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: Any) -> None:
-    """Checks the spec of the actions.
-
-    Args:
-      spec: nest of specs of one action of the dataset.
-      algorithm: the algorithm.
-      action_space: action space of the environment; None if unknown.
-
-    Raises:
-      SpecMismatchError: If no algorithm supports such actions, if only others do, or if the environment's actions are
-        of a different kind.
-    """
-    if not isinstance(spec, ArraySpec):
-        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it")
-    got = describe(spec)
-    is_discrete = np.issubdtype(spec.dtype, np.integer)
-    if not is_discrete and not np.issubdtype(spec.dtype, np.floating):
-        raise SpecMismatchError(f"the actions must be floats or integers, got {got}; encode them as numbers")
-    if action_space is not None and tuple(action_space.shape) != tuple(spec.shape):
-        raise SpecMismatchError(
-            f"the dataset's actions have shape {tuple(spec.shape)}, but those of the environment "
-            f"{tuple(action_space.shape)}; " + _ADVICE
-        )
-    if action_space is not None and np.issubdtype(action_space.dtype, np.integer) != is_discrete:
-        raise SpecMismatchError(
-            f"the dataset's actions are {spec.dtype.name}, but those of the environment "
-            f"{np.dtype(action_space.dtype).name}; " + _ADVICE
-        )
-    if is_discrete and spec.shape == (1,):
-        raise SpecMismatchError(f"discrete actions must be single integers, got {got}; remove the last axis")
-    if is_discrete and spec.shape != ():
-        raise SpecMismatchError(
-            f"discrete actions must be single integers, got {got}: MultiDiscrete actions are not supported; encode "
-            "each combination as one integer"
-        )
-    if not is_discrete and len(spec.shape) != 1:
-        raise SpecMismatchError(f"continuous actions must be vectors, got {got}; reshape them")
-    kind = "discrete" if is_discrete else "continuous"
-    if algorithm.actions not in (kind, None):
-        names = ", ".join(name for name, other in ALGORITHMS.items() if other.actions == kind)
-        raise SpecMismatchError(
-            f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
-            f"one of {names}"
-        )
-
-
 def make_action_spec(
-    actions: ActionStatistics, config: TrainingConfig, action_space: Any, data_space: Any, *, is_complete: bool = True
+    actions: ActionStatistics,
+    action_space: Any,
+    data_space: Any,
+    *,
+    bounds: tuple[float, float] | None = None,
+    clip_actions: bool = False,
+    is_complete: bool = True,
+    has_advice: bool = True,
 ) -> tuple[tensor_spec.BoundedTensorSpec, str | None]:
     """Returns the bounded spec of a dataset's actions, and a sentence about bounds that are not the environment's.
 
-    The bounds are those of the options, else of the environment, else of the dataset's own action space. Without these,
-    discrete actions range from the minimum to the maximum of the data, and continuous ones from -1 to 1 if all of them
-    are within these bounds, else from the minimum to the maximum of the data.
+    The bounds are those that the user has set, else those of the environment, else of the dataset's own action space.
+    Without these, discrete actions range from the minimum to the maximum of the data, and continuous ones from -1 to 1
+    if all of them are within these bounds, else from the minimum to the maximum of the data.
 
     Args:
       actions: statistics of the actions.
-      config: the options of the run.
       action_space: action space of the environment; None if unknown.
       data_space: the dataset's own action space; None if unknown. It is ignored if the data do not match it.
+      bounds: minimum and maximum that the user has set.
+      clip_actions: whether the actions are clipped, so that bounds are required.
       is_complete: whether the statistics are those of all actions instead of a sample.
+      has_advice: whether the sentence says what to do about unknown bounds.
 
     Raises:
       SpecMismatchError: If discrete actions are outside the bounds, or the bounds that are required are unknown.
     """
     space, origin = action_space, "those of the environment"
-    if config.action_bounds is not None:
-        space, origin = make_array_space(actions.spec, *config.action_bounds), "as set by the options"
+    if bounds is not None:
+        space, origin = make_array_space(actions.spec, *bounds), "as set by the options"
     elif space is None and describes(data_space, actions.spec):
         space, origin = data_space, "those of the dataset's own action space"
-    if space is None and config.clip_actions and not actions.is_discrete and not _are_within_one(actions):
+    if space is None and clip_actions and not actions.is_discrete and not _are_within_one(actions):
         sentence = "clipping requires the bounds of the actions, which are unknown and not [-1, 1]"
         raise SpecMismatchError(sentence + _BOUNDS_ADVICE)
     choose = _choose_discrete if actions.is_discrete else _choose_continuous
     low, high, reason = choose(actions, space, origin, is_complete=is_complete)
-    bounds = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
-    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, *bounds, name="action")
+    limits = (_round_inwards(low, actions.spec.dtype, np.inf), _round_inwards(high, actions.spec.dtype, -np.inf))
+    spec = tensor_spec.BoundedTensorSpec(actions.spec.shape, actions.spec.dtype, *limits, name="action")
     if action_space is not None and reason == origin:
         return spec, None
-    advice = _BOUNDS_ADVICE if space is None and config.env is not None else ""
+    advice = _BOUNDS_ADVICE if space is None and has_advice else ""
     return spec, f"the action bounds are {describe_bounds(spec)}, {reason}" + advice
 
 
@@ -122,7 +82,7 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
         if first < low or last > high:
             raise SpecMismatchError(
                 f"the discrete actions of the dataset are from {first} to {last}, but {origin} from {low} to {high}; "
-                "re-encode the actions, or " + _ADVICE
+                "re-encode the actions, or " + ADVICE
             )
         return low, high, origin
     if not is_complete:
@@ -133,7 +93,7 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
         problem = f"the only action{' is' if num_values == 1 else 's are'} {listed}"
         raise SpecMismatchError(
             f"the number of discrete actions is unknown, because {problem}; re-encode the actions as 0, 1, 2, ..., or "
-            + _ADVICE
+            + ADVICE
         )
     return first, last, "the minimum and maximum of the data"
 
