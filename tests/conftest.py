@@ -1,5 +1,6 @@
 """Fixtures for all tests: the data folder, unused ports, and folders for journals and temporary files."""
 
+import atexit
 import gc
 import itertools
 import os
@@ -40,6 +41,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not session.config.getoption("numprocesses", None):
         # Tracing creates many objects that stay, among which Python would otherwise look for garbage all the time.
         gc.set_threshold(50_000, 50, 1000)
+        # Modules and collected tests are no garbage, either.
+        gc.disable()
         import_libraries()
         if not os.environ.get("THOROUGH"):
             skip_graph_optimization()
@@ -89,7 +92,21 @@ def _skip_without_reverb(report: Any, path: str, line: int | None) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    freeze_objects()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Makes processes that xdist started exit without deleting each of their objects, which would take seconds."""
+    if hasattr(session.config, "workerinput"):
+        atexit.register(exit_without_cleanup)
+
+
+def exit_without_cleanup() -> None:
+    """Runs the other exit handlers, and exits."""
+    atexit.unregister(exit_without_cleanup)
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
