@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -66,11 +67,17 @@ def episode(length: int, *, terminal: bool, start: float = 10.0, discount: float
 
 def rlds_dataset(episodes: list[dict], example: dict | None = None) -> tf.data.Dataset:
     """Returns an RLDS dataset of episodes given as columns, with the spec of `example` or of the first episode."""
+    if 0 < len(episodes) <= 8 and example is None:  # This takes a third of the time.
+        return functools.reduce(tf.data.Dataset.concatenate, map(_make_episode_dataset, episodes))
     signature = tree.map_structure(
         lambda column: tf.TensorSpec((None, *column.shape[1:]), column.dtype), example or episodes[0]
     )
     columns = tf.data.Dataset.from_generator(lambda: iter(episodes), output_signature=signature)
     return columns.map(lambda steps: {"steps": tf.data.Dataset.from_tensor_slices(steps)})
+
+
+def _make_episode_dataset(steps: dict) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors({"steps": tf.data.Dataset.from_tensor_slices(steps)})
 
 
 def assert_equal_nests(got: object, expected: object) -> None:
