@@ -52,25 +52,32 @@ def parse(path):
 
 
 @functools.cache
+def find_imports(path):
+    """Returns the import statements of a file, and those of them that are for type checking only."""
+    nodes = list(ast.walk(parse(path)))
+    typing_only = {
+        node
+        for block in nodes
+        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)], typing_only
+
+
+@functools.cache
 def modules_imported(path, package):
     """Returns the dotted name of every module that a file imports at any level, except for type checking only.
 
     `from a import b, c` imports `a.b` and `a.c`, since each may be a module. Relative imports are resolved in `package`.
     """
-    tree = parse(path)
-    typing_only = {
-        node
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
+    imports, typing_only = find_imports(path)
     names = []
-    for node in ast.walk(tree):
+    for node in imports:
         if node in typing_only:
             continue
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
             names += [f"{base}.{alias.name}" for alias in node.names]
@@ -114,7 +121,7 @@ def test_parts_of_the_core_import_only_earlier_parts(module):
 
 @pytest.mark.parametrize("module", FILES)
 def test_core_imports_no_layer_and_siblings_relatively(module):
-    for node in ast.walk(parse(FILES[module])):
+    for node in find_imports(FILES[module])[0]:
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("rlds2reverb."):
             continue
         assert node.module.split(".")[1] not in LAYERS, f"{module} imports {node.module}"

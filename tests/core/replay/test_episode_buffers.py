@@ -154,8 +154,8 @@ def test_invalid_episodes_raise(make):
 
 def test_large_episode_is_sampled(make):
     buffer = make(EpisodeReplayBuffer, window=3)
-    rows = np.arange(5)[:, None] + np.zeros(1 << 22, np.uint8)
-    buffer.append({"image": rows.astype(np.uint8)})
+    rows = np.arange(5, dtype=np.uint8)[:, None] + np.zeros(1 << 22, np.uint8)
+    buffer.append({"image": rows})
     (sampled,) = buffer.sample(1, 0)
     start = int(sampled["image"][0, 0])
     np.testing.assert_array_equal(sampled["image"], rows[start : start + 3])
