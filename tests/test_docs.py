@@ -20,8 +20,10 @@ FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--platform", "--python
 #: Blocks that take more than about a second, by page and number; most pages have others that are fast.
 SLOW_BLOCKS = {
     "README.md-1",
-    *(f"adders.md-{number}" for number in (2, 3, 5, 8)),
+    *(f"adders.md-{number}" for number in (2, 3, 5, 6, 8)),
     "batches.md-5",
+    "beam.md-1",
+    "environments.md-1",
     "environments.md-8",
     "experiments.md-1",
     "experiments.md-3",
@@ -29,6 +31,7 @@ SLOW_BLOCKS = {
     "extend.md-1",
     "extend.md-2",
     "index.md-1",
+    "ingestion.md-1",
     "off_policy_evaluation.md-1",
     "online.md-1",
     *(f"custom_agents.md-{number}" for number in (1, 2, 3)),

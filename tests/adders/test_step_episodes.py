@@ -67,7 +67,7 @@ def test_too_long_episode_raises(padding):
         adder(Episode(all_steps[1], 7))
 
 
-@pytest.mark.parametrize("padding", mark_slow_except(["none", "end"], PADDINGS))
+@pytest.mark.parametrize("padding", mark_slow_except(["end"], PADDINGS))
 def test_item_spec_matches_the_dataset_and_empty_episodes_are_skipped(padding):
     all_steps = [episode(length, terminal=True, nested=True) for length in (1, 0, 3, 0)]
     adder = StepEpisodes(4, padding)

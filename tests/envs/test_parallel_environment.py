@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import os
 import signal
 import subprocess
@@ -31,6 +32,8 @@ from rlds2reverb.envs import (
 )
 from rlds2reverb.ownership import copy_arrays
 
+PENDULUM = functools.partial(suite_gym.load, "Pendulum-v1")
+
 
 def sample_actions(env, rng):
     if isinstance(env.action_spec(), tuple):
@@ -38,8 +41,12 @@ def sample_actions(env, rng):
     return rng.uniform(-2, 2, (env.batch_size, 1)).astype(np.float32)
 
 
-@pytest.mark.parametrize("constructor", [make_nested, functools.partial(suite_gym.load, "Pendulum-v1")])
-@pytest.mark.parametrize("caller_steps", [True, False])
+@pytest.mark.parametrize(
+    ("caller_steps", "constructor"),
+    mark_slow_except(
+        [(True, make_nested), (False, PENDULUM)], itertools.product([True, False], [make_nested, PENDULUM])
+    ),
+)
 def test_parallel_environments_equal_a_batch_in_one_process(constructor, caller_steps):
     rng = np.random.default_rng(0)
     with (

@@ -52,7 +52,7 @@ def make_experience(algo, seed):
     return to_experience(algo, columns)
 
 
-@pytest.mark.parametrize("algo", mark_slow_except(["bc", "iql", "fql", "dqn"], ALGORITHMS))
+@pytest.mark.parametrize("algo", mark_slow_except(["iql", "dqn"], ALGORITHMS))
 def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)  # These agents have all variables before tracing.
     changed = {

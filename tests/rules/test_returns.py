@@ -6,6 +6,7 @@ reward of a last step. The last row of robots' RLDS data is a transition, whose 
 
 import functools
 import gzip
+import itertools
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +124,14 @@ def case(request, tmp_path_factory):
     return SOURCES[request.param](tmp_path_factory.mktemp("source")), [rewards[:lost] for rewards in REWARDS]
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMS, "returns"])
+@pytest.mark.parametrize(
+    ("case", "name"),
+    mark_slow_except(
+        [*(("steps", name) for name in TRANSFORMS), *((source, "returns") for source in SOURCES)],
+        itertools.product(SOURCES, [*TRANSFORMS, "returns"]),
+    ),
+    indirect=["case"],
+)
 def test_returns_add_up_the_rewards_of_transitions(case, name):
     source, rewards = case
     returns = [sum(row) for row in rewards]
@@ -276,7 +284,7 @@ ADDERS = {
 
 @pytest.mark.parametrize(
     "format",
-    mark_slow_except(["D4RL", "rlds", "transitions in last rows", "robomimic without next observations"], WRITERS),
+    mark_slow_except(["D4RL", "transitions in last rows", "robomimic without next observations"], WRITERS),
 )
 @examples(20)
 @given(st.lists(st.tuples(st.lists(st.integers(-9, 9), min_size=1, max_size=5), st.booleans()), min_size=1, max_size=4))

@@ -258,7 +258,7 @@ def test_train_step_compiles_with_xla(name):
     assert actual.extra.keys() == expected.extra.keys()
 
 
-@pytest.mark.parametrize("name", mark_slow_except(["double_dqn", "discrete_cql"], NAMES))
+@pytest.mark.parametrize("name", mark_slow_except(["double_dqn"], NAMES))
 def test_agents_learn_the_best_action(name):
     """In one-step episodes the reward is 1 for one action, which depends on the observation's sign, and else 0."""
     rng, size = np.random.default_rng(0), 512

@@ -9,6 +9,8 @@ from rlds2reverb.learners.agents.spaces import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac", "fql", "spot", "xql"]
+#: One of each family of losses; the properties of the other agents are slow tests.
+FAST = ["bc", "td3_bc", "iql", "cql"]
 DENSITY = {"density_hidden_sizes": (8,), "num_density_updates": 0}
 
 
@@ -21,7 +23,7 @@ def values(agent):
     return [variable.numpy() for variable in agent.variables]
 
 
-@pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "cql"], CONTINUOUS))
+@pytest.mark.parametrize("name", mark_slow_except(["bc", "iql"], CONTINUOUS))
 def test_restored_agent_continues_bit_for_bit_whatever_the_global_seed(name, tmp_path):
     batches = [to_trajectory(make_columns(4, seed)) for seed in range(4)]
     options = {"num_density_updates": 3} if name == "spot" else {}
@@ -73,7 +75,7 @@ def test_n_step_discount_is_applied_once():
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5, 12 + 0.5 * 0.81], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("name", mark_slow_except(FAST, CONTINUOUS))
 def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
     data = make_columns(4)
     other = {**data, "reward": data["reward"] + [0, 0, 5, 0]}
@@ -90,7 +92,7 @@ def test_item_with_weight_zero_has_a_td_error_but_does_not_affect_critics(name):
         np.testing.assert_array_equal(td[0][[0, 1, 3]], td[1][[0, 1, 3]])
 
 
-@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("name", mark_slow_except(FAST, CONTINUOUS))
 def test_equal_weights_scale_the_losses(name):
     batch = to_trajectory(make_columns(4))
     loss = "actor_loss" if name == "bc" else "critic_loss"

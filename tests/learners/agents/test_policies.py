@@ -58,7 +58,9 @@ def make_normalised(name):
     return make_agent(name, time_steps, spec, **small_networks(name), **statistics)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", mark_slow_except(["bc", "td3_bc", "iql", "dqn", "discrete_iql", "gciql", "hiql"], ALGORITHMS)
+)
 def test_estimates_are_those_of_the_critics(name):
     agent, observations = make_normalised(name), STEPS.observation.numpy()
     inputs = np.float32((observations - [1, 2, 3]) / [4, 5, 6])
