@@ -209,8 +209,14 @@ def test_unsuitable_steps_raise_before_tracing(value_fn, change, message, monkey
             lambda observations: tf.stack([observations] * 2, axis=1),
             "value_fn must return one value per observation, got",
         ),
-        (lambda observations: tf.constant(1.0), "value_fn must return one value per observation, got"),
-        (lambda observations: observations[1:], "value_fn must return one value per observation, got"),
+        pytest.param(
+            *(lambda observations: tf.constant(1.0), "value_fn must return one value per observation, got"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *(lambda observations: observations[1:], "value_fn must return one value per observation, got"),
+            marks=pytest.mark.slow,
+        ),
         (lambda observations: observations[observations > 10], "value_fn must return one value per observation, got"),
         (lambda observations: np.asarray(observations.numpy()), r"value_fn failed on tensors .*wrap numpy code in"),
     ],

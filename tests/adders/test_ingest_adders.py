@@ -48,7 +48,7 @@ FILES = {
     "rlds_prepared/d4rl_mujoco_halfcheetah/v1-medium-replay/1.2.0": 1,
 }
 FIRST, NESTED, SMALL, _ = FILES
-FAST_CASES = {(FIRST, "n_step"), (SMALL, "composed")}
+FAST_CASES = {(FIRST, "n_step")}
 CASES = [
     pytest.param(name, kind, marks=[] if (name, kind) in FAST_CASES else pytest.mark.slow)
     for name in FILES

@@ -35,7 +35,7 @@ class TestRldsToTrajectories(SHIPPED.RldsToTrajectoriesTest):
 
 
 #: The tests of all kinds of episodes are fast; those of fewer kinds take as long, and are slow.
-FAST = ("valid_episodes_multiple_episodes", "with_policy_multiple_episodes", "invalid_episodes_incorrect_ending")
+FAST = ("with_policy_multiple_episodes", "invalid_episodes_incorrect_ending")
 for name in [name for name in dir(TestRldsToTrajectories) if name.startswith("test_conversion_")]:
     if not name.endswith(FAST) and "no_step_episodes" not in name:
         setattr(TestRldsToTrajectories, name, pytest.mark.slow(getattr(TestRldsToTrajectories, name)))

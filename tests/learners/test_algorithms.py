@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
+from properties import mark_slow_except
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.time_step import time_step_spec
 
@@ -25,7 +26,7 @@ def test_table_matches_the_figures_of_the_papers():
     assert sorted(ALGORITHMS) == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "dqn", "decision_transformer", "hiql"], ALGORITHMS))
 def test_table_describes_the_agent(name):
     algorithm = get_algorithm(name)
     is_discrete = algorithm.actions == "discrete"

@@ -134,7 +134,13 @@ def unchanged(sources):
 
 @pytest.mark.parametrize("option", VALUES)
 @pytest.mark.parametrize(
-    "name", [file_format.name for file_format in BUILT_IN if file_format.name != "a MinariDataset"]
+    "name",
+    [
+        # A TFDS name is opened as the directory of its dataset.
+        pytest.param(file_format.name, marks=[pytest.mark.slow] if file_format.name == "a TFDS name" else [])
+        for file_format in BUILT_IN
+        if file_format.name != "a MinariDataset"
+    ],
 )
 def test_each_option_of_load_has_an_effect_or_is_an_error(sources, unchanged, name, option, data, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data / "formats/rlds/a4"))

@@ -213,8 +213,12 @@ def test_episodes_of_other_fields_are_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "error",
-    [InvalidEpisodeError([Problem(2, 1, "reward", "must be finite")]), SourceError("longer than a pipe" * 9999)],
-    ids=["problems", "long"],
+    [
+        pytest.param(
+            InvalidEpisodeError([Problem(2, 1, "reward", "must be finite")]), marks=pytest.mark.slow, id="problems"
+        ),
+        pytest.param(SourceError("longer than a pipe" * 9999), id="long"),
+    ],
 )
 def test_errors_of_processes_reach_the_caller(error, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
