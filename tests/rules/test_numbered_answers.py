@@ -117,7 +117,7 @@ def test_interrupted_call_without_auto_reset_requires_a_reset():
     assert env.reset().step_type == 0
 
 
-@pytest.mark.parametrize("name", ["_recv", "_send"])
+@pytest.mark.parametrize("name", ["_recv", pytest.param("_send", marks=pytest.mark.slow)])
 def test_interrupted_message_is_complete(monkeypatch, name):
     with ParallelEnvironment([make_env, make_env], num_workers=2, caller_steps=False) as env:
         env.reset()

@@ -284,7 +284,7 @@ ADDERS = {
 
 @pytest.mark.parametrize(
     "format",
-    mark_slow_except(["D4RL", "transitions in last rows", "robomimic without next observations"], WRITERS),
+    mark_slow_except(["D4RL", "transitions in last rows"], WRITERS),
 )
 @examples(20)
 @given(st.lists(st.tuples(st.lists(st.integers(-9, 9), min_size=1, max_size=5), st.booleans()), min_size=1, max_size=4))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from properties import mark_slow_except
 
 from rlds2reverb import train
 
@@ -27,7 +26,8 @@ def compute_losses(algorithm, run_dir):
 
 
 @pytest.mark.usefixtures("no_policies")
-@pytest.mark.parametrize("algorithm", mark_slow_except(["td3_bc"], ALGORITHMS))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_losses_equal_those_of_other_versions(algorithm, tmp_path):
     expected = json.loads(FILE.read_text())[algorithm]
     losses = compute_losses(algorithm, tmp_path / "run")

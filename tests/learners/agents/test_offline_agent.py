@@ -159,9 +159,8 @@ LEARNING = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "iql" else pytest.mark.slow) for name in LEARNING]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LEARNING)
 def test_agents_learn_the_better_actions_of_random_data(name):
     """In one-step episodes with reward -(a - target(s))^2, random actions have a mean reward of about -0.75."""
     size, rng = 2000, np.random.default_rng(0)
