@@ -115,7 +115,7 @@ class _Iterator(iterator_ops.OwnedIterator):
         _iterators.add(self)
 
     def __del__(self) -> None:
-        _released.put([self.__dict__.pop("_iterator_resource", None)])
+        _released.put([self.__dict__.pop(name, None) for name in ("_dataset", "_iterator_resource")])
 
     def _next_internal(self) -> Any:
         try:
@@ -129,7 +129,7 @@ class _Iterator(iterator_ops.OwnedIterator):
 
 
 _iterators: weakref.WeakSet[_Iterator] = weakref.WeakSet()
-#: TensorFlow's handles of iterators that nothing refers to any more, each in a list that has the last reference.
+#: Datasets of iterators that nothing refers to any more, and TensorFlow's handles, of which this is the last reference.
 _released: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
 
@@ -139,10 +139,16 @@ def _start_deletion() -> None:
 
     def delete() -> None:
         while True:
-            threading.Thread(target=_released.get().clear, daemon=True).start()
+            threading.Thread(target=_drop, args=[_released.get()], daemon=True).start()
 
     threading.Thread(target=delete, name="delete-iterators", daemon=True).start()
     atexit.register(_keep_iterators)
+
+
+def _drop(references: list[Any]) -> None:
+    """Drops a handle, and then its dataset, whose resources may be released once no iterator uses them."""
+    while references:
+        references.pop()
 
 
 def _keep_iterators() -> None:

@@ -1,5 +1,6 @@
 """Tests of `Source.to_rlds`: equal columns, and iterators that can be checkpointed."""
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -164,7 +165,7 @@ def test_unfinished_iterator_is_closed_with_the_dataset():
 
     def make_episodes():
         try:
-            yield from EPISODES
+            yield from itertools.cycle(EPISODES)
         finally:
             closed.set()
 
