@@ -44,8 +44,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         # Modules and collected tests are no garbage, either.
         gc.disable()
         import_libraries()
-        if not os.environ.get("THOROUGH"):
-            skip_graph_optimization()
 
 
 def import_libraries() -> None:
@@ -61,14 +59,16 @@ def import_libraries() -> None:
             import tf_agents.replay_buffers.reverb_utils  # noqa: F401
 
 
-def skip_graph_optimization() -> None:
-    """Executes graphs as they were traced, because those of fast tests run too few steps to repay TensorFlow's optimizer.
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Executes graphs of fast tests as they were traced, because they run too few steps to repay TensorFlow's optimizer.
 
     Slow tests, and processes that tests start, use the optimizer.
     """
     import tensorflow as tf
 
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    is_fast = item.get_closest_marker("slow") is None and not os.environ.get("THOROUGH")
+    if is_fast != tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False):
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_fast})
 
 
 @pytest.hookimpl(wrapper=True)
