@@ -13,7 +13,7 @@ import click
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.sources.lerobot_writer import VERSIONS
-from rlds2reverb.sources.writing import FORMATS
+from rlds2reverb.sources.writing import WRITTEN_FORMATS
 
 from . import checks, output
 from .declarations import flag, option
@@ -24,7 +24,7 @@ from .options import (
     GroupedCommand,
     conversion_options,
     get_reading_options,
-    make_adder,
+    make_episode_adder,
     make_transforms,
     parameter_names,
     require_item_options,
@@ -46,7 +46,7 @@ _FORMATS_OF: dict[str, Sequence[str]] = {
     "recompute_discounts": ("d4rl", "minari", "lerobot", "robomimic"),
     **dict.fromkeys(["shard_mb", "features"], ("rlds",)),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
-    "num_workers": FORMATS,
+    "num_workers": WRITTEN_FORMATS,
     "runner": ("reverb", "rlds"),
 }
 _HEADINGS = {
@@ -65,7 +65,7 @@ _FORMATS_OF |= dict.fromkeys(
 @option("--out", metavar="PATH", required=True, help="Directory or file to write.")
 @option(
     "--format",
-    choices=["reverb", *FORMATS],
+    choices=["reverb", *WRITTEN_FORMATS],
     help="Reverb tables, a D4RL or robomimic HDF5 file, a directory as TFDS prepares it (rlds), a Minari or a LeRobot "
     "dataset.",
 )
@@ -246,7 +246,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
                 options["source"],
                 out,
                 table_configs(options),
-                adder=make_adder(options),
+                adder=make_episode_adder(options),
                 priority="return" if options["priority"] == "return" else float(options["priority"]),
                 layout=options["layout"],
                 num_shards=options["num_shards"],

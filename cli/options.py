@@ -306,7 +306,7 @@ def require_item_options(options: dict[str, Any]) -> None:
         require_unused(names, "cannot be combined with --n-step")
 
 
-def make_adder(options: dict[str, Any]) -> EpisodeAdder:
+def make_episode_adder(options: dict[str, Any]) -> EpisodeAdder:
     """Returns the adder that the `item_options` and, if present, the other item options of `convert` describe."""
     from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 

@@ -31,7 +31,7 @@ from .options import (
     GroupedCommand,
     conversion_options,
     get_table_options,
-    make_adder,
+    make_episode_adder,
     parameter_names,
     require_item_options,
     require_unused,
@@ -249,7 +249,7 @@ def _make_signature(source: Source, options: dict[str, Any]) -> Any:
     from rlds2reverb.encoding.packing import Packing, packed_signature
     from rlds2reverb.writing.conversion import drop_strings
 
-    adder = make_adder(options)
+    adder = make_episode_adder(options)
     spec = adder.item_spec(drop_strings(source.step_spec))
     if options["layout"] == "columns":
         return spec

@@ -15,7 +15,7 @@ from rlds2reverb.sources import Source
 from rlds2reverb.sources.transforms import apply_transforms
 
 from . import output
-from .options import make_adder, make_transforms, open_source, table_configs, table_names
+from .options import make_episode_adder, make_transforms, open_source, table_configs, table_names
 from .quiet import import_quietly, status
 
 #: Packages that items are made with.
@@ -64,7 +64,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
                 source,
                 [shard_path(destination, shard) for shard in range(num_shards)] if num_shards else destination,
                 table_configs(options) if is_directory else table_names(options),
-                adder=make_adder(options),
+                adder=make_episode_adder(options),
                 priority=ByReturn.from_episodes(source) if by_return else float(options["priority"]),
                 on_invalid=options["on_invalid"],
                 resume=options["resume"],

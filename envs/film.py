@@ -27,7 +27,7 @@ from .policy_actions import PolicyActor, require_number_rewards
 from .rollout import Rollout
 from .time_steps import LAST
 
-FORMATS = (".mp4", ".gif")
+SUFFIXES = (".mp4", ".gif")
 _RGB = "rgb_array"
 _DEFAULT_RATE = 30.0
 #: Maximum number of images per second by format; faster environments show only some of their steps.
@@ -142,7 +142,7 @@ def record_film(
 
 def require_film_path(path: Path) -> None:
     """Raises `ValueError` unless the file has the suffix of a film, and a directory; `ImportError` without a writer."""
-    if path.suffix.lower() not in FORMATS:
+    if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"the file of a film must end with .mp4 or .gif, got '{path}'")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the directory '{path.parent}' does not exist; create it first")

@@ -37,7 +37,7 @@ FORMAT_LIMITS = {
     "robomimic": FormatLimits("robomimic", write_robomimic),
 }
 #: The values of `format`.
-FORMATS = tuple(FORMAT_LIMITS)
+WRITTEN_FORMATS = tuple(FORMAT_LIMITS)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def require_destination(path: str | Path, format: str) -> None:
       ImportError: If the format requires a package that is not installed.
       ValueError: If the format is unknown, or a Minari path is not a Minari name.
     """
-    require_one_of("format", format, FORMATS)
+    require_one_of("format", format, WRITTEN_FORMATS)
     path = Path(path).expanduser().absolute()
     require_vacant(path)
     if format == "minari":

@@ -35,7 +35,7 @@ _TASK_OPTIONS = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoint
 
 
 @dataclass(frozen=True)
-class Preparation:
+class ClusterParts:
     """A run that is ready to be started.
 
     Attributes:
@@ -61,7 +61,7 @@ class Preparation:
 
 def prepare(
     source: Any, config: TrainingConfig, run_dir: str | Path, num_shards: int, progress: Progress
-) -> Preparation:
+) -> ClusterParts:
     """Reads the data and checks that a run is possible.
 
     Args:
@@ -89,7 +89,7 @@ def prepare(
         document = describe_run(config, data, key, None if evaluator is None else evaluator.reference_returns)
         convert = PieceConverter.of_run(config, data)
         item_spec = convert.item_spec(data.time_step_spec.observation, data.action_spec)
-        return Preparation(
+        return ClusterParts(
             task=_make_task(config, data, document["identity"], run_dir),
             document=document,
             evaluator=None if environment is None else evaluator_arguments(config, environment),

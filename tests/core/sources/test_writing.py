@@ -19,7 +19,7 @@ from rlds2reverb import load, write_dataset
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import InvalidEpisodeError, SourceError, StorageFullError
 from rlds2reverb.sources.transforms import CastFloats, NormalizeObservations, apply_transforms
-from rlds2reverb.sources.writing import FORMATS
+from rlds2reverb.sources.writing import WRITTEN_FORMATS
 
 NAMES = {"d4rl": "out.hdf5", "rlds": "out/1.0.0", "minari": "out-v0", "lerobot": "out", "robomimic": "demo.hdf5"}
 LOG = {
@@ -201,7 +201,7 @@ def test_spaces_survive_only_while_they_describe_the_data(data):
     assert apply_transforms(source, [NormalizeObservations()])[0].observation_space is None
 
 
-@pytest.mark.parametrize("format", [name for name in FORMATS if name != "robomimic"])
+@pytest.mark.parametrize("format", [name for name in WRITTEN_FORMATS if name != "robomimic"])
 def test_environment_and_metadata_are_kept(tmp_path, format):
     source = load(LOGS)
     source.env_spec, source.metadata = '{"id": "Pendulum-v1"}' + " " * 2000, {"algorithm": "SAC", "gamma": 0.5}
