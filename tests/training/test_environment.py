@@ -50,6 +50,14 @@ def test_environment_is_derived_from_the_name_of_the_file(source, name):
         assert got.make_env is None and "the environment of the dataset is unknown; choose one" in got.note
 
 
+@pytest.mark.parametrize(("file", "name"), [("halfcheetah.hdf5", "HalfCheetah-v5"), ("robot_logs.hdf5", None)])
+def test_environment_is_not_derived_from_the_folder_of_the_file(data, tmp_path, file, name):
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "ant" / file).symlink_to(data / "d4rl/pendulum_mixed-v2.hdf5")
+    for path in (tmp_path / "ant" / file, str(tmp_path / "ant" / file)):
+        assert resolve_environment("auto", open_source(path)).make_env == name
+
+
 @pytest.mark.parametrize(("folder", "name"), [("ant/halfcheetah", "HalfCheetah-v5"), ("ant/tables", None)])
 def test_environment_of_tables_is_derived_from_the_name_of_their_directory(tmp_path, folder, name):
     (tmp_path / folder).mkdir(parents=True)

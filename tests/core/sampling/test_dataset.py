@@ -211,11 +211,11 @@ def test_sampling_frequencies_match_the_priorities(alpha):
     priorities = {value: 0.5 + value % 7 for value in range(30)}
     with serve_numbers(priorities, alpha=alpha) as servers:
         for _ in range(2):
-            sample = sample_batches(servers, 20)
+            sample = sample_batches(servers, 50)
             powers = np.array([priorities[value] for value in range(30)]) ** alpha
             counts = np.bincount(sample.data.astype(int), minlength=30)
             expected = powers / powers.sum() * counts.sum()
-            assert counts.sum() == 20_000 and chi_square_p_value(counts, expected, len(counts) - 1) > 1e-6
+            assert counts.sum() == 50_000 and chi_square_p_value(counts, expected, len(counts) - 1) > 1e-6
             np.testing.assert_allclose(sample.info.probability, (powers / powers.sum())[sample.data.astype(int)])
             # The second round uses different priorities.
             keys = dict(zip(sample.data.astype(int).tolist(), sample.info.key.tolist(), strict=True))
