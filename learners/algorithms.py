@@ -1,4 +1,4 @@
-"""The algorithms: what each one is called, learns from and was published with. Needs no TensorFlow."""
+"""The algorithms: their names, the items that they learn from, and their published settings. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Algorithm:
         return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 
-#: What agents for Atari have in common; the batch size is that of Mnih et al. (2015), extended data table 1, and the
+#: The common settings of agents for Atari; the batch size is that of Mnih et al. (2015), extended data table 1, and the
 #: authors of the others use it too.
 _ATARI: dict[str, Any] = {"actions": "discrete", "batch_size": 32}
 #: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They

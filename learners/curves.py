@@ -248,7 +248,7 @@ def draw_histograms(axes: Axes, counts: np.ndarray, steps: np.ndarray, x_label: 
       axes: axes of the figure.
       counts: int64 [N, B], histograms over `PRIORITY_BINS`.
       steps: int64 [N], the training step of each histogram.
-      x_label: what is counted.
+      x_label: name of the counted quantity.
     """
     rows = np.flatnonzero(counts.any(1))
     selected = sorted({rows[round(share * (len(rows) - 1))] for share in np.linspace(0, 1, _MAX_HISTOGRAMS)})

@@ -22,8 +22,8 @@ class Binding(NamedTuple):
     """One binding.
 
     Attributes:
-      owner: what is before the last dot of its left side, such as `IQLAgent`.
-      name: what is after it; '' at the beginning of a block of bindings.
+      owner: the part of its left side before the last dot, such as `IQLAgent`.
+      name: the part after the dot; '' at the beginning of a block of bindings.
       value: the value.
       source: path of the file, or name of the text.
       line: number of the line.

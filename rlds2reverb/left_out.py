@@ -1,4 +1,4 @@
-"""What is in a dataset, but in no transition of its episodes, and what transitions do not have."""
+"""Parts of a dataset that no transition of its episodes contains, and parts of steps that transitions do not have."""
 
 from __future__ import annotations
 

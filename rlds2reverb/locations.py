@@ -38,7 +38,7 @@ def is_server(source: Any) -> bool:
 
 @dataclass(frozen=True)
 class TableLocation:
-    """Where tables with items are, or one of them.
+    """The location of tables with items, or of one of them.
 
     Attributes:
       place: the servers, see `is_server`, or the directory.

@@ -119,7 +119,8 @@ class OnnxPolicy:
         Args:
           time_step: TF-Agents' `TimeStep`, that of `rlds2reverb.envs`, or any object with these attributes, for one
             environment or a batch of them; or observations.
-          policy_state: that of the last step or `get_initial_state`, with a batch axis if the time step has one.
+          policy_state: state returned by the last step or by `get_initial_state`, with a batch axis if the time step
+            has one.
 
         Raises:
           SpecMismatchError, ValueError: As `predict`, for any part of the time step and the state.

@@ -1,4 +1,4 @@
-"""The data of a training run: what all kinds of data have in common, and how tables are sampled."""
+"""The data of a training run: the common interface of all kinds of data, and sampling of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of environments as JSON values: what identifies them, and what they are made from again."""
+"""Descriptions of environments as JSON values, which identify them, and from which they are made again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies whose value is estimated from data: what they do in each state, and with which probability."""
+"""Policies whose value is estimated from data: their actions in each state, and the probabilities of these."""
 
 from __future__ import annotations
 

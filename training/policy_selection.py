@@ -1,4 +1,4 @@
-"""The choice of one of several policies by running episodes: what it costs, and how good the chosen policy is."""
+"""The choice of one of several policies by running episodes: its cost, and the value of the chosen policy."""
 
 from __future__ import annotations
 

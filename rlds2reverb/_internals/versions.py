@@ -28,7 +28,7 @@ def require_tested(library: str, installed: str, *, feature: str) -> None:
     Args:
       library: a key of `TESTED_VERSIONS`.
       installed: the installed version.
-      feature: what does not work with other versions, as the subject of a sentence.
+      feature: the feature that requires a tested version, as the subject of a sentence.
 
     Raises:
       ImportError: If the version is not among the tested ones.

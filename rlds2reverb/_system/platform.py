@@ -1,4 +1,4 @@
-"""What operating systems do differently."""
+"""Differences between operating systems."""
 
 from __future__ import annotations
 

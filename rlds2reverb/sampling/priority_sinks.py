@@ -1,4 +1,4 @@
-"""Sinks of new priorities: what they have in common, and one for batches that were mixed from several datasets."""
+"""Sinks of new priorities: their common interface, and one for batches that were mixed from several datasets."""
 
 from __future__ import annotations
 

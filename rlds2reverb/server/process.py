@@ -129,8 +129,8 @@ class ForkedProcess:
         """Starts the process and waits until it is ready.
 
         Args:
-          description: what it does; see `_server_process.server.serve`.
-          name: what it is, for error messages.
+          description: description of its task; see `_server_process.server.serve`.
+          name: name for error messages.
 
         Raises:
           OSError, ValueError, RuntimeError: The error of the process, if it could not start.

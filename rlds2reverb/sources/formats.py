@@ -38,7 +38,7 @@ def require_applicable(options: Mapping[str, Any], allowed: Collection[str], nam
     Args:
       options: values of the options by name.
       allowed: names of the options that apply.
-      name: what they apply to, with its article.
+      name: noun phrase for the thing that they apply to, such as 'a LeRobot dataset'.
     """
     for option, value in options.items():
         if option not in allowed:

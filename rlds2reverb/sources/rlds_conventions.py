@@ -1,4 +1,4 @@
-"""The conventions of RLDS datasets: what the last row of an episode means, and which fields rows may leave out.
+"""The conventions of RLDS datasets: the meaning of the last row of an episode, and which fields rows may leave out.
 
 In RLDS, the last row is a boundary: it has the final observation, and its action and reward mean nothing. In many
 datasets of robots, it is a transition like the others, whose next observation is not stored.
@@ -33,7 +33,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Conventions:
-    """What the rows of an RLDS dataset mean.
+    """The meaning of the rows of an RLDS dataset.
 
     Attributes:
       name: name of the dataset, for messages.

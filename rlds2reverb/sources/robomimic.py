@@ -128,7 +128,7 @@ def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ..
 
 @dataclass(frozen=True)
 class _Contents:
-    """What the demonstrations of a file have in common.
+    """The demonstrations of a file, and the properties that they share.
 
     Attributes:
       demos: the demonstrations that have rows.

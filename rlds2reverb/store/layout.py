@@ -35,7 +35,7 @@ _JPEG_FRAMES, _JPEG_SEGMENTS = {0xC0, 0xC1, 0xC2}, {0xC4, 0xDB, 0xDD, *range(0xE
 
 @dataclass(frozen=True)
 class Column:
-    """How one leaf of the steps is stored.
+    """The representation of one leaf of the steps in a store.
 
     Attributes:
       path: keys of the leaf.
