@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -82,9 +83,11 @@ class ClusterTraining(Closing):
         require_single_run(self.run_dir)
         self._progress = progress or Progress(quiet=True)
         self._progress.num_iterations = config.num_updates
-        self._num_added = 0
+        self._has_collectors, self._num_added = False, 0
         self._runs: dict[str, Any] = {}
         self._actors: dict[str, Any] = {}
+        self._placed: dict[str, int] = {}
+        self._call: Callable[..., Any] = _raise_not_started
         self._parts = prepare(source, self.config, self.run_dir, self.cluster.num_shards, self._progress)
         document = self._parts.document
         key = document["environment"], document["environment_spec"]
@@ -133,7 +136,7 @@ class ClusterTraining(Closing):
     # --- State
 
     def status(self) -> dict[str, Any]:
-        """Returns the progress; see `Coordinator.status`."""
+        """Returns the progress; see `Coordinator.status`. Raises `RuntimeError` before `run` has started."""
         return dict(self._call("status"))
 
     def task_state(self) -> dict[str, Any]:
@@ -145,11 +148,22 @@ class ClusterTraining(Closing):
         """The handles of the running Ray actors by name: 'coordinator', 'replay_0', 'learner', 'collector_0', ..."""
         return dict(self._actors)
 
-    # --- Collectors come and go
+    # --- Collectors come and go, in calls from other threads while `run` trains
 
     def add_collector(self) -> str:
-        """Starts another collector, and returns its name."""
+        """Starts another collector, and returns its name. On a cluster without room, it starts once there is some.
+
+        Raises:
+          RuntimeError: If `run` has not started the collectors yet, or the run has no online phase; or if there is no
+            room in the cluster that was started for the run.
+        """
+        self._require_collectors()
         name = f"collector_{self.cluster.num_collectors + self._num_added}"
+        if not self._bundles and self._ray.available_resources().get("CPU", 0.0) < self._num_cpus:
+            sentence = f"the cluster has no room for another process with {self._num_cpus:g} CPUs"
+            if self.cluster.address is None:
+                raise RuntimeError(f"{sentence}; remove a collector first, or use fewer CPUs per process")
+            self._progress.warn(f"{sentence}; {name} starts once it has")
         self._num_added += 1
         self._start_collector(name)
         return name
@@ -158,12 +172,21 @@ class ClusterTraining(Closing):
         """Ends a collector; what it has collected stays in the replay.
 
         Raises:
+          RuntimeError: As `add_collector`.
           ValueError: If there is no such collector.
         """
+        self._require_collectors()
         if not name.startswith("collector_") or name not in self._actors:
             raise ValueError(f"there is no collector {name!r}; there are {', '.join(sorted(self._actors))}")
+        self._runs.pop(name, None)  # Otherwise `run` may see its end, and raise an error.
         self._ray.kill(self._actors.pop(name))
-        del self._runs[name]
+        if name in self._placed:
+            self._bundles.append(self._placed.pop(name))
+
+    def _require_collectors(self) -> None:
+        if not self._has_collectors:
+            reason = "is not running" if self.config.online_steps else "has no online phase"
+            raise RuntimeError(f"collectors can only be added or removed while `run` trains, but this run {reason}")
 
     # --- Start
 
@@ -221,6 +244,7 @@ class ClusterTraining(Closing):
         if self.config.online_steps:
             for number in range(self.cluster.num_collectors):
                 self._start_collector(f"collector_{number}")
+            self._has_collectors = True
 
     def _start_collector(self, name: str) -> None:
         parts = self._parts
@@ -241,8 +265,8 @@ class ClusterTraining(Closing):
         bundles = [{"CPU": self._num_cpus} if self._num_cpus else {} for _ in range(num_actors)]
         for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
             bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
-        #: The bundles in the order in which the processes are started; collectors that are added later have none.
-        self._bundles = iter(range(num_actors))
+        #: The free bundles, in the order in which the processes are started. Added collectors may find none.
+        self._bundles = deque(range(num_actors))
         self._group = ray.util.placement_group([bundle or {"CPU": 0.001} for bundle in bundles], strategy="SPREAD")
         # A cluster of several machines may still grow.
         is_too_small = cluster.address is None and self._num_cpus * num_actors > total
@@ -258,8 +282,8 @@ class ClusterTraining(Closing):
         resources: dict[str, Any] = {"num_cpus": self._num_cpus}
         if kind is LearnerActor and self.cluster.learner_gpus:
             resources["num_gpus"] = self.cluster.learner_gpus
-        bundle = next(self._bundles, None)
-        if bundle is not None:
+        if self._bundles:
+            bundle = self._placed[name] = self._bundles.popleft()
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
             resources["scheduling_strategy"] = strategy
         actor = ray.remote(kind).options(
@@ -295,10 +319,10 @@ class ClusterTraining(Closing):
 
     def _require_running(self) -> None:
         """Raises the error of a process that has failed; Ray restarts those that were killed."""
-        ray = self._ray
-        done, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
-        for name, run in list(self._runs.items()):
-            if run in done:
+        ray, runs = self._ray, dict(self._runs)
+        done, _ = ray.wait(list(runs.values()), num_returns=len(runs), timeout=0)
+        for name, run in runs.items():
+            if run in done and name in self._runs:  # It may have been removed in the meantime.
                 try:
                     ray.get(run)
                 except ray.exceptions.RayTaskError as error:
@@ -318,10 +342,12 @@ class ClusterTraining(Closing):
     def _stop(self, reason: str) -> None:
         """Makes all processes save what they have, and waits until they have ended."""
         ray, until = self._ray, time.monotonic() + _STOP_SECS
+        self._has_collectors = False
         with self._progress.activity("stopping"):
             while time.monotonic() < until:
                 self._call("stop", reason)  # The coordinator may have been restarted since the first call.
-                _, running = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=_POLL_SECS)
+                runs = list(self._runs.values())
+                _, running = ray.wait(runs, num_returns=len(runs), timeout=_POLL_SECS)
                 self._require_running()  # Raises if the last checkpoint failed.
                 if not running:
                     return
@@ -334,6 +360,10 @@ class ClusterTraining(Closing):
         self._actors.clear()
         if hasattr(self, "_group"):
             self._ray.util.remove_placement_group(self._group)
+
+
+def _raise_not_started(*_: Any) -> None:
+    raise RuntimeError("the run has not started yet; call run first")
 
 
 def import_ray() -> Any:

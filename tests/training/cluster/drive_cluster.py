@@ -1,6 +1,7 @@
-"""Trains on a Ray cluster of three nodes, kills some of its processes, and prints what happened as JSON.
+"""Trains on a Ray cluster of three nodes, changes or kills some of its processes, and prints what happened as JSON.
 
-With the scenario 'everything', one process of each kind is killed, and then a node; with 'learners', each of two learners.
+With the scenario 'everything', one process of each kind is killed, and then a node; with 'learners', each of two learners;
+with 'collectors', one is replaced and the other removed.
 
 Run by `test_cluster.py` in its own process, without pydantic.
 """
@@ -103,6 +104,32 @@ def break_learners(training: ClusterTraining, cluster: Cluster, nodes: list, rep
         report["recovery_secs"][name], report["resumed_from"][name] = round(secs, 1), min(policies)
 
 
+def replace_collectors(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
+    """Replaces a collector of a full cluster, and removes another one; reports what was refused."""
+
+    def refuse(change, *arguments) -> None:
+        try:
+            change(*arguments)
+        except (RuntimeError, ValueError) as error:
+            report["refused"].append(str(error))
+
+    def wait_for_collectors(*names: str) -> None:
+        number = len(names)
+        wait_for(lambda: training.status()["num_collectors"] == number and {*names} <= {*training.actors}, str(names))
+
+    report["refused"] = []
+    refuse(training.add_collector)  # None has started.
+    wait_for(lambda: read_step(training) >= 0, "the coordinator")
+    wait_for_collectors("collector_0", "collector_1")
+    refuse(training.add_collector)
+    training.remove_collector("collector_0")
+    refuse(training.remove_collector, "collector_0")
+    training.add_collector()
+    training.remove_collector("collector_1")
+    report["collected_before"] = training.status()["collected_steps"]
+    wait_for_collectors("collector_2")
+
+
 def read_checkpoints(training: ClusterTraining) -> list[int]:
     """Returns the numbers of updates of the checkpoints of the learner."""
     names = [path.name for path in (training.run_dir / "checkpoints").glob("[0-9]*")]
@@ -121,7 +148,8 @@ def sabotage(scenario, *arguments, report: dict) -> None:
 def main(scenario: str, data: str, run_dir: str, num_steps: int) -> None:
     """Runs the experiment."""
     report: dict = {"recovery_secs": {}, "killed_at": {}, "checkpoints": {}, "resumed_from": {}, "error": ""}
-    is_learners = scenario == "learners"
+    change = {"everything": break_everything, "learners": break_learners, "collectors": replace_collectors}[scenario]
+    is_learners, is_full = scenario == "learners", scenario == "collectors"
     cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
     nodes = [cluster.add_node(**_NODE) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -137,15 +165,15 @@ def main(scenario: str, data: str, run_dir: str, num_steps: int) -> None:
         hyperparameters={"hidden_sizes": (64, 64)},
     )
     options = ClusterConfig(
-        num_shards=2,
+        num_shards=2 - is_full,
         num_learners=1 + is_learners,
         num_collectors=2 - is_learners,
-        num_cpus=0.1,
+        num_cpus=1 if is_full else 0.1,
         checkpoint_secs=5,
     )
     try:
         with ClusterTraining(data, config, run_dir, options) as training:
-            arguments = (break_learners if is_learners else break_everything, training, cluster, nodes)
+            arguments = (change, training, cluster, nodes)
             saboteur = threading.Thread(target=sabotage, args=arguments, kwargs={"report": report}, daemon=True)
             saboteur.start()
             run = training.run()

@@ -121,6 +121,18 @@ def test_two_learners_resume_from_the_last_checkpoint_when_one_is_killed(tmp_pat
     assert logged == sorted(set(logged))
 
 
+@pytest.mark.timeout(1200)
+def test_collectors_are_replaced_while_a_run_trains(tmp_path):
+    report = drive_cluster("collectors", tmp_path / "run", 4_000)
+    early, full, removed = report["refused"]
+    assert early.endswith("while `run` trains, but this run is not running")
+    assert full.startswith("the cluster has no room for another process with 1 CPUs; remove a collector first")
+    assert removed.startswith("there is no collector 'collector_0'; there are collector_1, ")
+    # The new collector has collected the rest.
+    assert report["collected_before"] < 4_000 <= report["status"]["collected_steps"]
+    assert report["status"]["stop_reason"] == "complete"
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.drill("cluster")
 def test_interrupted_command_saves_and_continues(tmp_path):
