@@ -8,20 +8,13 @@ episodes alone, and so do the bytes of the files: not on the number of processes
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import mmap
-import os
-import pickle
 import re
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +30,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
-from rlds2reverb._system.threads import call_in_thread
+from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
@@ -59,9 +52,6 @@ _MAX_PARTS, _MIN_PART_ROWS = 64, 20_000
 #: Share of the free memory up to which a store is expected to stay in the system's cache of files.
 _CACHED_SHARE = 0.5
 _POLL_SECS = 0.2
-#: Maximum time to wait for the end of what a process that has ended wrote.
-_READ_SECS = 5.0
-_CODE = "from rlds2reverb.sources.store import run_worker; run_worker()"
 
 #: Called with the number of stored episodes and of all episodes, or None.
 OnProgress = Callable[[int, int | None], None]
@@ -250,14 +240,27 @@ def _write_parts(source: Source, plan: _Plan, path: Path, num_workers: int | Non
     if num_workers:
         with ExitStack() as stack:
             shares = [missing[index::num_workers] for index in range(num_workers)]
-            workers = [stack.enter_context(_Worker(source, plan, path, share)) for share in shares]
-            while workers := [worker for worker in workers if not worker.is_done()]:
+            workers = [stack.enter_context(TaskProcess(_write_some, source, plan, path, share)) for share in shares]
+            while workers := [worker for worker in workers if not _is_done(worker)]:
                 report()
                 time.sleep(_POLL_SECS)
     else:
-        for number in missing:
-            _write_part(source, plan, path, number, report)
+        _write_some(source, plan, path, missing, report)
     report()
+
+
+def _is_done(worker: TaskProcess) -> bool:
+    """Returns whether a process has written its parts; raises its error."""
+    is_done = worker.is_done()
+    try:
+        if is_done:
+            worker.result()
+    except TaskFailedError as error:
+        raise SourceError(
+            f"a process that reads the dataset {error}; repeat the call to continue, with fewer workers if the memory "
+            "was full"
+        ) from error
+    return is_done
 
 
 def _count_stored(path: Path, num_parts: int) -> int:
@@ -265,96 +268,22 @@ def _count_stored(path: Path, num_parts: int) -> int:
     return sum(file.stat().st_size // EPISODE_RECORD.itemsize for file in files if file.exists())
 
 
-def _write_part(
-    source: Source, plan: _Plan, path: Path, number: int, on_batch: Callable[[], None] = lambda: None
+def _write_some(
+    source: Source, plan: _Plan, path: Path, numbers: Sequence[int], on_batch: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes a part, or the rest of it."""
+    """Writes some parts, or the rest of them."""
+    with full_disk_as_error(path):
+        for number in numbers:
+            _write_part(source, plan, path, number, on_batch)
+
+
+def _write_part(source: Source, plan: _Plan, path: Path, number: int, on_batch: Callable[[], None]) -> None:
     first, stop = plan["ranges"][number]
     with _PartWriter(_part_folder(path, number), Layout.from_json(plan["layout"])) as writer:
         for batch in batch_episodes(source.read_range(first + writer.num_episodes, stop)):
             writer.append(batch)
             on_batch()
         writer.seal()
-
-
-class _Worker:
-    """A process that writes some parts."""
-
-    def __init__(self, source: Source, plan: _Plan, path: Path, numbers: Sequence[int]):
-        import cloudpickle
-
-        task = cloudpickle.dumps((source, plan, path, numbers))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_CODE}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is handled by the caller.
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        # The process would wait for a reader of a long error.
-        self._result = call_in_thread(self._process.stdout.read, daemon=True)
-        with contextlib.suppress(BrokenPipeError):  # It has ended; `is_done` raises the reason.
-            self._process.stdin.write(len(task).to_bytes(8, "little") + task)
-            self._process.stdin.flush()
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        wait([self._result], _READ_SECS)
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()  # type: ignore[union-attr]
-
-    def is_done(self) -> bool:
-        """Returns whether the parts are written; raises the error of the process."""
-        if self._process.poll() is None:
-            return False
-        if self._process.returncode:
-            # Processes that it has started may keep the stream open.
-            if wait([self._result], _READ_SECS).done and (result := self._result.result()):
-                raise pickle.loads(result)
-            raise SourceError(
-                f"a process that reads the dataset ended with exit code {self._process.returncode}; repeat the call to "
-                "continue, with fewer workers if the memory was full"
-            )
-        return True
-
-
-def run_worker() -> None:
-    """Writes the parts that the calling process has sent, and ends with it."""
-    stream = sys.stdin.buffer
-    task = stream.read(int.from_bytes(stream.read(8), "little"))
-    threading.Thread(target=_exit_at_end, args=(stream,), daemon=True).start()
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # Anything that libraries print is not part of the result.
-    try:
-        source, plan, path, numbers = pickle.loads(task)
-        with full_disk_as_error(path):
-            for number in numbers:
-                _write_part(source, plan, path, number)
-    except BaseException as error:
-        output.write(dump_error(error))
-        output.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-def dump_error(error: BaseException) -> bytes:
-    """Returns a pickled error; one that cannot be created from its arguments becomes a `SourceError`."""
-    try:
-        content = pickle.dumps(error)
-        pickle.loads(content)
-    except Exception:
-        return pickle.dumps(SourceError(f"{type(error).__name__}: {error}"))
-    return content
-
-
-def _exit_at_end(stream: Any) -> None:
-    stream.read()
-    os._exit(1)
 
 
 def _seal(source: Source, plan: _Plan, path: Path) -> None:

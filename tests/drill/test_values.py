@@ -218,8 +218,7 @@ UNPICKLING = {
     "envs/_env_worker.py": "messages of the process that started this worker, over a socket pair of their own",
     "envs/_env_process.py": "messages of a worker that this process started, over a socket pair of their own",
     "envs/suite_gym.py": "specs of the parent process, which it sends to its workers with their environments or runs",
-    "rlds2reverb/sources/store.py": "parts of a store and errors, over pipes to the processes that build it",
-    "training/worker.py": "the run that the parent process writes to stdin",
+    "rlds2reverb/_system/task_process.py": "the call of this process, and its result, over pipes to its parent process",
 }
 LOADS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 ROOT = Path(__file__).parents[2]
