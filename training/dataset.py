@@ -14,6 +14,7 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
+from rlds2reverb._system.platform import cache_folder
 from rlds2reverb.adders import NStep
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch
@@ -28,7 +29,6 @@ from rlds2reverb.sources.loaded_steps import (
     Preparation,
     TooLargeError,
     convert_columns,
-    default_cache_dir,
     read_steps,
 )
 from rlds2reverb.sources.selection import select_episodes
@@ -214,7 +214,7 @@ def _read_or_store(
     try:
         return read(preparation)
     except TooLargeError as error:
-        preparation = replace(preparation, cache_dir=str(default_cache_dir()))
+        preparation = replace(preparation, cache_dir=str(cache_folder()))
         notes.append(Message(f"{error}; they are stored in {preparation.cache_dir}", cache_dir=...))
         return read(preparation)
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from pathlib import Path
 
 
 def available_cores() -> int:
     """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_folder() -> Path:
+    """Returns the folder for files that can be created again, `~/.cache/rlds2reverb` on most systems."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
 
 
 def create_anonymous_file(name: str) -> int:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlds2reverb._system.platform import lock_file
+from rlds2reverb._system.platform import cache_folder, lock_file
 from rlds2reverb.errors import ServerUnavailableError
 
 #: Names the interpreter of servers if the running one does not have dm-reverb.
@@ -49,7 +49,7 @@ def _find_environment() -> Path:
             "with the container image (see docs/versions.md) or on a Linux machine, and pass its address HOST:PORT"
         )
     digest = hashlib.sha256(LOCK_FILE.read_bytes()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
+    cache = cache_folder()
     environment = cache / f"server-{digest}"
     if not environment.is_dir():
         cache.mkdir(parents=True, exist_ok=True)

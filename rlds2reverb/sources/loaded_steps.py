@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,11 +213,6 @@ def _require_memory(source: Source, batch: EpisodeBatch) -> None:
         raise TooLargeError(
             f"the steps need about {format_bytes(int(needed))} of memory, of which {format_bytes(free)} are free"
         )
-
-
-def default_cache_dir() -> Path:
-    """Returns the directory of stores of data that do not fit in memory, `~/.cache/rlds2reverb` on most systems."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlds2reverb"
 
 
 def _drop_texts(source: Source, texts: list[str]) -> Iterator[Episode]:
