@@ -1,5 +1,6 @@
 """Calls in other processes: results, errors, output, and the ends of processes."""
 
+import contextlib
 import operator
 import os
 import signal
@@ -64,16 +65,21 @@ def test_process_that_hangs_after_its_call_is_ended(monkeypatch):
         assert process.result() is None
 
 
+@pytest.mark.timeout(30)
 def test_processes_end_with_their_caller_and_when_they_are_closed():
     code = (
         "import time; from rlds2reverb._system.task_process import TaskProcess; "
-        "process = TaskProcess(time.sleep, 60); print(process._process.pid, flush=True); time.sleep(60)"
+        "process = TaskProcess(time.sleep, 300); print(process._process.pid, flush=True); time.sleep(300)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid = int(caller.stdout.readline())
-    caller.kill()
-    caller.communicate()
-    wait_for_end(pid)
+    try:
+        caller.kill()
+        caller.communicate()
+        wait_for_end(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process = TaskProcess(time.sleep, 60)
     process.close()
     process.close()
