@@ -56,9 +56,10 @@ def test_output_is_passed_on_by_lines_and_ends_the_message():
     assert lines == ["one", "two"]
 
 
+@pytest.mark.timeout(30)
 def test_process_that_hangs_after_its_call_is_ended(monkeypatch):
     monkeypatch.setattr(task_process, "_EXIT_SECS", 0.1)
-    script = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    script = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
     with TaskProcess(exec, script) as process:
         while not process.is_done():
             time.sleep(0.05)
