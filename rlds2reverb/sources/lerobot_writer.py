@@ -412,6 +412,7 @@ class _Version3(_Files):
         self._data: Any = None
         self._index: Any = None
         self._tables: list[Any] = []
+        self._num_bytes = 0
         self._episodes: list[dict[str, Any]] = []
 
     @property
@@ -426,6 +427,7 @@ class _Version3(_Files):
             self._path = self._make_path("data_path", **self._data_file)
             self._data = pq.ParquetWriter(self._path, table.schema)
         self._tables.append(table)
+        self._num_bytes += table.nbytes
         place = {f"data/{name}": number for name, number in self._data_file.items()}
         rows = {"dataset_from_index": self._num_rows, "dataset_to_index": self._num_rows + episode["length"]}
         chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
@@ -437,7 +439,7 @@ class _Version3(_Files):
         self._episodes.append({**episode, **place, **rows, **videos_at, **stats, **index, "seed": seed})
         if len(self._episodes) == _EPISODES_PER_GROUP:
             self._flush_episodes()
-        if sum(table.nbytes for table in self._tables) >= _ROW_GROUP_BYTES:
+        if self._num_bytes >= _ROW_GROUP_BYTES:
             self._flush()
             if self._path.stat().st_size >= _FILE_MB << 20:
                 self._data.close()
@@ -449,7 +451,7 @@ class _Version3(_Files):
 
         if self._tables:
             self._data.write_table(pa.concat_tables(self._tables))
-            self._tables = []
+            self._tables, self._num_bytes = [], 0
 
     def _flush_episodes(self) -> None:
         import pyarrow as pa

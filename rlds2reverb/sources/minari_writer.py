@@ -48,10 +48,11 @@ def choose_dataset_id(location: Path) -> str:
     except ValueError:
         name = location.name
     if not _VERSIONED_NAME.fullmatch(location.name) or not minari.is_minari_name(name):
-        suggested = re.sub(r"[^A-Za-z0-9_\-]+", "_", location.stem).strip("_") or "dataset"
+        stem = re.sub(r"-v\d+$", "", location.stem)
+        suggested = re.sub(r"[^A-Za-z0-9_\-]+", "_", stem).strip("_-") or "dataset"
         raise ValueError(
-            f"the path of a Minari dataset must end in a name with a version, got {location.name!r}; use "
-            f"{location.with_name(suggested + '-v0')}"
+            "the path of a Minari dataset must end in a name with a version, of ASCII letters, digits, '_' and '-', "
+            f"got {location.name!r}; use {location.with_name(suggested + '-v0')}"
         )
     return name
 

@@ -6,6 +6,8 @@ arrays, as made by `tf.data.Dataset.from_tensor_slices`, `read_episodes` takes t
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -110,20 +112,25 @@ def _make_reader(steps_spec: tf.data.DatasetSpec) -> Callable[[tf.Tensor], Any]:
     """Returns a function that reads the columns of a dataset of steps, passed as a variant."""
     step_spec = steps_spec.element_spec
 
-    @tf.function(input_signature=[tf.TensorSpec([], tf.variant)], autograph=False)
     def read_by_step(steps: tf.Tensor) -> Any:
         columns = tf.data.experimental.from_variant(steps, step_spec).batch(_ALL_STEPS)
         no_rows = tf.data.Dataset.from_tensors(make_zeros(columns.element_spec, 0))
         return columns.concatenate(no_rows).take(1).get_single_element()
 
-    has_arrays = True
+    @functools.cache
+    def trace() -> Any:  # TensorFlow would warn about calls of functions that differ only in the dataset.
+        return tf.function(read_by_step, autograph=False).get_concrete_function(tf.TensorSpec([], tf.variant))
+
+    has_arrays, lock = True, threading.Lock()
 
     def read(steps: tf.Tensor) -> Any:
         nonlocal has_arrays
         arrays = extract_sliced_arrays(steps) if has_arrays else None
         if arrays is None:
             has_arrays = False
-            return tree.map_structure(lambda column: column.numpy(), read_by_step(steps))
+            with lock:
+                graph = trace()
+            return tree.map_structure(lambda column: column.numpy(), graph(steps))
         return tree.unflatten_as(step_spec, arrays)
 
     return read

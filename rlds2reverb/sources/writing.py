@@ -51,6 +51,7 @@ class WriteReport:
       episodes: number of episodes written.
       transitions: number of transitions written.
       skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
+      kept_problems: number of problems in episodes that were written because of `on_invalid="keep"`.
       bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
       statistics: values and changes of the transforms of the source; see `transforms.apply_transforms`.
@@ -62,6 +63,7 @@ class WriteReport:
     episodes: int
     transitions: int
     skipped_episodes: int
+    kept_problems: int
     bytes: int
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class WriteReport:
         facts += [("episodes", f"{self.episodes:,}"), ("transitions", f"{self.transitions:,}")]
         if self.skipped_episodes:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
+        if count := self.kept_problems:
+            facts.append(("note", f"{count:,} problem{'s' * (count != 1)} in episodes that were written anyway"))
         facts += [("size", format_bytes(self.bytes)), *(("note", sentence) for sentence in self.notes)]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 

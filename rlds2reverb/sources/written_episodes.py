@@ -68,7 +68,7 @@ class WrittenEpisodes:
 
     Attributes:
       step_spec: the spec of a step.
-      counts: numbers of `episodes` and `transitions` yielded, and of `skipped_episodes`.
+      counts: numbers of `episodes` and `transitions` yielded, of `skipped_episodes`, and of `kept_problems`.
       left_out: counts of the values that no transition has.
     """
 
@@ -96,7 +96,8 @@ class WrittenEpisodes:
         """
         self.step_spec = source.step_spec if step_spec is None else step_spec
         self._may_be_empty = may_be_empty
-        self.counts, self.left_out = Counter(episodes=0, transitions=0, skipped_episodes=0), LeftOut()
+        self.counts = Counter(episodes=0, transitions=0, skipped_episodes=0, kept_problems=0)
+        self.left_out = LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
         self._num_unterminated = self._num_final_observations = 0
@@ -149,7 +150,9 @@ class WrittenEpisodes:
         if self._on_invalid == "keep":
             require_same_spec(episode.steps, self.step_spec, episode.index)
             names = () if self._limits.has_discounts else (*fields.FLAG_FIELDS, fields.STEPS)
-            problems = [problem for problem in find_problems(episode) if problem.field in names]
+            found = find_problems(episode)
+            problems = [problem for problem in found if problem.field in names]
+            self.counts["kept_problems"] += len(found) - len(problems)
         else:
             problems = find_problems(episode, self.step_spec)
         if not problems and not self._is_long_enough(episode):

@@ -65,7 +65,7 @@ def test_policy_of_a_run_is_recorded(capsys, tmp_path, trained, which, action):
             "--policy must be 'random', the directory of a training run or an ONNX file, got 'nowhere'",
         ),
         (["--env-info", "x"], "--env-info requires --format rlds or minari"),
-        (["--format", "minari"], "must end in a name with a version, got 'p.hdf5'"),
+        (["--format", "minari"], "must end in a name with a version, of ASCII letters"),
         (["--format", "rlds", "--env-info", "x"], "the environment's info has no fields"),
     ],
 )

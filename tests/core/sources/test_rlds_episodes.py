@@ -83,6 +83,13 @@ def test_subsets_of_slices_are_read_step_by_step(change):
     assert_equal(got, expected)
 
 
+def test_reading_many_datasets_warns_of_no_retracing(caplog, monkeypatch):
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    for length in range(1, 8):
+        assert len(list(read_episodes(make_episodes(length, change=CHANGES["mapped"])))) == 1
+    assert "retracing" not in caplog.text
+
+
 @pytest.mark.parametrize("first", ["slices", "mapped"])
 def test_sliced_and_mapped_episodes_can_be_mixed(first):
     second = {"slices": "mapped", "mapped": "slices"}[first]

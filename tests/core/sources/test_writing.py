@@ -230,6 +230,13 @@ def test_invalid_data_raise_and_leave_nothing(tmp_path):
     assert operator.attrgetter("episodes", "transitions", "skipped_episodes")(report) == (1, 3, 1)
 
 
+def test_problems_that_are_kept_are_counted(tmp_path):
+    nan = {**LOG, "rewards": np.array([0.5, np.nan, 2.5])}
+    report = write_dataset([nan, LOG, nan], tmp_path / "out.hdf5", format="d4rl", on_invalid="keep")
+    assert (report.episodes, report.skipped_episodes, report.kept_problems) == (3, 0, 2)
+    assert "2 problems in episodes that were written anyway" in str(report)
+
+
 def add(**columns):
     """Returns the steps of an episode with other columns."""
     return {**episode(3, terminal=False), **columns}
@@ -258,8 +265,10 @@ def test_data_that_a_format_cannot_represent_raise(tmp_path, format, steps, mess
 
 
 def test_minari_path_without_a_version_raises_with_a_name(tmp_path):
-    with pytest.raises(ValueError, match="must end in a name with a version, got 'hopper'; use .*/hopper-v0"):
+    with pytest.raises(ValueError, match="must end in a name with a version, .* got .hopper.; use .*/hopper-v0"):
         write_dataset(LOGS, tmp_path / "hopper", format="minari")
+    with pytest.raises(ValueError, match="letters, digits, '_' and '-', got '日本-v0'; use .*/dataset-v0"):
+        write_dataset(LOGS, tmp_path / "日本-v0", format="minari")
 
 
 def test_existing_path_raises(tmp_path):
