@@ -1,5 +1,7 @@
 """A small TF-Agents agent that traces quickly, and its data, for tests of code that trains agents."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
@@ -56,6 +58,7 @@ def transitions(rewards):
     )
 
 
+@functools.cache  # A dataset can be iterated any number of times, and is traced only once.
 def batches(num=1000, size=4, *, first=0.0):
     """Returns an endless dataset whose n-th batch has the rewards n, n + 1, ..."""
     numbers = tf.data.Dataset.range(num).repeat()

@@ -201,10 +201,10 @@ def test_float64_data_and_integer_discounts_are_cast():
     ("name", "message"),
     [
         ("terminal_mid", "Terminal step must be the last step of an episode. (episode 0, step 2)"),
-        ("is_last_mid", "Last step of an episode must be followed by a first step. (episode 0, step 2)"),
         *mark_slow_except(
             (),
             [
+                ("is_last_mid", "Last step of an episode must be followed by a first step. (episode 0, step 2)"),
                 ("no_is_last", "Mid step should not be followed by a first step. (episode 1, step 2)"),
                 ("no_is_first", "Last step of an episode must be followed by a first step. (episode 0, step 3)"),
                 ("two_is_first", "Mid step should not be followed by a first step. (episode 2, step 1)"),

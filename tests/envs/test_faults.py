@@ -37,11 +37,8 @@ CASES = [
     for on_failure in ("restart", "raise")
     for num_workers in (2, NUM_ENVS)
 ]
-FAST = {
-    ("step", "exit", "raise", 2),
-    ("reset", "kill", "restart", 2),
-    ("construction", "raise", "restart", 2),
-}
+#: Other faults have fast tests below and in test_parallel_environment.py.
+FAST = {("construction", "raise", "restart", 2)}
 
 
 @pytest.mark.parametrize(("place", "kind", "on_failure", "num_workers"), mark_slow_except(FAST, CASES))

@@ -354,7 +354,7 @@ class NumpyBatches:
         pytest.param(
             make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged", marks=pytest.mark.slow
         ),
-        (NumpyBatches(fail_at=25), ServerUnavailableError, "no samples"),
+        pytest.param(NumpyBatches(fail_at=25), ServerUnavailableError, "no samples", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.drill("user code")

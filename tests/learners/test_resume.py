@@ -1,5 +1,6 @@
 """Runs that continue: phases of hooks, logs without gaps, replay data, warm starts, and running learners."""
 
+import functools
 import re
 import shutil
 import warnings
@@ -64,6 +65,7 @@ class Sink:
         self.update = lambda info, td_errors: function()
 
 
+@functools.cache
 def make_prioritized_batches():
     ones = tf.ones([4])
     info = SampleInfo(tf.constant([0, 1, 2, 3], tf.uint64), ones, ones, ones, ones, ones, ones)

@@ -103,7 +103,7 @@ def test_items_of_ingest_are_equal(layout, adder):
         require_equal(server, packing=packing)
 
 
-@pytest.mark.parametrize("kind", ["trajectory", "episode"])
+@pytest.mark.parametrize("kind", mark_slow_except(["episode"], ["trajectory", "episode"]))
 def test_items_of_tf_agents_observers_are_equal(kind):
     adder = TrajectoryWindows(2) if kind == "trajectory" else TrajectoryEpisodes()
     with ReplayServer([CONFIG], adder.item_spec(SOURCE.step_spec)) as server:

@@ -47,7 +47,8 @@ def test_shards_have_the_items_of_one_table():
         assert (got.episodes, got.items) == (expected.episodes, expected.items) == (20, NUM_ITEMS)
         assert got.table_sizes == {"replay": NUM_ITEMS}
         assert min(count_items(several)) > 0
-        assert len(read_items(several)) == NUM_ITEMS and read_items(several) == read_items(one)
+        items = read_items(several)
+        assert len(items) == NUM_ITEMS and items == read_items(one)
 
 
 def test_items_that_are_sent_again_stay_in_their_shard():

@@ -35,7 +35,7 @@ DATA = {
 
 
 #: Of each kind of source, the larger ones are read by the slow tests.
-SLOW = ("rlds/physics_rlds/hopper_flat", "rlds_prepared/rlu_control", "minari/mujoco")
+SLOW = ("rlds/physics_rlds/hopper_flat", "rlds/physics_rlds/pendulum_pixels", "rlds_prepared", "minari/mujoco")
 FAST = [name for name in DATA if not name.startswith(SLOW)]
 
 
@@ -254,7 +254,10 @@ def test_hostile_legacy_features_raise(legacy_copy, monkeypatch, change, message
         load(legacy_copy)
 
 
-@pytest.mark.parametrize("split", ["train", "train[:2]", "train[:2]+train[2:5]", "train[2:5]"])
+@pytest.mark.parametrize(
+    "split",
+    mark_slow_except(["train", "train[:2]+train[2:5]"], ["train", "train[:2]", "train[:2]+train[2:5]", "train[2:5]"]),
+)
 def test_split_expressions_are_read(data, tmp_path, split):
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from properties import mark_slow_except
 
 from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import SourceError
@@ -94,6 +95,9 @@ RLDS = {
 }
 
 
+FAST = {"ok_control", "no_is_last", "terminal_mid", "two_is_first", "zero_length_episode", "inf_observation"}
+
+
 def test_every_input_in_the_manifests_has_an_expected_result(data):
     manifest = json.loads((data / "malformed/hdf5/manifest.json").read_text())["files"]
     assert set(manifest) - {"not_utf8_\u00ff.hdf5", "dataset_names.json"} == set(HDF5)
@@ -102,8 +106,14 @@ def test_every_input_in_the_manifests_has_an_expected_result(data):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [(f"hdf5/{name}", expected) for name, expected in HDF5.items()]
-    + [(f"rlds/{name}", expected) for name, expected in RLDS.items()],
+    [
+        *((f"hdf5/{name}", expected) for name, expected in HDF5.items()),
+        # Most directories that can be read take longer than HDF5 files, or have other tests.
+        *mark_slow_except(
+            [(f"rlds/{name}", RLDS[name]) for name in RLDS if name in FAST or isinstance(RLDS[name], Error)],
+            [(f"rlds/{name}", expected) for name, expected in RLDS.items()],
+        ),
+    ],
 )
 @pytest.mark.drill("F21")
 def test_malformed_input_is_read_or_raises(data, name, expected):

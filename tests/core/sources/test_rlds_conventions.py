@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from properties import mark_slow_except
 from reference_impls import rlds_dataset
 
 from rlds2reverb import SourceError, TrajectoryWindows, ingest, load, summarize, write_dataset
@@ -28,7 +29,7 @@ SAMPLES = {
 ENDS = ("discount", "is_last", "is_terminal")
 
 
-@pytest.fixture(params=SAMPLES)
+@pytest.fixture(params=mark_slow_except(["a2", "a4"], SAMPLES))
 def sample(request, data):
     """The directory and split of a sample, whether its last rows are transitions, and what it contains."""
     name, split, is_transition = SAMPLES[request.param]
@@ -177,7 +178,7 @@ def test_missing_or_contradictory_evidence_raises_with_both_options(episodes, me
         assert got == [len(rows["action"]) - added for rows in episodes]
 
 
-@pytest.mark.parametrize(("first", "other"), [(REAL, BOUNDARY), (BOUNDARY, REAL)])
+@pytest.mark.parametrize(("first", "other"), [(REAL, BOUNDARY), pytest.param(BOUNDARY, REAL, marks=pytest.mark.slow)])
 def test_later_episode_that_disagrees_raises_while_it_is_read(first, other):
     source = load(rlds_dataset([first] * 16 + [other]))
     with pytest.raises(

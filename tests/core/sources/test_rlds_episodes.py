@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tree
+from properties import mark_slow_except
 
 from rlds2reverb._internals.tensorflow import extract_sliced_arrays
 from rlds2reverb.sources.rlds_episodes import read_episodes
@@ -56,7 +57,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", mark_slow_except(["slices", "joined"], CHANGES))
 def test_columns_match_the_steps_in_order(change):
     lengths = (5, 1, 0, 7, 3) if change != "joined" else (5, 3, 7, 3)
     episodes = [steps for steps, _ in read_episodes(make_episodes(*lengths, change=CHANGES[change]))]
@@ -90,7 +91,7 @@ def test_reading_many_datasets_warns_of_no_retracing(caplog, monkeypatch):
     assert "retracing" not in caplog.text
 
 
-@pytest.mark.parametrize("first", ["slices", "mapped"])
+@pytest.mark.parametrize("first", mark_slow_except(["mapped"], ["slices", "mapped"]))
 def test_sliced_and_mapped_episodes_can_be_mixed(first):
     second = {"slices": "mapped", "mapped": "slices"}[first]
     mixed = make_episodes(4, 2, change=CHANGES[first]).concatenate(make_episodes(3, 5, change=CHANGES[second]))

@@ -45,7 +45,7 @@ def restore(path, dataset):
 @pytest.mark.parametrize(
     ("source", "make_dataset"),
     [
-        (EPISODES, read_columns),
+        pytest.param(EPISODES, read_columns, marks=pytest.mark.slow),
         pytest.param(EPISODES, shuffle_transitions, marks=pytest.mark.slow),
         (lambda: iter(EPISODES), read_columns),
         pytest.param("d4rl/hopper_medium-v2.hdf5", shuffle_transitions, marks=pytest.mark.slow),

@@ -58,7 +58,7 @@ def act(actor, observation, noise):
 @pytest.mark.parametrize(
     "overrides",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"is_calibrated": True},
         {"lagrange_threshold": 2.0, "min_q_weight": 3.0, "deterministic_backup": False},
         pytest.param({"num_bc_updates": 1}, marks=pytest.mark.slow),

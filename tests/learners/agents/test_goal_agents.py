@@ -20,7 +20,7 @@ from properties import mark_slow_except
 from rlds2reverb import SpecMismatchError
 from rlds2reverb.learners.agents import make_agent
 
-HIDDEN, LATENT = (6, 5), 4
+HIDDEN, LATENT = (4, 3), 4
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5])
 SEEN = 2 * OBSERVATION

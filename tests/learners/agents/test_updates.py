@@ -15,11 +15,12 @@ from agent_data import (
     to_trajectory,
     to_transition,
 )
+from properties import mark_slow_except
 
 from rlds2reverb.learners.agents import make_agent
 
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
-HIDDEN = (8, 7)
+HIDDEN = (5, 3)
 ACTOR, CRITIC, VALUE = (OBSERVATION, *HIDDEN, ACTION), (OBSERVATION + ACTION, *HIDDEN, 1), (OBSERVATION, *HIDDEN, 1)
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.0, 1.5, 1.0])
 
@@ -42,8 +43,7 @@ def make(name, **overrides):
         hidden_sizes=HIDDEN,
         observation_mean=MEAN,
         observation_std=STD,
-        seed=3,
-        **overrides,
+        **{"seed": 3, **overrides},
     )
 
 
@@ -77,7 +77,7 @@ def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0
     return data["reward"] + 0.99 * data["discount"] * (q - penalty * distance)
 
 
-@pytest.mark.parametrize(("name", "alpha"), [("td3_bc", 2.5), ("td3", None)])
+@pytest.mark.parametrize(("name", "alpha"), mark_slow_except([("td3_bc", 2.5)], [("td3_bc", 2.5), ("td3", None)]))
 def test_td3_bc_updates_match_the_reference(name, alpha):
     agent = make(name, **NOISE)
     actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
@@ -229,7 +229,10 @@ def test_rebrac_updates_match_the_reference():
 def test_iql_updates_match_the_reference(name):
     is_xql = name == "xql"
     agent = make(
-        name, num_updates=4, max_weight=0.02, **({"loss_temperature": 0.4, "max_clip": 0.05} if is_xql else {})
+        name,
+        num_updates=4,
+        max_weight=0.02,
+        **({"loss_temperature": 0.4, "max_clip": 0.05, "seed": 2} if is_xql else {}),
     )
     network, log_std = agent._actor.network.flat, agent._actor.log_std
     actor = np.concatenate([to_float64(network), to_float64(log_std)])
