@@ -26,6 +26,7 @@ from drill_report import (  # noqa: F401 - hooks and fixtures for pytest
     recovery,
 )
 from skipped_exports import skip_exports
+from skipped_images import choose_rendering
 
 HAS_REVERB = find_spec("reverb") is not None
 
@@ -62,13 +63,15 @@ def import_libraries() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Executes graphs of fast tests as they were traced, because they run too few steps to repay TensorFlow's optimizer.
 
-    Slow tests, and processes that tests start, use the optimizer.
+    Images of their figures are empty unless they use the fixture `drawn`, since most tests look at the figures only.
+    Slow tests, and processes that tests start, use the optimizer and draw all figures.
     """
     import tensorflow as tf
 
     is_fast = item.get_closest_marker("slow") is None and not os.environ.get("THOROUGH")
     if is_fast != tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False):
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_fast})
+    choose_rendering(is_drawn=not is_fast or "drawn" in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -171,6 +174,11 @@ def no_policies() -> Iterator[None]:
     """Prevents runs from exporting their policies."""
     with skip_exports():
         yield
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Requests that figures are drawn."""
 
 
 @pytest.fixture(scope="session")

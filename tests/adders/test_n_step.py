@@ -266,7 +266,7 @@ def test_as_transition_matches_tf_agents_inside_an_episode():
 def test_as_transition_discounts_correctly_at_either_end(end, types, discounts):
     adder = NStep(3, 0.5)
     items = make_items(adder, make_steps(ENDS[end], policy_info=np.arange(4)))
-    transition = tf.function(adder.as_transition)(items)
+    transition = tf.function(adder.as_transition, autograph=False)(items)
     data_converter.AsTransition(data_context(), squeeze_time_dim=True)(
         transition._replace(action_step=transition.action_step._replace(info=()))
     )
@@ -331,6 +331,7 @@ def test_n_beyond_the_end_is_monte_carlo(n):
     assert columns["reward"].tolist() == [4, 6, 8, 8] and not columns["discount"].any()
 
 
+@pytest.mark.slow  # test_check_adder_passes_for_every_adder is fast.
 def test_items_do_not_depend_on_neighbouring_episodes():
     single = {name: column[-1:] for name, column in make_steps(False).items()} | {"is_first": np.array([True])}
     large = {**make_steps(True), "reward": np.full(5, 1e6, np.float32)}
@@ -383,6 +384,7 @@ def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
 # --- spec and invalid arguments
 
 
+@pytest.mark.slow  # test_check_adder_passes_for_every_adder is fast.
 def test_item_spec_matches_the_dataset():
     adder = NStep(2, 0.9)
     flat, nested = make_steps(True, value=np.zeros(4)), episode(3, terminal=True, nested=True)

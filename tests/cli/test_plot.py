@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
     return sorted(folder.iterdir())
 
 
-def test_plot_writes_a_png_and_prints_a_table(runs, tmp_path, capsys):
+def test_plot_writes_a_png_and_prints_a_table(runs, tmp_path, capsys, drawn):
     code, out, err = call(capsys, *runs, runs[0], "--out", tmp_path / "a.png")
     heading, *rows = out.splitlines()
     assert (code, err) == (0, "") and heading.split() == ["curve", "runs", "steps", "last", "five", "returns", "best"]

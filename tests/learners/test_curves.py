@@ -109,7 +109,7 @@ def test_data_wait_share_is_computed_for_each_interval():
     assert len(data_wait_shares([many])[0]) == 50 and set(data_wait_shares([many])[1]) == {0.25}
 
 
-def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path):
+def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn):
     run = add_logs(make_run(), waits=[(10, 1, 3), (20, 2, 2)], priorities=True)
     figure = draw_curves(learning_curves([run, make_run("bc"), make_run("bc", seed=1)]))
     curves, waits, priorities = figure.axes
@@ -133,7 +133,7 @@ def test_figure_shows_where_the_online_phase_begins():
     assert "the online phase begins" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
-def test_figures_without_logs_or_with_many_curves_are_drawn(tmp_path):
+def test_figures_without_logs_or_with_many_curves_are_drawn(tmp_path, drawn):
     for number in (1, 9):
         runs = [make_run(n_step=n, steps=(10,), means=(n,), stds=(1,), data=None) for n in range(number)]
         figure = draw_curves(learning_curves(runs), title="all of them")

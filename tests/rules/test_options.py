@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
 
 from rlds2reverb import (
@@ -284,7 +285,12 @@ TEXTS = {
 NO_STRINGS, NO_FIELD = "tables do not support strings", "items of {} do not contain it"
 
 
-@pytest.mark.parametrize("adder", [TrajectoryWindows(), TrajectoryEpisodes(), NStep(1, 0.9), StepWindows(2)])
+@pytest.mark.parametrize(
+    "adder",
+    mark_slow_except(
+        [TrajectoryWindows(), NStep(1, 0.9)], [TrajectoryWindows(), TrajectoryEpisodes(), NStep(1, 0.9), StepWindows(2)]
+    ),
+)
 def test_fields_that_items_do_not_contain_are_listed_with_the_reason(tmp_path, adder):
     strings = dict.fromkeys(["language_instruction", "notes/text"], NO_STRINGS)
     others = dict.fromkeys(["phase", "notes/step"], NO_FIELD.format(type(adder).__name__))

@@ -363,7 +363,7 @@ def test_fingerprint_is_that_of_the_data():
         ),
         pytest.param({"env": close_over(1.0)}, {"env": close_over(2.0)}, r"env\.code was", marks=pytest.mark.slow),
         ({"env": make_spec(kwargs={"g": 1.0})}, {"env": make_spec(kwargs={"g": 2.0})}, r"env\.kwargs\.g was 1\.0, is"),
-        ({}, {"steps": 9}, "steps must be at least 10"),
+        pytest.param({}, {"steps": 9}, "steps must be at least 10", marks=pytest.mark.slow),
     ],
     ids=["content", "arguments", "functions", "values", "steps"],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from properties import mark_slow_except
 
 from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
 from rlds2reverb._system.sealed_files import save_json
@@ -335,7 +336,7 @@ def test_seeds_do_not_share_hooks_or_differ_in_their_data(tmp_path, capsys):
     assert "in make_agent" in report.read_text()
 
 
-@pytest.mark.parametrize("name", ["plan.json", "status.json"])
+@pytest.mark.parametrize("name", mark_slow_except(["status.json"], ["plan.json", "status.json"]))
 def test_damaged_files_of_an_experiment_raise(pendulum, tmp_path, name):
     plan = plan_seeds(pendulum, TrainingConfig("bc"), 1)
     run_plan(plan, tmp_path, place=place_fake)

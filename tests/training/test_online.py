@@ -200,7 +200,9 @@ def test_exploration_is_different_in_each_step_and_for_each_seed():
 def test_collector_that_has_not_started_is_saved_and_restored(tmp_path):
     time_step_spec = ts.time_step_spec(tf.TensorSpec([2], tf.float32))
     action_spec = tensor_spec.BoundedTensorSpec([], tf.int64, 0, 2)
-    network = QRnnNetwork(time_step_spec.observation, action_spec, lstm_size=(4,))
+    network = QRnnNetwork(
+        time_step_spec.observation, action_spec, input_fc_layer_params=None, lstm_size=(4,), output_fc_layer_params=None
+    )
     policy = QPolicy(time_step_spec, action_spec, network)
     for num_steps, num_envs in ((0, 1), (3, 1), (0, 2)):
         first, second = (Collector(partial(Counting, 7), policy, num_envs=number) for number in (num_envs, 1))

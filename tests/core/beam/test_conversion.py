@@ -193,7 +193,7 @@ def test_second_process_is_rejected_and_leaves_the_parts(data, tmp_path):
     ("source", "error", "message"),
     [
         pytest.param("missing/*.hdf5", FileNotFoundError, "no file matches", marks=pytest.mark.slow),
-        ("missing.hdf5", FileNotFoundError, "there is no file 'missing.hdf5'"),
+        pytest.param("missing.hdf5", FileNotFoundError, "there is no file 'missing.hdf5'", marks=pytest.mark.slow),
         ([{"observations": [1.0]}], TypeError, "reads paths, addresses or names"),
     ],
 )

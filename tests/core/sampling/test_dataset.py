@@ -75,7 +75,7 @@ def chi_square_p_value(counts, expected, degrees):
 # --- layouts
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
+@pytest.mark.parametrize("layout", mark_slow_except(["packed"], ["columns", "packed"]))
 def test_batch_has_the_same_nest_in_both_layouts(layout):
     with ReplayServer([CONFIG], make_signature(TrajectoryWindows(), SOURCE, layout)) as server:
         ingest(SOURCE, server.address, "items", layout=layout)
@@ -112,7 +112,7 @@ def test_episodes_are_padded_with_zeros_and_masked(layout, num_servers):
         assert all(leaf.shape[0] == longest and not leaf[length:].any() for leaf in tree.flatten(got))
 
 
-@pytest.mark.parametrize("layout", ["columns", "packed"])
+@pytest.mark.parametrize("layout", mark_slow_except(["columns"], ["columns", "packed"]))
 def test_transitions_have_no_time_axis(layout):
     adder = Transitions()
     with ReplayServer([CONFIG], make_signature(adder, SOURCE, layout, squeeze=True)) as server:

@@ -106,6 +106,7 @@ def fail_at_shard(monkeypatch, shard):
     monkeypatch.setattr(replay_server.ReplayServer, "checkpoint", fail)
 
 
+@pytest.mark.slow
 def test_checkpoint_restores_all_shards(tmp_path):
     with open_server(tmp_path) as server:
         ingest(SOURCE, server)

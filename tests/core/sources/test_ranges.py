@@ -30,13 +30,17 @@ def assert_equal_episodes(got, expected):
             assert getattr(one, name) == getattr(other, name)
 
 
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=SOURCES, scope="module")
 def source(request, data):
     return load(data / request.param)
 
 
-def test_every_range_has_the_episodes_of_an_iteration(source):
-    episodes = list(source)
+@pytest.fixture(scope="module")
+def episodes(source):
+    return list(source)
+
+
+def test_every_range_has_the_episodes_of_an_iteration(source, episodes):
     count = source.count()
     assert count == len(episodes)
     for first, stop in ((0, count), (1, 2), (count - 1, count), (1, 1), (count // 2, count)):
@@ -50,10 +54,10 @@ def test_chunks_are_read_by_two_threads_without_a_crash(data):
     assert counts == {10_202}
 
 
-def test_pickled_source_reads_the_same_episodes(source):
+def test_pickled_source_reads_the_same_episodes(source, episodes):
     restored = cloudpickle.loads(cloudpickle.dumps(source))
-    assert_equal_episodes(restored, source)
-    assert_equal_episodes(restored.read(1, 2), list(source)[1:2])
+    assert_equal_episodes(restored, episodes)
+    assert_equal_episodes(restored.read(1, 2), episodes[1:2])
 
 
 def test_transforms_apply_to_ranges(data):

@@ -325,22 +325,26 @@ def read_step(path):
     return builder.info.features["steps"].feature, next(iter(next(iter(builder.as_dataset(split="train")))["steps"]))
 
 
-def test_described_features_are_written_as_tfds_has_them(data, tmp_path):
-    source = load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
+@pytest.fixture(scope="module")
+def pusher(data):
+    return load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
+
+
+def test_described_features_are_written_as_tfds_has_them(pusher, tmp_path):
     described = {
         "observation/image": "png",
         "observation/wrist_image": {"encoding": "jpeg", "description": "camera on the wrist"},
         "language_instruction": "text",
         "action": {"description": "joint torques"},
     }
-    write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=described)
+    write_dataset(pusher, tmp_path / "arm/1.0.0", format="rlds", features=described)
     features, step = read_step(tmp_path / "arm/1.0.0")
     image, wrist = (features["observation"][name] for name in ("image", "wrist_image"))
     assert (type(image).__name__, image.encoding_format, wrist.encoding_format) == ("Image", "png", "jpeg")
     assert type(features["language_instruction"]).__name__ == "Text"
     assert (wrist.doc.desc, features["action"].doc.desc) == ("camera on the wrist", "joint torques")
     assert step["observation"]["image"].shape == (64, 64, 3)
-    for got, expected in zip(load(tmp_path / "arm/1.0.0"), source, strict=True):
+    for got, expected in zip(load(tmp_path / "arm/1.0.0"), pusher, strict=True):
         for name, largest in (("image", 0), ("wrist_image", 3)):
             difference = np.abs(got.steps["observation"][name].astype(int) - expected.steps["observation"][name])
             assert difference.mean() <= largest
@@ -425,10 +429,9 @@ def test_encoded_images_are_written_without_loss(data, tmp_path):
         ({"action": {"names": ["x"]}}, r"features\['action'\] must be an encoding or a dict of encoding, description"),
     ],
 )
-def test_features_that_do_not_fit_raise(data, tmp_path, features, message):
-    source = load(data / "formats/rlds/a1/pusher_demos/1.0.0", split="val")
+def test_features_that_do_not_fit_raise(pusher, tmp_path, features, message):
     with pytest.raises(ValueError, match=message):
-        write_dataset(source, tmp_path / "arm/1.0.0", format="rlds", features=features)
+        write_dataset(pusher, tmp_path / "arm/1.0.0", format="rlds", features=features)
     assert not (tmp_path / "arm").exists() or not list((tmp_path / "arm").iterdir())
 
 

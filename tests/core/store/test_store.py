@@ -78,7 +78,9 @@ def in_memory(episodes):
     return steps.finish()
 
 
-@pytest.mark.parametrize("name", mark_slow_except(SOURCES.keys() - {"Atari, stacked frames"}, SOURCES))
+@pytest.mark.parametrize(
+    "name", mark_slow_except(SOURCES.keys() - {"D4RL that drops a row", "Atari, stacked frames"}, SOURCES)
+)
 def test_store_gives_back_the_episodes(tmp_path, monkeypatch, data, name):
     path, options = SOURCES[name]
     source = load(data / path, **options)
@@ -106,8 +108,9 @@ def test_store_gives_back_the_episodes(tmp_path, monkeypatch, data, name):
 
 def test_images_are_decoded_when_they_are_read(tmp_path, data):
     path = data / "rlds/physics_rlds/pendulum_pixels/1.0.0"
-    build_store(load(path, image_decoding=False), tmp_path / "store", num_workers=0)
-    assert_same_episodes(load(tmp_path / "store").read(), load(path).read())  # PNG, which is lossless.
+    build_store(load(path, split="train[:2]", image_decoding=False), tmp_path / "store", num_workers=0)
+    decoded = load(path, split="train[:2]").read()
+    assert_same_episodes(load(tmp_path / "store").read(), decoded)  # PNG, which is lossless.
     hidden = next(open_columns(tmp_path / "store").read_episodes(with_images=False))
     assert (
         hidden.steps["observation"]["image"].shape == (101, 48, 48, 3)
@@ -268,7 +271,7 @@ def test_one_process_at_a_time_builds_a_store(tmp_path, data):
 # --- items
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", mark_slow_except([1, 5], [1, 2, 5]))
 def test_transitions_are_those_of_the_adder(data, n):
     episodes = list(load(data / "d4rl/hopper_medium-v2.hdf5").read())[:8]
     for one in episodes[::2]:  # Discounts that do not tell where an episode is terminal.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import reverb
 from figures_shown import read_bars, read_findings, read_legend
+from properties import mark_slow_except
 
 from rlds2reverb import CheckpointError, ReplayServer, Selector, ServerUnavailableError, TableConfig, ingest
 from rlds2reverb.server.item_statistics import read_item_statistics, sample_item_statistics
@@ -61,12 +62,14 @@ def test_stored_items_have_priorities_probabilities_and_an_order(directory):
     assert sorted(first.order - first.order.min()) == list(range(8)) and np.isnan(first.inserted_at).all()
 
 
-def test_report_on_a_directory_shows_all_items(directory, tmp_path, figures, drawn):
+@pytest.mark.parametrize("has_images", mark_slow_except([False], [False, True]))  # All figures of slow tests are drawn.
+def test_report_on_a_directory_shows_all_items(directory, tmp_path, figures, has_images):
     page = report_tables(directory, tmp_path / "a.html").html
     assert heights_by_priority(figures["Priorities"].axes[0].patches[0]) == [50, 50]
     assert read_bars(figures["Sample counts"].axes[0])[1] == [100] and "No item has been sampled yet." in page
     assert "Expected and empirical sampling frequency" not in figures
     assert figures["Item age"].axes[0].patches[0].get_data().values.sum() == pytest.approx(100)
+    assert ('src="data:image/png;base64,i' in page) == has_images
     assert "Table &#x27;first&#x27;" in page and "Table &#x27;second&#x27;" in page
 
 
