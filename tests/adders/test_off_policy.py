@@ -190,7 +190,7 @@ def test_retrace_with_lambda_0_matches_the_one_step_target(case):
     assert_close(run(retrace, case._replace(lambda_=0.0)), case.values + errors, case.rewards.dtype)
 
 
-@pytest.mark.parametrize("number", [5, np.nan])
+@pytest.mark.parametrize("number", [pytest.param(5, marks=pytest.mark.slow), np.nan])
 @each_function
 @given(chunks(min_length=1), st.integers(0, 39))
 @few_examples

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from counting import Counting
 from goal_reaching import LineWithLives, Nested, TwoRewards
+from properties import mark_slow_except
 
 import rlds2reverb.envs as envs
 from rlds2reverb.envs import (
@@ -92,7 +93,12 @@ WRAPPED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize(
+    "name",
+    mark_slow_except(
+        [name for name in WRAPPED if not name.endswith((" of a batch", " at random", " in cycles"))], WRAPPED
+    ),
+)
 def test_wrappers_keep_the_contract(name):
     check_wrapper(WRAPPED[name], num_steps=24)
 

@@ -126,7 +126,7 @@ POLICY = FunctionPolicy(
 )
 
 
-@pytest.mark.parametrize("limit", [None, 2, 8])
+@pytest.mark.parametrize("limit", [None, pytest.param(2, marks=pytest.mark.slow), 8])
 def test_max_episode_steps_replaces_the_limits_of_every_kind_of_environment(environments, tmp_path, limit):
     for kind, env in environments.items():
         expected = limit or (20 if kind == "unlimited" else 3)

@@ -261,7 +261,7 @@ def test_onnx_files_run_without_tensorflow(exported, stateful, tmp_path):
 
 
 def test_evaluations_match_the_saved_model(exported):
-    evaluator = Evaluator("Pendulum-v1", seeds=[3, 4])
+    evaluator = Evaluator("Pendulum-v1", seeds=[3, 4], max_episode_steps=40)
     returns = [evaluator.evaluate(load_policy(exported / name)).returns for name in ("pendulum.onnx", "policy")]
     np.testing.assert_allclose(*returns, rtol=1e-3)
 
@@ -303,7 +303,13 @@ def test_invalid_arguments_raise(exported, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("p.onnx", "cannot be converted to ONNX .*BesselI0"), ("p.tflite", "cannot be converted to TFLite .*tf.BesselI0")],
+    mark_slow_except(
+        [("p.onnx", "cannot be converted to ONNX .*BesselI0")],
+        [
+            ("p.onnx", "cannot be converted to ONNX .*BesselI0"),
+            ("p.tflite", "cannot be converted to TFLite .*tf.BesselI0"),
+        ],
+    ),
 )
 def test_operations_that_a_format_does_not_have_raise(path, message, tmp_path):
     policy = FunctionPolicy(tf.TensorSpec([2], tf.float32), ACTION_SPEC, tf.math.bessel_i0)

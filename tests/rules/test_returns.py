@@ -117,7 +117,11 @@ def sum_items(adder, episode):
     return float(np.sum(rewards, dtype=np.float64))
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+#: One source of each kind of last step; the others are read by the slow tests.
+FAST = ("steps", "D4RL columns without next observations", "transitions in last rows", "written as rlds")
+
+
+@pytest.fixture(scope="module", params=mark_slow_except(FAST, SOURCES))
 def case(request, tmp_path_factory):
     """A source, and the rewards of the transitions of each episode."""
     lost = -1 if request.param == "D4RL columns without next observations" else None

@@ -8,7 +8,7 @@ import pytest
 import tree
 from decoding import assert_same_columns, chunk_column, item_columns, parse_messages
 from hypothesis import given, strategies as st
-from properties import examples
+from properties import examples, mark_slow_except
 from reference_impls import episode, episodes
 from reverb.cc import schema_pb2
 
@@ -317,7 +317,12 @@ def test_chunk_keys_are_unique_when_item_lengths_vary():
     keys.require_unique([batch.chunk_keys for batch in encode_all(conversion, blocks)])
 
 
-@pytest.mark.parametrize(("length", "shape"), [(2, (84, 84, 4)), (5, (84, 84, 4)), (64, (64, 64, 3)), (200, (1000,))])
+@pytest.mark.parametrize(
+    ("length", "shape"),
+    mark_slow_except(
+        [(5, (84, 84, 4)), (200, (1000,))], [(2, (84, 84, 4)), (5, (84, 84, 4)), (64, (64, 64, 3)), (200, (1000,))]
+    ),
+)
 def test_chunks_repeat_few_rows_for_items_of_any_size(length, shape):
     steps = episode(300, terminal=False)
     steps["observation"] = np.random.default_rng(0).integers(0, 255, (300, *shape), np.uint8)

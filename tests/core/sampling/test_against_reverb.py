@@ -94,7 +94,11 @@ def require_equal(server, *, packing=None):
 
 
 @pytest.mark.parametrize("layout", mark_slow_except(["packed"], ["columns", "packed"]))
-@pytest.mark.parametrize("adder", [TrajectoryWindows(2), TrajectoryEpisodes()], ids=["windows", "episodes"])
+@pytest.mark.parametrize(
+    "adder",
+    [TrajectoryWindows(2), pytest.param(TrajectoryEpisodes(), marks=pytest.mark.slow)],
+    ids=["windows", "episodes"],
+)
 def test_items_of_ingest_are_equal(layout, adder):
     spec = adder.item_spec(SOURCE.step_spec)
     packing = Packing(spec, squeeze=False) if layout == "packed" else None

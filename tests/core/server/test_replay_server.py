@@ -1,11 +1,13 @@
 """Tests of servers: checks before the start (ports, locks, checkpoint roots), and restarts from checkpoints."""
 
+import itertools
 import signal
 import socket
 import time
 
 import pytest
 from faults import DAMAGES, damage_file, process, receive
+from properties import mark_slow_except
 from reference_impls import episode
 
 from rlds2reverb.client import table_infos
@@ -91,8 +93,13 @@ def test_signature_that_differs_from_the_stored_one_raises(root):
         assert count_items(server) == 4
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, "missing"])
-@pytest.mark.parametrize("name", ["tables", "items", "chunks"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    mark_slow_except(
+        [*zip(["tables", "items", "chunks"], DAMAGES, strict=True), ("items", "missing")],
+        itertools.product(["tables", "items", "chunks"], [*DAMAGES, "missing"]),
+    ),
+)
 def test_damaged_file_raises_before_the_server_starts(root, damage, name):
     (checkpoint,) = (root / "checkpoints").iterdir()
     file = checkpoint / f"{name}.tfrecord"

@@ -218,7 +218,10 @@ def test_n_step_discount_is_applied_once():
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5 * 2, 12 + 0.5 * 0.81 * 2], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "discrete_iql"])  # Its actor is not weighted.
+@pytest.mark.parametrize(
+    "name",
+    mark_slow_except(["double_dqn", "discrete_bc"], NAMES[:-1]),  # The actor of discrete_iql is not weighted.
+)
 def test_item_with_weight_zero_does_not_affect_the_update(name):
     data = discrete_columns()
     other = {**data, "reward": data["reward"] + np.float32([0, 0, 0, 5, 0, 0])}
