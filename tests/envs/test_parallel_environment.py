@@ -43,7 +43,9 @@ def sample_actions(env, rng):
 
 @pytest.mark.parametrize(
     ("caller_steps", "constructor"),
-    mark_slow_except([(True, make_nested)], itertools.product([True, False], [make_nested, PENDULUM])),
+    mark_slow_except(
+        [(True, make_nested), (False, PENDULUM)], itertools.product([True, False], [make_nested, PENDULUM])
+    ),
 )
 def test_parallel_environments_equal_a_batch_in_one_process(constructor, caller_steps):
     rng = np.random.default_rng(0)

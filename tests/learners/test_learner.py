@@ -348,19 +348,23 @@ class NumpyBatches:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "error", "message"),
+    ("make_dataset", "error", "message"),
     [
-        (batches().take(25), ValueError, r"the dataset ended; use an endless dataset, such as dataset.repeat\(\)"),
-        pytest.param(
-            make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged", marks=pytest.mark.slow
+        (
+            lambda: batches().take(25),
+            ValueError,
+            r"the dataset ended; use an endless dataset, such as dataset.repeat\(\)",
         ),
-        pytest.param(NumpyBatches(fail_at=25), ServerUnavailableError, "no samples", marks=pytest.mark.slow),
+        pytest.param(
+            lambda: make_failing_batches(25), tf.errors.InvalidArgumentError, "row is damaged", marks=pytest.mark.slow
+        ),
+        pytest.param(lambda: NumpyBatches(fail_at=25), ServerUnavailableError, "no samples", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.drill("user code")
-def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(tmp_path, dataset, error, message):
+def test_iterations_before_an_error_of_the_dataset_are_counted_saved_and_logged(tmp_path, make_dataset, error, message):
     agent = MeanAgent()
-    with Learner(tmp_path, agent, dataset, hooks=[LogShowHook(every=10)]) as learner:
+    with Learner(tmp_path, agent, make_dataset(), hooks=[LogShowHook(every=10)]) as learner:
         saved = "training stopped after 25 iterations, which are saved in .*0000000025"
         with pytest.raises(error, match=message) as raised:
             learner.start(100)
