@@ -8,7 +8,9 @@ import importlib
 import os
 import signal
 import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -150,6 +152,8 @@ def _explain(error: BaseException, command: click.Command | None) -> tuple[int |
         return INVALID_DATA, describe_error(error, command)
     if isinstance(error, SpecMismatchError) and error.details != str(error):
         return USER_ERROR, f"{error} {error.details}"
+    if _is_from_custom_code(error):
+        return None, describe_error(error, command)
     if isinstance(error, OSError) and error.strerror and str(error).startswith("[Errno"):
         subject = "the system refused an operation" if error.filename is None else f"cannot use {str(error.filename)!r}"
         return USER_ERROR, f"{subject}: {error.strerror}; check the paths of this command and their permissions"
@@ -157,6 +161,17 @@ def _explain(error: BaseException, command: click.Command | None) -> tuple[int |
         return USER_ERROR, f"{error}; run 'rlds2reverb doctor' to check the installation"
     is_known = isinstance(error, (ValueError, OSError, MemoryError, TrackerError))
     return (USER_ERROR if is_known else None), describe_error(error, command)
+
+
+def _is_from_custom_code(error: BaseException) -> bool:
+    """Returns whether the user's own code, such as a hook, has raised an error: only a traceback shows where."""
+    libraries = tuple(sysconfig.get_paths().values())
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        path = frame.f_code.co_filename
+        if not path.startswith("<frozen") and not os.path.abspath(path).startswith(libraries):
+            return not str(frame.f_globals.get("__name__")).startswith(__package__.partition(".")[0])
+    return False
 
 
 def _describe_usage(error: click.UsageError) -> str:

@@ -321,6 +321,18 @@ def test_command_line_finds_agents_and_hooks_in_the_current_directory(custom_mod
     assert "has no 'MyB'; did you mean 'MyBC'" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("code", "error"), [("int('abc')", ValueError), ("open('nowhere')", OSError), ("import nowhere", ImportError)]
+)
+def test_errors_of_custom_code_are_raised_with_their_traceback(custom_module, pendulum, code, error):
+    with Path(f"{custom_module}.py").open("a") as file:
+        file.write(f"\n\nclass Wrong(Count):\n    def __init__(self):\n        {code}\n")
+    command = ["train", "--algo", "bc", "--data", str(pendulum), "--run-dir", "run", "--hook", f"{custom_module}:Wrong"]
+    with pytest.raises(error) as caught:
+        run(command)
+    assert [entry.path.name for entry in caught.traceback if entry.path.name == f"{custom_module}.py"]
+
+
 def test_networks_are_part_of_the_identity():
     networks = {"actor_network": FullyConnected((4,)), "critic_network": FullyConnected((4,), layer_norm=True)}
     config = TrainingConfig("td3", hyperparameters=networks)
