@@ -436,10 +436,12 @@ def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, mon
     assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
 
 
-def test_push_writes_invalid_data_only_with_on_invalid(data, capsys, server):
+def test_push_writes_invalid_data_only_with_on_invalid(data, capsys, server, tmp_path):
     path, to = data / "malformed/hdf5/nan_reward.hdf5", f"localhost:{server.port}"
     code, _, err = call(capsys, "push", path, to)
-    assert code == 2 and "holds NaN" in err and size(server) == 0
+    assert code == 2 and "holds NaN" in err and err.endswith("use --on-invalid skip_episode\n") and size(server) == 0
+    code, _, err = call(capsys, "train", "--algo", "bc", "--data", path, "--run-dir", tmp_path / "run", "--env", "none")
+    assert code == 2 and err.endswith("write a copy with convert --format rlds --on-invalid skip_episode\n")
     code, out, err = call(capsys, "push", path, to, "--on-invalid", "skip_episode")
     assert code == 0 and "1 invalid episode skipped" in out and "holds NaN" in out
 
