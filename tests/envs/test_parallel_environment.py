@@ -18,6 +18,7 @@ import pytest
 import tree
 from counting import Counting
 from process_resources import find_children, list_resources
+from process_signals import suspend_process
 from properties import mark_slow_except
 from worker_environments import make_nested
 
@@ -28,6 +29,7 @@ from rlds2reverb.envs import (
     GymnasiumEnvironment,
     ParallelEnvironment,
     create_environment,
+    parallel_environment,
     suite_gym,
 )
 from rlds2reverb.ownership import copy_arrays
@@ -235,6 +237,17 @@ def test_workers_end_with_a_killed_caller_even_if_an_environment_hangs():
 def test_workers_are_asked_to_end_even_if_another_process_was_forked():
     with start_script("start = time.monotonic(); env.close(); print(time.monotonic() - start, flush=True)") as started:
         assert float(started[0].stdout.readline()) < 4  # After 5 s, they are killed.
+
+
+def test_workers_that_do_not_end_are_killed_and_waited_for(monkeypatch):
+    monkeypatch.setattr(parallel_environment, "_EXIT_SECS", 0.1)
+    others = set(find_children(os.getpid()))
+    make = functools.partial(suite_gym.load, "CartPole-v1")
+    with ParallelEnvironment([make] * 2, num_workers=2, caller_steps=False):
+        workers = set(find_children(os.getpid())) - others
+        for pid in workers:
+            suspend_process(pid)
+    assert len(workers) == 2 and not workers & set(find_children(os.getpid()))
 
 
 def resident_bytes(pid):
