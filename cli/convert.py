@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb._system.signals import raise_on_sigterm
-from rlds2reverb.locations import is_table_directory
+from rlds2reverb.locations import find_shard_numbers, is_table_directory
 from rlds2reverb.sources.lerobot_writer import VERSIONS
 from rlds2reverb.sources.writing import WRITTEN_FORMATS
 
@@ -163,7 +163,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
     if format == "reverb":
-        _require_vacant(Path(out))
+        _require_vacant(Path(out), options["num_shards"])
     with raise_on_sigterm():
         source, statistics = open_prepared(options, *(ITEM_PACKAGES if format == "reverb" else ()))
         if format == "reverb":
@@ -261,9 +261,16 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
         _print_written(report, (), options)
 
 
-def _require_vacant(out: Path) -> None:
-    """Raises `click.UsageError` unless the path is free, an empty directory or a converted one."""
-    if not os.path.lexists(out) or is_table_directory(out):
-        return
-    if not out.is_dir() or any(out.iterdir()):
+def _require_vacant(out: Path, num_shards: int | None) -> None:
+    """Raises `click.UsageError` unless the path is free, an empty directory, or one converted to as many shards."""
+    if is_table_directory(out):
+        from rlds2reverb.server.shards import find_num_shards
+
+        written = (find_num_shards(out) or num_shards or "K") if find_shard_numbers(out) else None
+        if written != num_shards:
+            found, advice = ("tables without shards", "leave out --shards")
+            if written is not None:
+                found, advice = ("shards", f"pass --shards {written}")
+            raise click.UsageError(f"--out {out} contains {found}; {advice}, or pass a new directory")
+    elif os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise click.UsageError(f"--out {out} exists and was not written by rlds2reverb; pass a new directory")

@@ -8,6 +8,9 @@ from typing import Any
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
+#: Numbers that are added up over shards.
+_SUMMED = ("episodes", "items", "bytes", "memory_bytes")
+
 
 def describe(path: str, *, verify: bool) -> dict[str, Any]:
     """Returns the tables, source, counts and sizes of such a directory as JSON values.
@@ -17,17 +20,27 @@ def describe(path: str, *, verify: bool) -> dict[str, Any]:
       verify: whether to read all its files and compare them with their checksums.
 
     Raises:
-      CheckpointError: If it is damaged.
+      CheckpointError: If it is damaged, or shards are missing.
     """
+    from rlds2reverb.server.shards import find_table_directories
+
+    parts = [_describe(directory, verify=verify) for directory in find_table_directories(path)]
+    sums = {name: None if parts[0][name] is None else sum(part[name] for part in parts) for name in _SUMMED}
+    shards = {"shards": len(parts)} if len(parts) > 1 else {}
+    return {**parts[0], **sums, "directory": path, **shards}
+
+
+def _describe(directory: Path, *, verify: bool) -> dict[str, Any]:
+    """Returns the description of a directory without shards."""
     from rlds2reverb.server.checkpoint_root import CheckpointRoot
 
-    root = CheckpointRoot(Path(path).expanduser(), create=False)
+    root = CheckpointRoot(directory, create=False)
     if verify:
         root.verify_latest()
     checkpoint, data = root.latest(), root.data()
     state = data.get("state", {})
     return {
-        "directory": path,
+        "directory": str(directory),
         "tables": [config.as_dict() for config in root.tables() or []],
         "source": data["run"]["source"][0] if "run" in data else None,
         "episodes": state.get("seen"),
@@ -45,6 +58,8 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
     if is_converted:
         rows += [("source", f"{description['source']}, {description['episodes']:,} episodes")]
         rows += [("items", f"{description['items']:,} in each table")]
+    if "shards" in description:
+        rows.append(("shards", f"{description['shards']}, for as many servers; sizes and counts are totals"))
     for table in description["tables"]:
         config = TableConfig.from_dict(table)
         is_limited = config.max_size is not None and config.max_size < MAX_ITEMS
@@ -56,5 +71,7 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))
     if not is_converted:
         rows.append(("checkpoint", description["checkpoint"] or "none"))
-    option = "" if is_converted else "--checkpoint-root "
-    return [*rows, ("next", f"rlds2reverb serve {option}{description['directory']}")]
+    served = description["directory"]
+    if not is_converted:
+        served = f"--checkpoint-root {served}" + (f" --shards {description['shards']}" if "shards" in description else "")
+    return [*rows, ("next", f"rlds2reverb serve {served}")]

@@ -163,19 +163,17 @@ def _find_data(location: Any) -> Path | None:
     """Returns the path of a directory of tables or shards; None for any other location."""
     if not isinstance(location, str):
         return None
-    from rlds2reverb.server.commits import shard_path
-
     path = Path(location).expanduser()
-    return path if is_table_directory(path) or is_table_directory(shard_path(path, 0)) else None
+    return path if is_table_directory(path) else None
 
 
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
     """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
     from rlds2reverb.server.checkpoint_root import CheckpointRoot
-    from rlds2reverb.server.commits import count_shards, shard_path
     from rlds2reverb.server.replay_server import read_tables
+    from rlds2reverb.server.shards import find_shards
 
-    shards = [shard_path(data, shard) for shard in range(count_shards(data))]
+    shards = find_shards(data)
     memory_bytes = 0
     for directory in shards or [data]:
         read_tables(directory)  # Raises if the directory is missing or was not written by rlds2reverb.
@@ -200,9 +198,9 @@ def _start(
       data: the directory to start from, if any.
       signature: signature of new tables; None accepts items of any shape.
     """
-    from rlds2reverb.server.commits import count_shards, shard_path
     from rlds2reverb.server.replay_server import ReplayServer
     from rlds2reverb.server.sharded_server import ShardedReplayServer
+    from rlds2reverb.server.shards import find_shards
 
     num_shards = options["num_shards"]
     common = {name: options[name] for name in ("port", "checkpoint_root", "isolate")}
@@ -213,11 +211,11 @@ def _start(
             if num_shards is None:
                 return ReplayServer(configs, signature, **common)
             return ShardedReplayServer(configs, signature, num_shards=num_shards, **common)
-        stored = count_shards(data)
-        if num_shards not in (None, stored):
-            raise click.UsageError(f"{data} contains {stored or 'no'} shards; leave out --shards")
-        tables = _read_stored_tables(shard_path(data, 0) if stored else data, options)
-        start: Any = ShardedReplayServer.from_directory if stored else ReplayServer.from_directory
+        shards = find_shards(data)
+        if num_shards not in (None, len(shards)):
+            raise click.UsageError(f"{data} contains {len(shards) or 'no'} shards; leave out --shards")
+        tables = _read_stored_tables(shards[0] if shards else data, options)
+        start: Any = ShardedReplayServer.from_directory if shards else ReplayServer.from_directory
         return start(data, tables=tables, force=options["force"], **common)
 
 

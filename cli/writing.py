@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.locations import shard_path
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.transforms import apply_transforms
 
@@ -49,7 +50,6 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
     """
     from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.priorities import ByReturn
-    from rlds2reverb.server.commits import shard_path
     from rlds2reverb.writing.report import IngestWarning
 
     is_directory = isinstance(destination, Path)

@@ -45,7 +45,7 @@ from rlds2reverb.writing.journal import Journal
 from rlds2reverb.writing.report import IngestReport
 from rlds2reverb.writing.reverb_writer import ReverbWriter
 from rlds2reverb.writing.server_destination import ServerDestination
-from rlds2reverb.writing.sharding import select_shard
+from rlds2reverb.writing.sharding import require_no_empty_shard, select_shard
 from rlds2reverb.writing.transfer import Transfer, capacity_error
 from rlds2reverb.writing.verification import require_same_items
 
@@ -163,8 +163,8 @@ def ingest(
       ResourceInUseError: If another process runs the same transfer.
       InsufficientMemoryError: If the server is on this machine and the memory is insufficient.
       KeyCollisionError: If two items have the same key by chance.
-      ValueError: If an argument is out of range, a table does not exist, or a table cannot hold all items (see
-        `IngestOptions.allow_eviction`).
+      ValueError: If an argument is out of range, a table does not exist, a table cannot hold all items (see
+        `IngestOptions.allow_eviction`), or there are too few episodes for the number of shards.
     """
     require_timeout(timeout_secs)
     configs, adder = make_table_configs(tables), adder or TrajectoryWindows()
@@ -178,11 +178,11 @@ def ingest(
     if not destination:
         raise ValueError("destination must be a server, a directory or a list of these, got an empty list")
     opened = [run.open(server_or_path) for server_or_path in destination]
-    source = _load(source)
+    source, num_shards = _load(source), len(opened)
+    require_no_empty_shard(source, num_shards)
     if on_invalid == "error":
         for batch in batch_episodes(source):
             batch.require_valid(source.step_spec)
-    num_shards = len(opened)
     total = run.make_report(source)
     fingerprints = []
     for shard, server_or_path in enumerate(opened):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
+_SHARD = re.compile(r"shard_(0|[1-9]\d*)(\.partial)?")
 
 
 def server_address(location: str | Path) -> str | None:
@@ -21,11 +22,38 @@ def server_address(location: str | Path) -> str | None:
 
 
 def is_table_directory(location: str | Path) -> bool:
-    """Returns whether a location is a directory of tables, which `ingest` or a server with a checkpoint root wrote."""
+    """Returns whether a location is a directory of tables, which `ingest` or a server with a checkpoint root wrote.
+
+    The tables may be divided into shards; see `find_shard_numbers`.
+    """
+    return _has_tables(location) or bool(find_shard_numbers(location))
+
+
+def _has_tables(location: str | Path) -> bool:
     try:
         return (Path(location).expanduser() / "rlds2reverb.json").is_file()
     except (OSError, ValueError, RuntimeError):  # The text cannot be a path, for example because it is too long.
         return False
+
+
+def shard_name(shard: int) -> str:
+    """Returns the name of a shard's directory."""
+    return f"shard_{shard}"
+
+
+def shard_path(directory: str | Path, shard: int) -> Path:
+    """Returns the directory of a shard in the directory of all shards."""
+    return Path(directory) / shard_name(shard)
+
+
+def find_shard_numbers(location: str | Path) -> list[int]:
+    """Returns the numbers of the shards of tables in a directory, also of those whose conversion was interrupted."""
+    try:
+        entries = list(Path(location).expanduser().iterdir())
+    except (OSError, ValueError, RuntimeError):
+        return []
+    matches = [(entry, match) for entry in entries if (match := _SHARD.fullmatch(entry.name))]
+    return sorted({int(match[1]) for entry, match in matches if _has_tables(entry) or (match[2] and entry.is_dir())})
 
 
 def is_server(source: Any) -> bool:

@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rlds2reverb import PriorityWriter, ReplayServer, TrajectoryWindows, fields
+from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, TrajectoryWindows, fields
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import split_servers
@@ -36,6 +36,8 @@ FIRST_BETA, LAST_BETA = 0.4, 1.0
 #: Number of batches to prepare ahead.
 PREFETCH = 4
 
+_AnyServer = TypeVar("_AnyServer", bound=ReplayServer | ShardedReplayServer)
+
 
 class Moments(NamedTuple):
     """The numbers that agents subtract from the observations and divide them by: nests of float32.
@@ -55,7 +57,7 @@ class Batches:
     Attributes:
       feed: the feed of the learner.
       priorities: the priority sink of the learner; None for uniform sampling.
-      replay: the `ReplayServer` with the items, which the learner saves in its checkpoints; None if the server does not
+      replay: the server or servers with the items, which the learner saves in its checkpoints; None if the server does not
         belong to the run, or its priorities do not change.
       resize: function that returns a feed of the same items with a different batch size.
       fill: function that writes the items of the dataset to the run's own server, and does nothing without one. To be
@@ -65,7 +67,7 @@ class Batches:
     feed: Feed
     resize: Callable[[int], Feed]
     priorities: PriorityWriter | None = None
-    replay: ReplayServer | None = None
+    replay: ReplayServer | ShardedReplayServer | None = None
     fill: Callable[[], None] = lambda: None
 
 
@@ -200,8 +202,8 @@ def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomSh
     return RandomShift(config.random_shift, observation_spec, seed=config.seed) if config.random_shift else None
 
 
-def start_isolated(start: Callable[..., ReplayServer]) -> ReplayServer:
-    """Starts a server for this machine only, which samples faster, or for all machines where that is not possible.
+def start_isolated(start: Callable[..., _AnyServer]) -> _AnyServer:
+    """Starts a server, or several, for this machine only, which samples faster, or for all machines where that is not possible.
 
     Args:
       start: function that starts the server, with the argument `isolate`.

@@ -19,6 +19,7 @@ from rlds2reverb.errors import Message, SourceError, SpecMismatchError, get_mess
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.locations import TableLocation, find_tables
 from rlds2reverb.server.replay_server import read_tables
+from rlds2reverb.server.shards import find_table_directories
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.loaded_steps import cast_spec, compute_fingerprint
 from rlds2reverb.sources.source import keep_images_encoded
@@ -70,7 +71,7 @@ def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
         return compute_fingerprint(opened, make_preparation(config))
     if opened.directory is None:
         return None
-    names = [table.name for table in read_tables(opened.directory)]
+    names = [table.name for table in read_tables(find_table_directories(opened.directory)[0])]
     return identify_table(opened, opened.table or choose_table(names))
 
 

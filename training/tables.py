@@ -16,7 +16,7 @@ import xxhash
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import ReplayServer, TrajectoryWindows, fields, sample_dataset
+from rlds2reverb import ReplayServer, ShardedReplayServer, TrajectoryWindows, fields, sample_dataset
 from rlds2reverb.client import find_addresses, table_infos
 from rlds2reverb.encoding.packing import find_packing
 from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
@@ -25,6 +25,7 @@ from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.locations import TableLocation, server_address
 from rlds2reverb.sampling import SamplePlan
 from rlds2reverb.sampling.server_tables import ServerTables
+from rlds2reverb.server.shards import find_shards, find_table_directories
 from rlds2reverb.sources.action_specs import make_action_spec
 from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.sources.loaded_steps import convert_columns
@@ -139,7 +140,8 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
     with ExitStack() as stack:
         server = location.place
         if location.directory is not None:
-            server = stack.enter_context(start_isolated(partial(ReplayServer.from_directory, location.directory)))
+            kind = ShardedReplayServer if find_shards(location.directory) else ReplayServer
+            server = stack.enter_context(start_isolated(partial(kind.from_directory, location.directory)))
         table = describe_table(server, location.table, holds_episodes=has_goals)
         # Counts in their `times_sampled`.
         (sample,) = sample_dataset(table.server, table.table, _NUM_CHECKED, timeout_secs=SAMPLE_SECS).take(1)
@@ -338,8 +340,8 @@ def identify_table(location: TableLocation, table: str) -> str:
     # Without the default name, so that earlier runs on the default table can be continued.
     suffix = "" if table == _DEFAULT_TABLE else f", table {table!r}"
     if location.directory is not None:
-        manifests = sorted((location.directory / "manifests").glob("*"))
-        content = xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) if manifests else str(location.place)
-        return content + suffix
+        folders = [sorted((path / "manifests").glob("*")) for path in find_table_directories(location.directory)]
+        hashes = [xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) for manifests in folders if manifests]
+        return (",".join(hashes) or str(location.place)) + suffix
     places = location.place if isinstance(location.place, (list, tuple)) else [location.place]
     return ",".join(places) + suffix if all(map(server_address, places)) else f"table {table!r}"

@@ -22,9 +22,9 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, IngestRun, example_hash, make_table_configs
 from rlds2reverb.items import EpisodeAdder
+from rlds2reverb.locations import shard_name
 from rlds2reverb.priorities import ByReturn, Priority
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
-from rlds2reverb.server.commits import shard_name
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.continuity import ContinuityCheck
 from rlds2reverb.sources.d4rl import CONTINUITY_ADVICE
@@ -35,7 +35,7 @@ from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid
 from rlds2reverb.writing.directory_destination import DirectoryDestination
 from rlds2reverb.writing.parts import Part, Scan, ShardPlan, encode_part, plan_parts, scan_episodes
 from rlds2reverb.writing.report import IngestReport
-from rlds2reverb.writing.sharding import filter_shard, select_shard
+from rlds2reverb.writing.sharding import filter_shard, require_no_empty_shard, select_shard
 from rlds2reverb.writing.transfer import TransferState, capacity_error, changed_data_error
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
@@ -120,6 +120,7 @@ def convert_with_beam(
             run = replace(run, priority=ByReturn(*combine_returns(dataset, workers)))
         shards: list[tuple[int, int] | None] = [None]
         if num_shards is not None:
+            require_no_empty_shard(opened, num_shards)
             shards = [(shard, num_shards) for shard in range(num_shards)]
         targets = tuple(_make_target(run, opened, shard) for shard in shards)
         job = _Job(dataset, work, tuple(run.configs), _absolute(destination), targets)

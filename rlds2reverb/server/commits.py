@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.locations import shard_path
 
 from .checkpoint_root import CheckpointRoot, load_root_file
 from .replay_server import ReplayServer
@@ -16,21 +17,6 @@ from .replay_server import ReplayServer
 _COMMIT = "commit.json"
 #: Number of commits to which the servers can return: the newest, and the one before.
 _NUM_COMMITS = 2
-
-
-def shard_name(shard: int) -> str:
-    """Returns the name of a shard's directory."""
-    return f"shard_{shard}"
-
-
-def shard_path(directory: str | Path, shard: int) -> Path:
-    """Returns the directory of a shard in the directory of all shards."""
-    return Path(directory) / shard_name(shard)
-
-
-def count_shards(directory: str | Path) -> int:
-    """Returns the number of consecutive directories `shard_0`, `shard_1`, ... in a directory."""
-    return next(shard for shard in itertools.count() if not shard_path(directory, shard).is_dir())
 
 
 class CommitLog:
@@ -52,7 +38,7 @@ class CommitLog:
         stored = load_root_file(self.path)
         #: The names of the checkpoints in each commit, by shard; newest commit first.
         self._commits: list[list[str]] = stored["commits"] if stored else []
-        found = len(self._commits[0]) if self._commits else count_shards(directory)
+        found = len(self._commits[0]) if self._commits else _count_shards(directory)
         if found not in (0, num_shards):
             raise CheckpointError(
                 f"{directory} contains the checkpoints of {found} shards, but {num_shards} were requested; "
@@ -115,6 +101,11 @@ class CommitLog:
                 notes.append(f"{error}; all shards return to the commit before")
                 del self._commits[0]
         return notes
+
+
+def _count_shards(directory: str | Path) -> int:
+    """Returns the number of consecutive directories of shards, in which servers may have no checkpoints yet."""
+    return next(shard for shard in itertools.count() if not shard_path(directory, shard).is_dir())
 
 
 def write_shard(server: ReplayServer, committed: str | None, *, timeout_secs: float = 600.0) -> str:

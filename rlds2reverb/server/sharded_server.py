@@ -11,11 +11,13 @@ from typing import Any
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.errors import CheckpointError
+from rlds2reverb.locations import shard_path
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
-from .commits import CommitLog, count_shards, shard_path, write_shard
+from .commits import CommitLog, write_shard
 from .replay_server import ReplayServer
+from .shards import find_shards
 
 
 class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
@@ -90,20 +92,19 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
           serve_batches: as for `ReplayServer`.
 
         Raises:
-          CheckpointError: If there are no shards, or one is damaged; or as for `ShardedReplayServer`.
+          CheckpointError: If there are no shards, or one is missing or damaged; or as for `ShardedReplayServer`.
           InsufficientMemoryError, ResourceInUseError, OSError: As for `ReplayServer.from_directory`.
         """
-        num_shards = count_shards(directory)
-        if not num_shards:
+        shards = find_shards(directory)
+        if not shards:
             raise CheckpointError(f"{directory} has no shard_0; write it with convert --shards, or ingest into a list")
         server = cls.__new__(cls)
 
         def start(shard: int, **options: Any) -> ReplayServer:
-            path = shard_path(directory, shard)
             options |= {"force": force, "isolate": isolate, "serve_batches": serve_batches}
-            return ReplayServer.from_directory(path, tables=tables, **options)
+            return ReplayServer.from_directory(shards[shard], tables=tables, **options)
 
-        server._start(start, num_shards, port, checkpoint_root, verify=verify)
+        server._start(start, len(shards), port, checkpoint_root, verify=verify)
         return server
 
     def _start(
@@ -166,6 +167,16 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
             pairs = zip(self.servers, self._commits.newest, strict=True)
             self._commits.add([write_shard(server, name, timeout_secs=timeout_secs) for server, name in pairs])
         return self._commits.path
+
+    def save_data(self, folder: str | Path, *, timeout_secs: float = 600.0) -> None:
+        """Writes a checkpoint of each server into a directory of its own in a folder; see `ReplayServer.save_data`."""
+        for shard, server in enumerate(self.servers):
+            server.save_data(shard_path(folder, shard), timeout_secs=timeout_secs)
+
+    def load_data(self, folder: str | Path) -> None:
+        """Restarts each server with the tables that `save_data` wrote; see `ReplayServer.load_data`."""
+        for shard, server in enumerate(self.servers):
+            server.load_data(shard_path(folder, shard))
 
     def require_running(self) -> None:
         """Raises `ServerUnavailableError` if the process of a server has ended although it was not stopped."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import SourceError
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import is_table_directory, server_address
 
 from . import (
     d4rl,
@@ -256,6 +256,8 @@ def _find_only_dataset(path: Path) -> Path:
     if datasets:
         names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
+    if is_table_directory(path):
+        raise SourceError(f"{path} contains Reverb tables; pass the dataset that they were converted from")
     raise SourceError(
         f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_FILES}"
     )

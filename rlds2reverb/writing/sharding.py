@@ -11,6 +11,7 @@ import numpy as np
 
 from rlds2reverb.encoding.keys import make_keys
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.sources import Source
 
 _BLOCK_EPISODES = 1 << 10
@@ -27,6 +28,25 @@ def assign_shards(episodes: np.ndarray, num_shards: int) -> np.ndarray:
     """
     hashes = make_keys(np.zeros(len(episodes), np.uint64), np.asarray(episodes))
     return (hashes % np.uint64(num_shards)).astype(np.int64)
+
+
+def require_no_empty_shard(source: Source, num_shards: int) -> None:
+    """Raises `ValueError` if a shard would contain no episode with steps; reads until each shard has one.
+
+    A source without any such episode is not an error here.
+    """
+    empty, num_episodes = set(range(num_shards)), 0
+    for episode in source.read():
+        if episode.num_steps:
+            num_episodes += 1
+            empty.discard(int(assign_shards(np.array([episode.index]), num_shards)[0]))
+            if not empty:
+                return
+    if num_episodes:
+        raise ArgumentError(
+            f"shard {min(empty)} of {num_shards} would be empty, because a hash distributes the episodes and there are "
+            f"only {num_episodes} with steps; use fewer shards"
+        )
 
 
 def select_shard(source: Source, shard: int, num_shards: int) -> Source:

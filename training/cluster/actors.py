@@ -29,7 +29,8 @@ from rlds2reverb.learners.policy_export import export_policy, restore_policy
 from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
-from rlds2reverb.server.commits import shard_path, write_shard
+from rlds2reverb.locations import shard_path
+from rlds2reverb.server.commits import write_shard
 from rlds2reverb.server.ports import pick_port
 from rlds2reverb.specs import Nest
 

@@ -14,6 +14,7 @@ from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style
 from rlds2reverb.locations import is_table_directory
 from rlds2reverb.server.item_statistics import ItemStatistics, read_item_statistics, sample_item_statistics
 from rlds2reverb.server.replay_server import read_tables
+from rlds2reverb.server.shards import find_table_directories
 from rlds2reverb.specs import describe, leaves, path_name
 from rlds2reverb.tables import MAX_ITEMS
 
@@ -46,14 +47,18 @@ def report_tables(tables: Any, path: str | Path | None = None, *, timeout_secs: 
       timeout_secs: maximum time to wait for the server's answer, and for the samples of each table.
 
     Raises:
-      CheckpointError: If the directory is damaged or contains no items.
+      CheckpointError: If the directory is damaged or contains no items, or if shards are missing.
       ServerUnavailableError: If the server does not answer in time.
       StorageFullError: If the disk is full.
     """
     if isinstance(tables, (str, Path)) and is_table_directory(tables):
         page = Page(str(tables), "rlds2reverb report on stored tables")
-        facts = [_describe_config(config) for config in read_tables(Path(tables).expanduser())]
-        statistics = read_item_statistics(tables)
+        facts, statistics = [], []
+        directories = find_table_directories(tables)
+        for directory in directories:
+            rows = [("directory", str(directory))] if len(directories) > 1 else []
+            facts += [[*rows, *_describe_config(config)] for config in read_tables(directory)]
+            statistics += read_item_statistics(directory)
     else:
         addresses = find_addresses(tables)
         is_sharded = len(addresses) > 1

@@ -9,7 +9,8 @@ from reference_impls import episode
 from rlds2reverb import ReplayServer, TableConfig, ingest, load
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, ResourceInUseError
-from rlds2reverb.server.commits import CommitLog, shard_path, write_shard
+from rlds2reverb.locations import shard_path
+from rlds2reverb.server.commits import CommitLog, write_shard
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.cluster import Coordinator, actors
 from rlds2reverb.training.cluster.replay_shards import ReplayShards, ShardCheckpoint, ShardReport
