@@ -73,5 +73,7 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("checkpoint", description["checkpoint"] or "none"))
     served = description["directory"]
     if not is_converted:
-        served = f"--checkpoint-root {served}" + (f" --shards {description['shards']}" if "shards" in description else "")
+        served = f"--checkpoint-root {served}" + (
+            f" --shards {description['shards']}" if "shards" in description else ""
+        )
     return [*rows, ("next", f"rlds2reverb serve {served}")]

@@ -57,8 +57,8 @@ class Batches:
     Attributes:
       feed: the feed of the learner.
       priorities: the priority sink of the learner; None for uniform sampling.
-      replay: the server or servers with the items, which the learner saves in its checkpoints; None if the server does not
-        belong to the run, or its priorities do not change.
+      replay: the server or servers with the items, which the learner saves in its checkpoints; None if they do not
+        belong to the run, or their priorities do not change.
       resize: function that returns a feed of the same items with a different batch size.
       fill: function that writes the items of the dataset to the run's own server, and does nothing without one. To be
         called before the first batch, unless a checkpoint with the items was loaded.
@@ -203,10 +203,10 @@ def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomSh
 
 
 def start_isolated(start: Callable[..., _AnyServer]) -> _AnyServer:
-    """Starts a server, or several, for this machine only, which samples faster, or for all machines where that is not possible.
+    """Starts one or more servers for this machine only, which samples faster, or for all machines if that is impossible.
 
     Args:
-      start: function that starts the server, with the argument `isolate`.
+      start: function that starts them, with the argument `isolate`.
     """
     try:
         return start(isolate=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.locations import find_shard_numbers, shard_name, shard_path
+from rlds2reverb.locations import find_shard_numbers, shard_path
 
 from .checkpoint_root import CheckpointRoot
 
@@ -36,9 +36,10 @@ def find_shards(directory: str | Path) -> list[Path]:
     if missing:
         names = ", ".join(missing[:_MAX_NAMES])
         more = f" and {len(missing) - _MAX_NAMES} more" if len(missing) > _MAX_NAMES else ""
+        verb = "is" if len(missing) == 1 else "are"
         raise CheckpointError(
-            f"{directory} is incomplete: {names}{more} of its {num_shards} shards {'is' if len(missing) == 1 else 'are'} "
-            "missing; repeat the conversion, which continues with them"
+            f"{directory} is incomplete: {names}{more} of its {num_shards} shards {verb} missing; repeat the "
+            "conversion, which continues with them"
         )
     return paths
 

@@ -1,5 +1,6 @@
 """Training from tables that already contain items: servers, directories, and pairs (server, table)."""
 
+import shutil
 from itertools import islice
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from rlds2reverb import (
+    CheckpointError,
     ReplayServer,
     Selector,
     ServerUnavailableError,
@@ -25,7 +27,7 @@ from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.environment import resolve_environment
-from rlds2reverb.training.sources import open_data, open_source
+from rlds2reverb.training.sources import find_fingerprint, open_data, open_source
 from rlds2reverb.training.tables import identify_table
 
 IQL = TrainingConfig("iql")
@@ -70,6 +72,25 @@ def test_directory_is_served_until_the_data_are_closed(directory, source):
     with open_data(directory, IQL, action_space=Box(-2, 2, (3,))) as again:
         assert again.fingerprint == identity["data"] and len(again.fingerprint) == 32 and again.notes == ()
         assert again.identity()["action bounds"] == "[-2, 2]"
+
+
+def test_directory_of_shards_is_served_until_the_data_are_closed(source, tmp_path):
+    ingest(source, [tmp_path / "shard_0", tmp_path / "shard_1"], adder=NStep(3, 0.99))
+    assert open_source(str(tmp_path)) == TableLocation(str(tmp_path))
+    identity = find_fingerprint(tmp_path, TD3_BC)
+    with open_data(tmp_path, TD3_BC) as got:
+        assert got.num_transitions == sum(episode.num_transitions for episode in source)
+        assert got.owns_server and len(got.table.server.servers) == 2 and got.fingerprint == identity
+        address = got.table.server.servers[1].address
+        with got.open_batches(TrainingConfig("td3_bc", sampler="prioritized")) as batches:
+            batches.replay.save_data(tmp_path / "saved")
+            batches.replay.load_data(tmp_path / "saved")
+    with pytest.raises(ServerUnavailableError):
+        table_infos(address, timeout_secs=0.5)
+    shutil.rmtree(tmp_path / "shard_0")
+    for function in (find_fingerprint, open_data):
+        with pytest.raises(CheckpointError, match="shard_0 of its 2 shards is missing"):
+            function(tmp_path, TD3_BC)
 
 
 def test_tables_of_servers_are_found(server):

@@ -12,7 +12,6 @@ from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ServerUnava
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.sampling import PriorityWriter, sample_dataset
 from rlds2reverb.server import replay_server
-from rlds2reverb.server.commits import count_shards
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
@@ -207,7 +206,6 @@ def test_damaged_commit_file_raises(tmp_path):
 
 def test_converted_shards_are_served(tmp_path):
     ingest(SOURCE, [tmp_path / f"shard_{shard}" for shard in range(2)])
-    assert count_shards(tmp_path) == 2
     with pytest.raises(CheckpointError, match=r"different arguments: shard was \[0, 2\], is now \[0, 3\]"):
         ingest(SOURCE, [tmp_path / f"shard_{shard}" for shard in range(3)])
     with ShardedReplayServer.from_directory(tmp_path) as server:
