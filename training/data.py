@@ -203,7 +203,7 @@ def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomSh
 
 
 def start_isolated(start: Callable[..., _AnyServer]) -> _AnyServer:
-    """Starts one or more servers for this machine only, which samples faster, or for all machines if that is impossible.
+    """Starts one or more servers for this machine only, which samples faster, or for all machines if that fails.
 
     Args:
       start: function that starts them, with the argument `isolate`.
