@@ -85,6 +85,12 @@ def test_several_files_become_shards(data, tmp_path):
     assert expected.episodes == 64
 
 
+def test_empty_shard_raises_before_anything_is_written(data, tmp_path):
+    with pytest.raises(ValueError, match="of 200 would be empty, .* only 80 with steps; use fewer shards"):
+        convert_with_beam(data / "d4rl/pendulum_mixed-v2.hdf5", tmp_path / "beam", num_shards=200, **small())
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_statistics_and_priorities_are_those_of_one_process(data, tmp_path):
     transforms = [CastFloats(), parse_reward("iql_locomotion"), NormalizeObservations()]
