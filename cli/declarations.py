@@ -10,11 +10,23 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
-EXISTING_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
-DIRECTORY = click.Path(path_type=Path, file_okay=False)
-EXISTING_DIRECTORY = click.Path(path_type=Path, file_okay=False, exists=True)
+
+class _Path(click.Path):
+    """The type of a path, which must not be '': that would be the working directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the path; fails if it is '', or as click's own type does."""
+        if not str(value):
+            self.fail("must be a path, got ''", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(path_type=Path)
+FILE = _Path(path_type=Path, dir_okay=False)
+EXISTING_PATH = _Path(path_type=Path, exists=True)
+EXISTING_FILE = _Path(path_type=Path, dir_okay=False, exists=True)
+DIRECTORY = _Path(path_type=Path, file_okay=False)
+EXISTING_DIRECTORY = _Path(path_type=Path, file_okay=False, exists=True)
 
 
 def option(*names: str, choices: Sequence[str] = (), **attributes: Any) -> Callable[[Any], Any]:

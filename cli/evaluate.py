@@ -13,7 +13,7 @@ from rlds2reverb.scores import d4rl_score
 from rlds2reverb.training.config import D4RL
 
 from . import output
-from .declarations import option
+from .declarations import EXISTING_PATH, option
 from .films import film_option, film_policy
 from .number_types import Number, at_least_0, at_least_1
 from .options import reference_options, time_limit_option
@@ -33,7 +33,7 @@ _FIRST_SEED = 1000
 
 
 @click.command("eval")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
+@click.argument("folder", metavar="RUN", type=EXISTING_PATH)
 @option(
     "--policy",
     type=click.Choice(["last", "best"]),

@@ -33,6 +33,7 @@ PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 CONFIG_FILE, REPEAT_FILE = "config.json", "repeat.txt"
 PROGRESS_FILE, EVALUATIONS_FILE = "progress.csv", "evaluations.csv"
 PRIORITIES_FILE, WEIGHTS_FILE = "priorities.csv", "weights.csv"
+LOG_FILES = (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, WEIGHTS_FILE)
 #: Column of `evaluations.csv`; see `Evaluation.discounted_return`.
 DISCOUNTED_RETURN = "discounted_return"
 #: Start of the TensorBoard tags of evaluations.
@@ -82,9 +83,8 @@ class RunDirectory(Closing):
         with contextlib.ExitStack() as stack:
             advice = "choose a different run directory, or stop that process"
             stack.enter_context(FileLock(self.path / ".lock", str(self.path), advice))
-            names = (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, WEIGHTS_FILE)
             self._progress, self._evaluations, self._priorities, self._weights = (
-                CsvLog(self.path / name) for name in names
+                CsvLog(self.path / name) for name in LOG_FILES
             )
             self._writer: Any = None
             stack.callback(self._close_writer)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb.errors import ArgumentError
+
 _ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
 _SHARD = re.compile(r"shard_(0|[1-9]\d*)(\.partial)?")
+
+
+def expand_path(path: str | Path, argument: str) -> Path:
+    """Returns a path that a user has passed, with the home directory in place of `~`.
+
+    Raises:
+      ArgumentError: If it is '', which would be the working directory.
+    """
+    if not str(path):
+        raise ArgumentError("must be a path, got ''", about=argument)
+    return Path(os.path.expanduser(path))
 
 
 def server_address(location: str | Path) -> str | None:

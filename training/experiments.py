@@ -23,6 +23,7 @@ from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 
 from .config import TrainingConfig
+from .directories import find_run_dir
 from .placement import Outcome, Placement, run_here, run_in_processes
 from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, plan_sweep, require_continuation
 from .progress import raise_if_interrupted
@@ -299,12 +300,13 @@ def run_plan(
 
     Raises:
       CheckpointError: If the directory contains a different plan, or a single run.
+      ArgumentError: If the directory contains something else, such as a dataset.
       ResourceInUseError: If another process uses the directory.
       ValueError: If there are no runs, if two of them have the same name, or if a hyperparameter or a hook of a run is
         invalid; then nothing is written.
       FileNotFoundError, SourceError: If data do not exist or cannot be opened; then nothing is written.
     """
-    planned, root = {run.name: run for run in plan}, Path(run_dir)
+    planned, root = {run.name: run for run in plan}, find_run_dir(run_dir)
     if not plan or len(planned) < len(plan):
         raise ValueError("a plan must contain at least one run, and each name only once")
     root.mkdir(parents=True, exist_ok=True)

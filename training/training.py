@@ -29,10 +29,10 @@ from rlds2reverb.sources.loading import has_custom_format
 
 from .config import AUTO, TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
+from .directories import find_run_dir, require_single_run
 from .environment import environment_key
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
-from .plans import is_experiment
 from .progress import Progress, raise_if_interrupted
 from .sources import open_environment, open_evaluated_data
 from .trackers import TENSORBOARD, RunTrackers
@@ -126,12 +126,13 @@ class Training(Closing):
         Raises:
           CheckpointError: If the directory contains a different run, or one that has made more updates, and the
             configuration does not allow that; or if the directory contains several runs.
+          ArgumentError: If the directory contains something else, such as a dataset.
           ResourceInUseError: If another process trains in the directory.
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
         self.config = config = config.without_data() if source is None else config
-        self.run_dir = Path(run_dir)
+        self.run_dir = find_run_dir(run_dir)
         require_single_run(self.run_dir)
         self._progress = progress or Progress(quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
@@ -319,14 +320,6 @@ class Training(Closing):
         elif references is None:
             latest.pop("evaluation/score", None)
         self.learner.run.write_config(document, repeat=repeat)
-
-
-def require_single_run(run_dir: Path) -> None:
-    """Raises `CheckpointError` if a directory contains several runs."""
-    if is_experiment(run_dir):
-        raise CheckpointError(
-            f"{run_dir} contains several runs; repeat the call that started them, or use a different run directory"
-        )
 
 
 def require_same_run(

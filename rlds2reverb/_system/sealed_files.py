@@ -20,6 +20,7 @@ from rlds2reverb.errors import CorruptFileError, StorageFullError
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
 _NUM_DIGITS = 10
+_SEAL_START = b'{"xxh3_128": '
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 
 
@@ -41,6 +42,14 @@ def load_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
+def is_sealed_json(path: Path) -> bool:
+    """Returns whether `save_json` wrote a file, by its beginning only; the file may be damaged."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(_SEAL_START)) == _SEAL_START
+
+
 def save_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file atomically (see `replace_text`); its first entry, `xxh3_128`, is a checksum of the others.
 
@@ -54,7 +63,7 @@ def save_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def _make_seal(body: bytes) -> bytes:
     """Returns the first line of a JSON file that contains `body` after it."""
-    return b'{"xxh3_128": "%s",' % xxhash.xxh3_128_hexdigest(body).encode()
+    return _SEAL_START + b'"%s",' % xxhash.xxh3_128_hexdigest(body).encode()
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -281,6 +281,7 @@ def test_complete_experiment_is_extended_by_more_epochs(pendulum, tmp_path):
 def test_runs_that_have_begun_are_compared_with_their_own_data(pendulum, tmp_path):
     plan = plan_sweep({"data": {"a": pendulum, "b": pendulum.parent / "hopper_medium-v2.hdf5"}, "algo": "bc"})
     names = [run.name for run in plan]
+    assert list_started(plan, tmp_path) == names
     fingerprints = [find_fingerprint(run.source, run.config) for run in plan]
     for name, fingerprint in zip(names, fingerprints, strict=True):
         (tmp_path / name / "checkpoints/5").mkdir(parents=True)
@@ -350,7 +351,7 @@ def test_damaged_files_of_an_experiment_raise(pendulum, tmp_path, name):
 @pytest.mark.slow
 def test_seeds_return_a_table_and_a_failed_run_is_trained_again(pendulum, tmp_path, monkeypatch, capsys):
     root = tmp_path / "runs"
-    root.mkdir()
+    train_seeds(pendulum, "bc", root, seeds=1, env="Pendulum-v1", progress=False, **SMALL)
     (root / "seed_1").write_text("")  # A file where the directory of a run should be.
     result = train_seeds(pendulum, "bc", root, seeds=2, env="Pendulum-v1", progress=False, **SMALL)
     assert list(result.failures) == ["seed_1"] and not result.is_complete and "seed_1 failed: " in str(result)

@@ -23,8 +23,9 @@ from rlds2reverb.writing.report import IngestWarning
 
 from ..config import TrainingConfig
 from ..dataset import EpisodeData
+from ..directories import find_run_dir, require_single_run
 from ..progress import Progress, raise_if_interrupted
-from ..training import require_same_run, require_single_run
+from ..training import require_same_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import call_actor
 from .config import ClusterConfig
@@ -79,7 +80,7 @@ class ClusterTraining(Closing):
         self._ray = ray = import_ray()
         self.config = config = config.without_data() if source is None else config
         self.cluster = cluster or ClusterConfig()
-        self.run_dir = Path(run_dir).resolve()
+        self.run_dir = find_run_dir(run_dir).resolve()
         require_single_run(self.run_dir)
         self._progress = progress or Progress(quiet=True)
         self._progress.num_iterations = config.num_updates
