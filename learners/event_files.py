@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from rlds2reverb._system.sealed_files import replace_file
+
 
 def cut_events_after(folder: Path, last_step: Callable[[str], int]) -> None:
     """Removes the events of later steps, and an unfinished last record, from the event files in a folder.
@@ -32,8 +34,6 @@ def cut_events_after(folder: Path, last_step: Callable[[str], int]) -> None:
             is_unchanged = False
         if is_unchanged:
             continue
-        temporary = path.with_name(f"{path.name}.tmp".replace("tfevents", "cut"))
-        with tf.io.TFRecordWriter(str(temporary)) as writer:
+        with replace_file(path) as temporary, tf.io.TFRecordWriter(str(temporary)) as writer:
             for content in kept:
                 writer.write(content)
-        temporary.replace(path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlds2reverb._system.sealed_files import replace_bytes
 from rlds2reverb._system.text import escape_controls
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def render_png(figure: Figure) -> bytes:
 
 def save_png(figure: Figure, path: str | Path) -> None:
     """Writes a figure atomically as a PNG file."""
-    temporary = Path(path).with_suffix(".tmp")
-    temporary.write_bytes(render_png(figure))
-    temporary.replace(path)
+    replace_bytes(Path(path), render_png(figure))
 
 
 def escape_label(label: str) -> str:

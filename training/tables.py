@@ -341,7 +341,7 @@ def identify_table(location: TableLocation, table: str) -> str:
     # Without the default name, so that earlier runs on the default table can be continued.
     suffix = "" if table == _DEFAULT_TABLE else f", table {table!r}"
     if location.directory is not None:
-        folders = [sorted((path / "manifests").glob("*")) for path in find_table_directories(location.directory)]
+        folders = [sorted((path / "manifests").glob("*.json")) for path in find_table_directories(location.directory)]
         hashes = [xxhash.xxh3_128_hexdigest(manifests[-1].read_bytes()) for manifests in folders if manifests]
         return (",".join(hashes) or str(location.place)) + suffix
     places = location.place if isinstance(location.place, (list, tuple)) else [location.place]

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rlds2reverb.errors import CorruptFileError, StorageFullError
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
 _NUM_DIGITS = 10
+#: Beginning and end of the names of temporary files.
+_TEMPORARY = (".rlds2reverb-", ".tmp")
 _SEAL_START = b'{"xxh3_128": '
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 
@@ -68,25 +72,44 @@ def _make_seal(body: bytes) -> bytes:
 
 def replace_text(path: Path, text: str) -> None:
     """Replaces a file's content atomically; it survives a power failure once this returns."""
-    temporary = path.with_suffix(".tmp")
-    replace_bytes(path, text.encode(), temporary)
+    replace_bytes(path, text.encode())
 
 
-def replace_bytes(path: Path, content: bytes, temporary: Path) -> None:
-    """Replaces a file's content as `replace_text` does, by a temporary file in the same directory."""
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file's content as `replace_text` does."""
+    with replace_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yields the path of a temporary file in the same directory, which replaces a file after the context.
+
+    After an error, the file is unchanged and the temporary one is deleted. A process that is killed leaves the
+    temporary one, see `is_temporary`; its name is hidden and random, so that it is no other file.
+    """
+    temporary = path.with_name(f"{_TEMPORARY[0]}{secrets.token_hex(8)}{_TEMPORARY[1]}")
+    try:
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
+
+
+def is_temporary(name: str) -> bool:
+    """Returns whether a file name is that of a temporary file of `replace_file`, which a killed process has left."""
+    return name.startswith(_TEMPORARY[0]) and name.endswith(_TEMPORARY[1])
 
 
 def sync(path: Path) -> None:
     """Writes a file's content, or the names in a directory, from the page cache to the disk."""
     if os.name == "nt" and path.is_dir():  # Windows cannot open a directory, and writes its names by itself.
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    # Windows writes a file only through a descriptor that can write.
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

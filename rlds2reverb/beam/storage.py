@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -135,11 +134,7 @@ class WorkFolder(contextlib.AbstractContextManager["WorkFolder"]):
         folder = Path(self.location)
         with full_disk_as_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            temporary = folder / f".{name}.{secrets.token_hex(8)}"
-            try:
-                replace_bytes(folder / name, content, temporary)
-            finally:
-                temporary.unlink(missing_ok=True)
+            replace_bytes(folder / name, content)
 
     def read(self, name: str) -> bytes:
         """Returns the content of a result."""

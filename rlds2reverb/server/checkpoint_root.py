@@ -14,7 +14,7 @@ from typing import Any
 
 from rlds2reverb._internals.tensorflow import encode_spec
 from rlds2reverb._system.file_lock import FileLock
-from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb._system.sealed_files import file_digest, is_temporary, load_json, save_json, sync, verify_files
 from rlds2reverb.client.messages import PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest
@@ -25,7 +25,7 @@ from .checkpoint_contents import FILES, require_readable
 _CHECKPOINT_NAME = re.compile(r"\d{4}-\d\d-\d\dT\d\d[:.\d+\-Z]*")
 _CONFIG, _LOCK = "rlds2reverb.json", "rlds2reverb.lock"
 _FOLDERS = ("checkpoints", "manifests", "previous", "set_aside")
-_OWN_ENTRIES = {_CONFIG, "rlds2reverb.tmp", _LOCK, *_FOLDERS}
+_OWN_ENTRIES = {_CONFIG, _LOCK, *_FOLDERS}
 _DONE = "DONE"
 
 
@@ -96,7 +96,7 @@ class CheckpointRoot:
         self.path, self._config = path, path / _CONFIG
         self.checkpoints, self._manifests, self._previous, self._set_aside = (path / name for name in _FOLDERS)
         names = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
-        foreign = [name for name in names if name not in _OWN_ENTRIES]
+        foreign = [name for name in names if name not in _OWN_ENTRIES and not is_temporary(name)]
         if foreign:
             raise CheckpointError(
                 f"{path} is not a checkpoint root (it holds {', '.join(foreign[:3])}); use a new directory"

@@ -4,7 +4,16 @@ import os
 
 import pytest
 
-from rlds2reverb._system.sealed_files import MANIFEST, SealedFolders, load_json, read_manifest, save_json
+from rlds2reverb._system.sealed_files import (
+    MANIFEST,
+    SealedFolders,
+    is_temporary,
+    load_json,
+    read_manifest,
+    replace_file,
+    replace_text,
+    save_json,
+)
 from rlds2reverb.errors import CorruptFileError, StorageFullError
 
 
@@ -53,7 +62,21 @@ def test_failed_save_keeps_the_previous_content(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left"):
         save_json(path, {"seen": 2})
-    assert load_json(path) == {"seen": 1}
+    assert load_json(path) == {"seen": 1} and os.listdir(tmp_path) == ["journal.json"]
+
+
+def test_other_files_with_the_same_stem_are_kept(tmp_path):
+    (tmp_path / "o.tmp").write_text("mine")
+    for content in ("1", "2"):
+        replace_text(tmp_path / "o.json", content)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"o.tmp": "mine", "o.json": "2"}
+
+
+def test_temporary_file_is_hidden_and_recognised(tmp_path):
+    with replace_file(tmp_path / "o.json") as temporary:
+        temporary.write_text("1")
+        assert temporary.parent == tmp_path and temporary.name.startswith(".") and is_temporary(temporary.name)
+    assert os.listdir(tmp_path) == ["o.json"] and not is_temporary("o.tmp") and not is_temporary(".o.tmp")
 
 
 def make_fill(text):

@@ -121,8 +121,10 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn
     assert waits.get_lines()[0].get_ydata().tolist() == [25, 50]
     assert [text.get_text() for text in priorities.get_legend().get_texts()] == ["step 10", "step 20"]
     assert priorities.patches[0].get_data().values[[40, 41]].tolist() == [25, 75]
+    (tmp_path / "curve.tmp").write_text("a user's file")
     save_png(figure, tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.tmp"]
 
 
 def test_figure_shows_where_the_online_phase_begins():

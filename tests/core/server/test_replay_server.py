@@ -143,7 +143,7 @@ def test_damaged_configuration_raises(root, content):
 
 def test_root_whose_creation_was_interrupted_is_accepted(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "rlds2reverb.tmp").write_text("half")
+    (tmp_path / ".rlds2reverb-0123.tmp").write_text("half")
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=str(tmp_path)) as server:
         assert count_items(server) == 0
         server.checkpoint()

@@ -265,7 +265,7 @@ def test_data_after_the_last_part_are_written_again(partial_directory, expected,
     assert hash_files(partial_directory.with_name("data")) == expected
 
 
-@pytest.mark.parametrize("name", ["root", "journal.tmp"])
+@pytest.mark.parametrize("name", ["root", ".rlds2reverb-0.tmp"])
 def test_files_left_from_assembling_are_ignored(partial_directory, expected, name):
     if name == "root":
         (partial_directory / "root/checkpoints/foreign").mkdir(parents=True)
