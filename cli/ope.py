@@ -10,8 +10,8 @@ import click
 
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 
-from . import output
-from .declarations import EXISTING_DIRECTORY, FILE, option
+from . import checks, output
+from .declarations import EXISTING_DIRECTORY, option
 from .number_types import at_least_0, at_least_1, fraction
 from .options import combine, open_source, reading_options
 from .output import json_option
@@ -53,7 +53,7 @@ evaluation_options = combine(
     help=f"{', '.join(f'{name}: {estimator.title}' for name, estimator in ESTIMATORS.items())}. Repeatable.",
 )
 @evaluation_options
-@option("--out", metavar="FILE.json", type=FILE, help="File to write.")
+@option("--out", metavar="FILE.json", type=checks.new_file, help="File to write.")
 @reading_options
 @json_option
 def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool, **options: Any) -> None:

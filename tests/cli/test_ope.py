@@ -50,6 +50,9 @@ def test_invalid_arguments_are_reported(data, tmp_path, capsys):
     dataset = str(data / "d4rl/pendulum_mixed-v2.hdf5")
     assert run(["rank", str(tmp_path), "--data", dataset, "--out", str(tmp_path / "rank.jpg")]) == 1
     assert "must end with .png" in capsys.readouterr().err
+    for command in ("ope", "rank"):
+        assert run([command, str(tmp_path), "--data", "missing.hdf5", "--out", str(tmp_path / "new/out.png")]) == 1
+        assert f"--out: the directory '{tmp_path}/new' does not exist; create it" in capsys.readouterr().err
     for share in ("100%", "x%"):
         assert run(["train", "--algo", "bc", "--data", dataset, "--run-dir", "x", "--validation", share]) == 1
         assert "--validation must be a share >= 0 and < 1, such as 0.1 or 10%" in capsys.readouterr().err
