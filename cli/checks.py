@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import expand_path, server_address
+from rlds2reverb.sources.remote import is_remote
 from rlds2reverb.sources.rlds_conventions import require_missing
 from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
@@ -80,6 +81,10 @@ def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
         raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
 
 
+def _expand_destination(location: str) -> str:
+    return location if is_remote(location) else str(expand_path(location))
+
+
 def _require_film(path: Path) -> None:
     from rlds2reverb.envs.film import require_film_path
 
@@ -126,6 +131,7 @@ selector = Parsed("SELECTOR", Selector.parse)
 rate_limiter = Parsed("LIMITER", RateLimiter.parse)
 address = Checked("HOST:PORT", _require_address)
 priority = Checked("NUMBER|return", _require_priority)
+destination = Parsed("PATH", _expand_destination)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
 features = Parsed("FILE", read_features, EXISTING_FILE)

@@ -62,7 +62,7 @@ _FORMATS_OF |= dict.fromkeys(
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS, collapsed=("Input", "Preprocessing", "Tables", "Advanced"))
 @sources_argument()
-@option("--out", metavar="PATH", required=True, help="Directory or file to write.")
+@option("--out", type=checks.destination, required=True, help="Directory or file to write.")
 @option(
     "--format",
     choices=["reverb", *WRITTEN_FORMATS],
@@ -154,8 +154,6 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
     for name, formats in _FORMATS_OF.items():
         if format not in formats:
             require_unused({name}, f"requires --format {' or '.join(formats)}")
-    if not out:
-        raise click.UsageError("--out must be a path, got ''")
     require_item_options(options)
     if runner:
         require_unused({"verify", "num_workers"}, "cannot be combined with --runner")

@@ -10,15 +10,19 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from rlds2reverb.locations import expand_path
+
 
 class _Path(click.Path):
-    """The type of a path, which must not be '': that would be the working directory."""
+    """The type of a path, with `~` expanded, which must not be '': that would be the working directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the path; fails if it is '', or as click's own type does."""
-        if not str(value):
-            self.fail("must be a path, got ''", param, ctx)
-        return super().convert(value, param, ctx)
+        try:
+            path = expand_path(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return super().convert(path, param, ctx)
 
 
 PATH = _Path(path_type=Path)

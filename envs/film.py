@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.locations import expand_path
 
 from .batched_environment import BatchedEnvironment
 from .environment import Environment
@@ -116,7 +117,7 @@ def record_film(
       ValueError: If the file has another suffix, an argument is out of range, or the environment cannot be rendered.
       TypeError, SpecMismatchError: As `record_episodes`.
     """
-    path = Path(path)
+    path = expand_path(path, "path")
     require_film_path(path)
     suffix = path.suffix.lower()
     require_count("num_episodes", num_episodes)

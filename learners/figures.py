@@ -11,6 +11,7 @@ import numpy as np
 
 from rlds2reverb._system.sealed_files import replace_bytes
 from rlds2reverb._system.text import escape_controls
+from rlds2reverb.locations import expand_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def render_png(figure: Figure) -> bytes:
 
 def save_png(figure: Figure, path: str | Path) -> None:
     """Writes a figure atomically as a PNG file."""
-    replace_bytes(Path(path), render_png(figure))
+    replace_bytes(expand_path(path, "path"), render_png(figure))
 
 
 def escape_label(label: str) -> str:

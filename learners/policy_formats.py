@@ -13,6 +13,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.logs import hide_native_stderr
+from rlds2reverb.locations import expand_path
 from rlds2reverb.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
 from rlds2reverb.saved_policies import SavedPolicy, load_saved_model
 from rlds2reverb.sources.atomic_output import atomic_output
@@ -38,7 +39,7 @@ def write_policy(
       format: format of the file; None to follow the suffix of the path.
       metadata: entries of an ONNX file's metadata in addition to the specs; None for none.
     """
-    path = Path(path)
+    path = expand_path(path, "path")
     format = format or _FORMATS.get(path.suffix, "savedmodel")
     require_one_of("format", format, get_args(PolicyFormat))
     with atomic_output(path) as partial:

@@ -12,6 +12,7 @@ import numpy as np
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.locations import expand_path
 from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy, is_saved_model, load_saved_model
 from rlds2reverb.specs import Nest
 
@@ -216,7 +217,7 @@ def load_run(path: str | Path) -> Run:
       ValueError: If it is not a run directory.
       CorruptFileError: If a file in it is damaged.
     """
-    folder = Path(path)
+    folder = expand_path(path, "path")
     if not is_run_directory(folder):
         raise ValueError(f"{path} must be the directory of a training run, but has none of {', '.join(_RUN_FILES)}")
     progress, evaluations = (read_csv_log(folder / name) for name in (PROGRESS_FILE, EVALUATIONS_FILE))

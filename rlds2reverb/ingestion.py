@@ -27,7 +27,7 @@ from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import ArgumentError, ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
-from rlds2reverb.locations import server_address
+from rlds2reverb.locations import expand_path, server_address
 from rlds2reverb.ownership import isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
@@ -389,7 +389,7 @@ def _split_destination(destination: Any) -> Any:
 def _find_directory(destination: Server | str | Path) -> Path | None:
     """Returns the directory to write to, or None if the destination is a server."""
     is_path = isinstance(destination, (str, Path)) and server_address(destination) is None
-    return Path(destination) if is_path else None
+    return expand_path(destination, "destination") if is_path else None
 
 
 def _load(source: Any) -> Source:

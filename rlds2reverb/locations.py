@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
 _SHARD = re.compile(r"shard_(0|[1-9]\d*)(\.partial)?")
 
 
-def expand_path(path: str | Path, argument: str) -> Path:
+def expand_path(path: str | Path, argument: str = "") -> Path:
     """Returns a path that a user has passed, with the home directory in place of `~`.
 
     Raises:

@@ -21,6 +21,7 @@ from rlds2reverb.errors import CheckpointError, get_message
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
+from rlds2reverb.locations import expand_path
 
 from .config import TrainingConfig
 from .directories import find_run_dir
@@ -184,7 +185,7 @@ def load_experiment(run_dir: str | Path) -> Experiment:
       ValueError: If it is not such a directory.
       CorruptFileError: If a file in it is damaged.
     """
-    root = Path(run_dir)
+    root = expand_path(run_dir, "run_dir")
     plan = load_json(root / PLAN_FILE)
     if plan is None:
         raise ValueError(f"{run_dir} must be the directory of several runs, but contains no {PLAN_FILE}")
@@ -203,6 +204,7 @@ def list_runs(path: str | Path) -> list[Run]:
       ValueError: If it is neither.
       CorruptFileError: If a file in it is damaged.
     """
+    path = expand_path(path, "path")
     if is_experiment(path) and not is_run_directory(path):
         return list(load_experiment(path).runs.values())
     return [load_run(path)]

@@ -12,6 +12,7 @@ from rlds2reverb._system.sealed_files import replace_text
 from rlds2reverb._system.text import format_columns
 from rlds2reverb.learners.figures import COLOURS, GREY, escape_label, make_figure, style_axes
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+from rlds2reverb.locations import expand_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +96,9 @@ def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]
 def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> None:
     """Writes estimates as a JSON file: one document, or a list of several."""
     documents = [estimate.as_dict() for estimate in estimates]
-    replace_text(Path(path), json.dumps(documents[0] if len(documents) == 1 else documents, indent=2) + "\n")
+    replace_text(
+        expand_path(path, "path"), json.dumps(documents[0] if len(documents) == 1 else documents, indent=2) + "\n"
+    )
 
 
 def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, IngestRun, example_hash, make_table_configs
 from rlds2reverb.items import EpisodeAdder
-from rlds2reverb.locations import shard_name
+from rlds2reverb.locations import expand_path, shard_name
 from rlds2reverb.priorities import ByReturn, Priority
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.sources import Source
@@ -267,7 +266,7 @@ class _Job:
 
 def _absolute(destination: str | Path) -> str:
     location = str(destination)
-    return location.rstrip("/") if is_remote(location) else os.path.abspath(location)
+    return location.rstrip("/") if is_remote(location) else str(expand_path(location, "destination").absolute())
 
 
 def _require_continuity(slices: Sequence[Slice], scans: Sequence[Scan]) -> None:

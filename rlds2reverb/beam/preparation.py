@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.left_out import LeftOut
+from rlds2reverb.locations import expand_path
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.atomic_output import atomic_output
 from rlds2reverb.sources.rlds_features import Features, require_features
@@ -66,7 +67,7 @@ def prepare_with_beam(
     require_destination(path, "rlds")
     require_one_of("on_invalid", on_invalid, get_args(OnInvalid))
     require_count("shard_bytes", shard_bytes, 1)
-    path = Path(path).expanduser().absolute()
+    path = expand_path(path, "path").absolute()
     work = WorkFolder(f"{path}.parts")
     with lock_destination(str(path)), work, release_datasets():
         workers = Workers(beam_options, work)

@@ -15,6 +15,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.client import Connection, batch_port, require_table, table_infos
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, StorageFullError
+from rlds2reverb.locations import expand_path
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -116,7 +117,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         server = cls.__new__(cls)
         server._isolate = isolate
         server._serve_batches = isolate if serve_batches is None else serve_batches
-        path = Path(directory)
+        path = expand_path(directory, "directory")
         server._start(
             tables, None, path, port, checkpoint_root, verify=verify, keep_previous=keep_previous, force=force
         )
@@ -139,7 +140,9 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         with ExitStack() as stack:
             self.port = port or pick_port()
             stack.enter_context(reserve_port(self.port, serve_batches=self._serve_batches))
-            self._root = None if checkpoint_root is None else CheckpointRoot(Path(checkpoint_root))
+            self._root = (
+                None if checkpoint_root is None else CheckpointRoot(expand_path(checkpoint_root, "checkpoint_root"))
+            )
             # Reverb always creates a checkpointer; its default one leaves a directory behind.
             scratch = stack.enter_context(scratch_folder())
             root = self._root or CheckpointRoot(scratch / "root")
@@ -272,7 +275,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         Raises:
           CheckpointError, ServerUnavailableError, StorageFullError: As `checkpoint`.
         """
-        copy = CheckpointRoot(Path(folder))
+        copy = CheckpointRoot(expand_path(folder, "folder"))
         if copy.latest() is not None:
             raise CheckpointError(f"{folder} already contains a checkpoint; pass a new folder")
         with defer_signals(), full_disk_as_error(copy.path):
@@ -297,7 +300,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
           CheckpointError: If the folder has no valid checkpoint, or one of different tables. The server keeps running
             in that case.
         """
-        saved = CheckpointRoot(Path(folder), create=False)
+        saved = CheckpointRoot(expand_path(folder, "folder"), create=False)
         if saved.latest() is None or saved.tables() is None:
             raise CheckpointError(f"{folder} has no checkpoint; pass a folder that was passed to save_data")
         saved.verify_latest()

@@ -11,7 +11,7 @@ from typing import Any
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.signals import defer_signals
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.locations import shard_path
+from rlds2reverb.locations import expand_path, shard_path
 from rlds2reverb.specs import Nest
 from rlds2reverb.tables import TableConfig
 
@@ -117,7 +117,7 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
         verify: bool,
     ) -> None:
         require_count("num_shards", num_shards)
-        root = None if checkpoint_root is None else Path(checkpoint_root)
+        root = None if checkpoint_root is None else expand_path(checkpoint_root, "checkpoint_root")
         self._commits = None if root is None else CommitLog(root, num_shards)
         if self._commits is not None:
             for note in self._commits.return_to_newest(verify=verify):

@@ -11,6 +11,7 @@ from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import format_bytes, format_facts
 from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.locations import expand_path
 
 from .atomic_output import atomic_output, require_vacant
 from .d4rl_writer import write_d4rl
@@ -190,7 +191,7 @@ def write_dataset(
     if fps is not None and not 0 < fps < float("inf"):
         raise ArgumentError(f"must be a number > 0, got {fps}", about="fps")
     given.pop("recompute_discounts", None)
-    path = Path(path).expanduser().absolute()
+    path = expand_path(path, "path").absolute()
     source, steps = load(source), path.with_name(f".{path.name}.steps")
     if num_workers is not None:
         require_vacant(path)
@@ -238,7 +239,7 @@ def require_destination(path: str | Path, format: str) -> None:
       ValueError: If the format is unknown, or a Minari path is not a Minari name.
     """
     require_one_of("format", format, WRITTEN_FORMATS)
-    path = Path(path).expanduser().absolute()
+    path = expand_path(path, "path").absolute()
     require_vacant(path)
     if format == "minari":
         import_minari()

@@ -1,11 +1,12 @@
 """The directories that training may write to."""
 
 import pytest
+from written_runs import write_run
 
-from rlds2reverb import TrainingConfig, ingest, load, train, write_dataset
+from rlds2reverb import TrainingConfig, ingest, load, load_run, train, write_dataset
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.training.directories import find_run_dir
-from rlds2reverb.training.experiments import run_plan
+from rlds2reverb.training.experiments import list_runs, run_plan
 from rlds2reverb.training.plans import plan_seeds
 
 
@@ -65,3 +66,10 @@ def test_runs_and_experiments_leave_other_directories_unchanged(pendulum, tmp_pa
 def test_empty_path_raises(pendulum):
     with pytest.raises(ValueError, match="run_dir must be a path, got ''"):
         train(pendulum, "bc", "", steps=1)
+
+
+def test_home_directory_is_expanded(pendulum, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_run_dir("~/runs/a") == tmp_path / "runs/a"
+    write_run(tmp_path / "run")
+    assert load_run("~/run").path == tmp_path / "run" == list_runs("~/run")[0].path

@@ -14,6 +14,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.sealed_files import replace_text
 from rlds2reverb._system.text import escape_controls
 from rlds2reverb.learners.figures import render_png
+from rlds2reverb.locations import expand_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,7 @@ class Report:
         Raises:
           StorageFullError: If the disk is full; the file is left unchanged.
         """
-        path = Path(path)
+        path = expand_path(path, "path")
         with full_disk_as_error(path.parent):
             replace_text(path, self.html)
         return path
