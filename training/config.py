@@ -445,6 +445,11 @@ class TrainingConfig:
         num_steps = min(num_collected, self.online_steps) - self.warmup_steps
         return self.num_offline_updates + int(max(num_steps, 0) * self.updates_per_step + _ROUNDING)
 
+    def count_online_steps(self, num_updates: int) -> int:
+        """Returns how many environment steps must be collected until this total number of gradient updates is due."""
+        num_online = num_updates - self.num_offline_updates
+        return self.warmup_steps + math.ceil(num_online / self.updates_per_step - _ROUNDING)
+
     @property
     def num_offline_updates(self) -> int:
         """The number of gradient updates on the dataset.

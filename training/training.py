@@ -348,12 +348,25 @@ def require_same_run(
         changes = differences(saved, now, only_common=True).values()
         require_same(f"{run_dir} contains a different run", changes)
     if saved and config.num_updates is not None and max(steps) > config.num_updates:
-        about, verb = config.length_option
+        _raise_too_short(run_dir, config, max(steps), document.get("configuration") or {})
+
+
+def _raise_too_short(run_dir: Path, config: TrainingConfig, num_updates: int, saved: Mapping[str, Any]) -> None:
+    """Raises `CheckpointError` that names the option with too few updates: that of the phase that has changed."""
+    now = config.as_dict()
+    if all(name in saved and saved[name] == now[name] for name in ("steps", "epochs")):
         raise CheckpointError(
-            f"{verb} at least {max(steps):,}, the number of updates that {run_dir} has already made, got "
-            f"{config.num_updates:,}; set more {about}, or use a different run directory",
-            about=about,
+            f"must be at least {config.count_online_steps(num_updates):,}, for the {num_updates:,} updates that "
+            f"{run_dir} has already made, got {config.online_steps:,}; collect more steps, or use a different run "
+            "directory",
+            about="online_steps",
         )
+    about, verb = config.length_option
+    raise CheckpointError(
+        f"{verb} at least {num_updates:,}, the number of updates that {run_dir} has already made, got "
+        f"{config.num_updates:,}; set more {about}, or use a different run directory",
+        about=about,
+    )
 
 
 def describe_run(

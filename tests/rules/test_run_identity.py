@@ -141,6 +141,21 @@ def test_fewer_updates_than_made_are_refused(tmp_path):
             require_same_run(tmp_path, config.replace(**changes), (None, None))
 
 
+@pytest.mark.parametrize("steps", [0, 100])
+def test_fewer_environment_steps_than_collected_are_refused(steps, tmp_path):
+    config = TrainingConfig("td3_bc", steps=steps, online_steps=1500, env="Pendulum-v1")
+    write_run(tmp_path, config, step=steps + 500)
+    require_same_run(tmp_path, config.replace(online_steps=1600), find_key(config))
+    message = (
+        f"online_steps must be at least 1,500, for the {steps + 500} updates that .*, got 1,200; collect more steps"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        require_same_run(tmp_path, config.replace(online_steps=1200), find_key(config))
+    if steps:
+        with pytest.raises(CheckpointError, match="steps must be at least 600, .* got 590; set more steps"):
+            require_same_run(tmp_path, config.replace(steps=90, allow_config_mismatch=True), find_key(config))
+
+
 # --- environments
 
 LIMIT = 3

@@ -147,6 +147,7 @@ def test_updates_are_due_for_each_step_after_the_warm_up():
     options = {"env": "Pendulum-v1", "steps": 5, "online_steps": 108, "warmup_steps": 10, "updates_per_step": 1 / 49}
     config = TrainingConfig("sac", **options)
     assert [config.count_updates(num) for num in (0, 10, 58, 59, 108, 500)] == [5, 5, 5, 6, 7, 7]
+    assert [config.count_online_steps(num) for num in (6, 7)] == [59, 108]
 
 
 def test_as_dict_and_from_dict_are_inverse():
