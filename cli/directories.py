@@ -8,6 +8,8 @@ from typing import Any
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
 
+from .output import next_command
+
 #: Numbers that are added up over shards.
 _SUMMED = ("episodes", "items", "bytes", "memory_bytes")
 
@@ -71,9 +73,7 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))
     if not is_converted:
         rows.append(("checkpoint", description["checkpoint"] or "none"))
-    served = description["directory"]
-    if not is_converted:
-        served = f"--checkpoint-root {served}" + (
-            f" --shards {description['shards']}" if "shards" in description else ""
-        )
-    return [*rows, ("next", f"rlds2reverb serve {served}")]
+    if is_converted:
+        return [*rows, next_command("serve", description["directory"])]
+    shards = ("--shards", str(description["shards"])) if "shards" in description else ()
+    return [*rows, next_command("serve", "--checkpoint-root", description["directory"], *shards)]

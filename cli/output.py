@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -119,6 +120,11 @@ def _name_option(command: click.Command, argument: str, value: Any) -> str:
         return flags[0]
     values = value if isinstance(value, list) else ["none" if value is None else value]
     return " ".join([option.opts[0], *map(str, values)])
+
+
+def next_command(*words: Any) -> tuple[str, str]:
+    """Returns the fact that names the next command, quoted for the shell."""
+    return ("next", shlex.join(["rlds2reverb", *map(str, words)]))
 
 
 def fail(sentence: str) -> None:

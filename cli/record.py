@@ -219,5 +219,5 @@ def _print(report: WriteReport, source: Source, environment: str, film: Film | N
     if film is not None:
         facts.append(("film", str(film)))
         document["film"] = film.as_dict()
-    facts.append(("next", f"rlds2reverb train --algo ALGO --data {report.path} --run-dir DIR"))
+    facts.append(output.next_command("train", "--algo", "ALGO", "--data", report.path, "--run-dir", "DIR"))
     output.print_result(document, output.format_named_facts(f"{environment} recorded", facts), as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.text import format_columns, format_facts
+from rlds2reverb._system.text import format_bytes, format_columns, format_facts
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import find_problems, read_until_error, show_progress
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
@@ -120,6 +120,8 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
         _print_json(options["source"], result, is_failed=is_failed)
     else:
         _print(options["source"], result, is_failed=is_failed)
+        if report_path is not None:
+            print(output.escape_controls(f"\nwrote {report_path} ({format_bytes(report_path.stat().st_size)})"))
     return INVALID_DATA if result.num_problems or is_failed else OK
 
 

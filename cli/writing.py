@@ -95,7 +95,7 @@ def print_report(
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
     facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
     if isinstance(destination, Path):
-        facts.append(("next", f"rlds2reverb serve {destination}"))
+        facts.append(output.next_command("serve", destination))
     content = output.format_named_facts(f"{report.source} converted", facts)
     output.print_result(report.as_dict(), content, as_json=options["as_json"])
 

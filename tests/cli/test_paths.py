@@ -1,5 +1,7 @@
 """Rules of the paths on the command line, for the options of all commands."""
 
+import shlex
+
 import click
 import pytest
 
@@ -70,3 +72,13 @@ def test_nothing_is_written_to_a_folder_named_like_the_home_directory(monkeypatc
     write_dataset(dataset, "~/written.hdf5", format="d4rl")
     names = ["ingested", "report.html", "statistics.json", "table", "written.hdf5"]
     assert sorted(path.name for path in home.iterdir() if path.name[0] != ".") == names and not list(work.iterdir())
+
+
+def test_printed_command_is_quoted_for_the_shell(data, tmp_path, capsys):
+    path = tmp_path / "a b" / "it's"
+    assert run(["convert", str(data / "d4rl/pendulum_mixed-v2.hdf5"), "--out", str(path)]) == 0
+    converted = capsys.readouterr().out
+    assert run(["inspect", str(path)]) == 0
+    for printed in (converted, capsys.readouterr().out):
+        (command,) = (line.strip().removeprefix("next") for line in printed.splitlines() if line.startswith("  next"))
+        assert shlex.split(command) == ["rlds2reverb", "serve", str(path)]

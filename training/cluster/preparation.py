@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,8 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
     tables = find_tables(source)
     if tables is not None and tables.directory is not None:
         raise ValueError(
-            f"other machines cannot reach the tables in {tables.place}; run `rlds2reverb serve {tables.place}`, and "
-            "pass the address of that server"
+            f"other machines cannot reach the tables in {tables.place}; run "
+            f"`rlds2reverb serve {shlex.quote(str(tables.place))}`, and pass the address of that server"
         )
 
 
