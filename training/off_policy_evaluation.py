@@ -137,10 +137,15 @@ def evaluate_policies(
     """Returns the estimates of several methods for each policy, which share what they can; see `evaluate_offline`."""
     for method in methods:
         require_one_of("method", method, list(ESTIMATORS))
-    chosen, opened, results = OffPolicySettings(**settings), EvaluationSource(source), []
+    chosen = OffPolicySettings(**settings)
+    if chosen.behaviour != CLONED and not any(ESTIMATORS[method].uses_ratios for method in methods):
+        names = ", ".join(name for name, estimator in ESTIMATORS.items() if estimator.uses_ratios)
+        sentence = f"has no effect on {', '.join(methods)}; add a method that uses probabilities: {names}"
+        raise ArgumentError(sentence, about="behaviour", value=chosen.behaviour)
+    field_names = () if chosen.behaviour == CLONED else (chosen.behaviour.removeprefix(_PROBABILITIES),)
+    opened, results = EvaluationSource(source), []
     for policy in map(EvaluatedPolicy, policies):
-        has_field = any(ESTIMATORS[method].uses_ratios for method in methods) and chosen.behaviour != CLONED
-        dataset = opened.open(policy, (chosen.behaviour.removeprefix(_PROBABILITIES),) if has_field else ())
+        dataset = opened.open(policy, field_names)
         data = EvaluationData(policy, dataset, gamma=chosen.gamma, held_out=chosen.held_out, seed=chosen.fqe.seed)
         evaluation = _Evaluation(policy, data, chosen)
         results += [evaluation.estimate(method) for method in methods]

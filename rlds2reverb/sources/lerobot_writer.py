@@ -17,7 +17,7 @@ import numpy as np
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.layout import encode_png
 
@@ -84,6 +84,10 @@ def write_lerobot(
       OSError: If the files cannot be written.
     """
     columns = make_columns(step_spec, video=video)
+    if video and not any(column.kind == "video" for column in columns):
+        raise ArgumentError(
+            "requires images with three channels, which the dataset does not contain", about="video", value=True
+        )
     known_fps = source.metadata.get("fps")
     rate = fps or (known_fps if isinstance(known_fps, (int, float)) and known_fps > 0 else DEFAULT_FPS)
     files = _Version3 if lerobot_version == "v3.0" else _Version2

@@ -4,23 +4,11 @@ import shlex
 
 import click
 import pytest
+from command_parameters import list_parameters
 
 from rlds2reverb import ingest, write_dataset
 from rlds2reverb.cli import checks, run
 from rlds2reverb.cli.declarations import PATH
-from rlds2reverb.cli.main import cli
-
-
-def list_parameters(group=cli, names=()):
-    """Returns the words of each command with each of its parameters."""
-    found = []
-    for name in group.list_commands(click.Context(group)):
-        command = group.get_command(click.Context(group), name)
-        if isinstance(command, click.Group):
-            found += list_parameters(command, (*names, name))
-        else:
-            found += [((*names, name), parameter) for parameter in command.params]
-    return found
 
 
 def list_bare_paths():

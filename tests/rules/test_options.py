@@ -6,9 +6,11 @@ import itertools
 import re
 from pathlib import Path
 
+import click
 import h5py
 import numpy as np
 import pytest
+from command_parameters import list_parameters
 from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
 
@@ -19,6 +21,7 @@ from rlds2reverb import (
     TableConfig,
     TrajectoryEpisodes,
     TrajectoryWindows,
+    evaluate_offline,
     ingest,
     load,
     summarize,
@@ -356,3 +359,33 @@ def test_strings_in_observations_are_an_error(tmp_path):
     texts.pop("next_observations")
     with pytest.raises(SpecMismatchError, match="holds strings"):
         ingest([texts], tmp_path / "x")
+
+
+def test_repeated_options_are_an_error_unless_all_values_count(capsys):
+    num_refused = 0
+    for names, option in list_parameters():
+        if not isinstance(option, click.Option):
+            continue
+        values, again = [] if option.is_flag else ["1"] * option.nargs, (option.secondary_opts or option.opts)[0]
+        if not option.multiple and (not option.is_flag or option.secondary_opts):
+            assert run([*names, option.opts[0], *values, again, *values]) == 1
+            assert f"{option.opts[0]} must be passed only once" in capsys.readouterr().err, names
+            num_refused += 1
+    assert num_refused > 200
+
+
+def test_repeatable_options_and_flags_may_be_repeated(capsys):
+    words = ["--method", "fqe", "--method", "wdr", "--json", "--json"]
+    assert run(["ope", "missing", "--data", "x", *words]) == 1
+    assert "'missing' does not exist" in capsys.readouterr().err
+
+
+def test_behaviour_without_a_method_that_uses_it_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="behaviour='prob' has no effect on fqe; add a method that uses prob.*: dr, "):
+        evaluate_offline("run", [LOG], "fqe", behaviour="prob")
+
+
+def test_videos_of_a_dataset_without_images_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="video=True requires images with three channels"):
+        write_dataset([{**LOG, "terminated": True}], tmp_path / "x", format="lerobot", video=True)
+    assert not (tmp_path / "x").exists()
