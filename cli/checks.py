@@ -19,7 +19,7 @@ from rlds2reverb.sources.rlds_features import read_features
 from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.tables import RateLimiter, Selector
 
-from .declarations import EXISTING_FILE, FILE
+from .declarations import DIRECTORY, EXISTING_FILE, FILE
 
 _SECS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600}
 
@@ -134,6 +134,7 @@ priority = Checked("NUMBER|return", _require_priority)
 destination = Parsed("PATH", _expand_destination)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
+directory = Parsed("DIR", str, DIRECTORY)
 features = Parsed("FILE", read_features, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)

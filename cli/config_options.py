@@ -32,7 +32,7 @@ _REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
 #: Types of options that follow from no declaration.
-_TYPES = {"reward": checks.reward, "validation": checks.share}
+_TYPES = {"reward": checks.reward, "validation": checks.share, "cache_dir": checks.directory}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {"algo": "`rlds2reverb agents` describes them.", "hyperparameters": "`rlds2reverb agents NAME` lists them."}
 #: Callbacks of options, by their names.

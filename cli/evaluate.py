@@ -156,13 +156,11 @@ def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[s
     """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
     from rlds2reverb.saved_policies import is_saved_model
-    from rlds2reverb.training.experiments import is_experiment, load_experiment
+    from rlds2reverb.training.directories import require_one_run
 
     if is_onnx_file(folder) or is_saved_model(folder):
         return None, {"policy": folder}
-    if is_experiment(folder):
-        name = next(iter(load_experiment(folder).plan))
-        raise click.UsageError(f"{folder} contains several runs; pass the directory of one, such as {folder / name}")
+    require_one_run(folder)
     run = load_run(folder)
     paths = {name: folder / subfolder for name, subfolder in POLICY_FOLDERS.items() if policy in (None, name)}
     existing = {name: path for name, path in paths.items() if is_saved_model(path)}

@@ -22,7 +22,7 @@ from .quiet import import_quietly, status
 @option(
     "--format",
     type=click.Choice(["savedmodel", "onnx", "tflite"]),
-    show_default="from the name of --out: onnx for .onnx, tflite for .tflite, otherwise savedmodel",
+    show_default="from the name of --out: onnx for .onnx, tflite for .tflite, savedmodel without a suffix",
     help="Format of the file; onnx requires pip install 'rlds2reverb[onnx]' or make dev.",
 )
 @option(
@@ -48,8 +48,10 @@ def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> 
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.saved_policies import is_saved_model
     from rlds2reverb.sources.atomic_output import require_vacant
+    from rlds2reverb.training.directories import require_one_run
 
     require_vacant(out)
+    require_one_run(folder)
     run = None if is_saved_model(folder) else load_run(folder)
     if run is None:
         require_unused({"policy"}, "requires a training run")

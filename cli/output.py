@@ -33,6 +33,7 @@ _OPTIONS = {
     "env": "environment",
     "length": "sequence_length",
     "n": "n_step",
+    "path": "out",
     "tables": "table_names",
 }
 

@@ -152,7 +152,9 @@ def _load_policy(policy: str, which: str, options: dict[str, Any]) -> Any:
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.onnx_policies import is_onnx_file
     from rlds2reverb.saved_policies import is_saved_model, load_policy
+    from rlds2reverb.training.directories import require_one_run
 
+    require_one_run(folder)
     run = None if is_onnx_file(folder) or is_saved_model(folder) else load_run(folder)
     if run is None:
         require_unused({"which"}, "requires a --policy of a training run")

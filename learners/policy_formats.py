@@ -13,6 +13,7 @@ import numpy as np
 
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.logs import hide_native_stderr
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.locations import expand_path
 from rlds2reverb.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
 from rlds2reverb.saved_policies import SavedPolicy, load_saved_model
@@ -36,10 +37,16 @@ def write_policy(
     Args:
       saved_model: directory of the SavedModel.
       path: file or, for the format savedmodel, directory to create.
-      format: format of the file; None to follow the suffix of the path.
+      format: format of the file; None to follow the suffix of the path; an unknown one is an error.
       metadata: entries of an ONNX file's metadata in addition to the specs; None for none.
     """
     path = expand_path(path, "path")
+    if format is None and re.fullmatch(r"\.[A-Za-z]\w*", path.suffix) and path.suffix not in _FORMATS:
+        raise ArgumentError(
+            f"must end with {' or '.join(_FORMATS)}, or have no suffix (SavedModel), got '{path}'; or set its format",
+            about="path",
+            format=...,
+        )
     format = format or _FORMATS.get(path.suffix, "savedmodel")
     require_one_of("format", format, get_args(PolicyFormat))
     with atomic_output(path) as partial:

@@ -162,7 +162,7 @@ class Run:
 
         Args:
           path: file to create, or directory for a SavedModel.
-          format: format of the file; None to follow the suffix of the path: .onnx, .tflite, otherwise a SavedModel.
+          format: format of the file; None to follow the suffix of the path: .onnx, .tflite, or none for a SavedModel.
           policy: the last policy, or that of the best evaluation.
 
         Raises:

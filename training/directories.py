@@ -1,10 +1,10 @@
-"""The directories that training may write to: new ones, and those of runs and of experiments."""
+"""The directories of runs and of experiments: which ones training may write to, and which contain a single run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rlds2reverb._system.sealed_files import is_sealed_json
+from rlds2reverb._system.sealed_files import is_sealed_json, load_json
 from rlds2reverb.errors import ArgumentError, CheckpointError
 from rlds2reverb.learners.run_directory import CONFIG_FILE, LOG_FILES
 from rlds2reverb.locations import expand_path
@@ -42,6 +42,13 @@ def require_single_run(run_dir: Path) -> None:
         raise CheckpointError(
             f"{run_dir} contains several runs; repeat the call that started them, or use a different run directory"
         )
+
+
+def require_one_run(folder: Path) -> None:
+    """Raises `ValueError` for the directory of an experiment, where a single run is to be read."""
+    if is_experiment(folder):
+        name = next(iter(load_json(folder / PLAN_FILE) or {}), "NAME")
+        raise ValueError(f"{folder} contains several runs; pass the directory of one, such as {folder / name}")
 
 
 def _is_begun(path: Path) -> bool:

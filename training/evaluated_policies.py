@@ -26,6 +26,8 @@ from rlds2reverb.specs import Nest, describe, leaves, path_name
 from rlds2reverb.store.cuts import Take
 from rlds2reverb.trajectories import FIRST, MID
 
+from .directories import require_one_run
+
 #: Number of actions that stand for those of a stochastic policy with continuous actions in one state.
 _NUM_SAMPLES = 8
 
@@ -219,5 +221,6 @@ def _load(policy: Any) -> tuple[Run | None, Any, str]:
     folder = Path(policy).expanduser()
     if is_onnx_file(folder):
         raise ValueError(f"a policy must be a training run or a SavedModel, but {folder} is an ONNX file; pass its run")
+    require_one_run(folder)
     owner = folder.parent if (folder / "saved_model.pb").is_file() else folder
     return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy)

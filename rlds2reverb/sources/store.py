@@ -33,8 +33,9 @@ from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, 
 from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
-from rlds2reverb.errors import CorruptFileError, ResourceInUseError, SourceError
+from rlds2reverb.errors import ArgumentError, CorruptFileError, ResourceInUseError, SourceError
 from rlds2reverb.fingerprints import episode_digests
+from rlds2reverb.locations import expand_path
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, array_name
 from rlds2reverb.store.step_columns import StepColumns
@@ -128,7 +129,10 @@ def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
     plan = _make_plan(source)
     identity = json.dumps([plan["identity"], {name: value for name, value in changes.items() if value}])
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-    path = Path(cache_dir).expanduser() / name
+    folder = expand_path(cache_dir, "cache_dir")
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError(f"must be a directory, but {folder} is a file", about="cache_dir")
+    path = folder / name
     while True:
         try:
             _build(source, plan, path, None, lambda stored, total: None)

@@ -429,9 +429,10 @@ class ScaleRewardsByReturns:
         """
         spread = max(returns, default=0.0) - min(returns, default=0.0)
         if not spread > 0 or not np.isfinite(spread):
-            raise ValueError(
-                f"the highest and lowest return of {name} must differ by a finite number, got {spread}; use "
-                "ScaleRewards with a fixed scale"
+            raise ArgumentError(
+                f"the highest and lowest return of {name} must differ by a finite number, got {spread}; use a fixed "
+                "scale, such as scale:0.1",
+                reward=...,
             )
         return ScaleRewards(scale=self.target / spread)
 

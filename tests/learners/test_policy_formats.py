@@ -279,6 +279,12 @@ def test_command_exports_both_policies(exported, tmp_path, capsys):
     assert "--policy requires a training run" in capsys.readouterr().err
 
 
+def test_saved_model_may_have_a_version_or_any_suffix_with_its_format(exported, tmp_path):
+    run = load_run(exported)
+    assert run.export_policy(tmp_path / "a-v1.2") == tmp_path / "a-v1.2"
+    assert run.export_policy(tmp_path / "a.foo", format="savedmodel").is_dir()
+
+
 @pytest.mark.slow
 def test_existing_paths_are_kept(exported, tmp_path):
     (tmp_path / "kept.onnx").write_text("kept")
@@ -293,6 +299,13 @@ def test_invalid_arguments_raise(exported, tmp_path, capsys):
         run.export_policy(tmp_path / "a", format="onxx")
     with pytest.raises(ValueError, match="policy must be one of 'last', 'best', got 'first'"):
         run.export_policy(tmp_path / "a", policy="first")
+    for name in ("a.onxn", "a.ONNX", "a.foo"):
+        with pytest.raises(
+            ValueError, match=rf"path must end with .onnx or .tflite, .* got '.*{name}'; or set its format"
+        ):
+            run.export_policy(tmp_path / name)
+    assert run_command(["export", str(exported), "--out", str(tmp_path / "a.onxn")]) == 1
+    assert "--out must end with .onnx or .tflite" in capsys.readouterr().err and not list(tmp_path.iterdir())
     arguments = ["eval", str(exported / "pendulum.onnx"), "--env", "Pendulum-v1", "--target-return", "5"]
     assert run_command(arguments) == 1
     assert "--target-return requires a policy whose state contains it" in capsys.readouterr().err

@@ -156,3 +156,13 @@ def test_runs_share_a_store_and_learn_the_same(tmp_path, data):
         with (tmp_path / name / "progress.csv").open() as file:
             losses.append([row["loss"] for row in csv.DictReader(file)])
     assert len(losses[0]) == 2 and losses[1] == losses[0] and losses[2] == losses[0]
+
+
+def test_cache_directory_that_is_a_file_is_reported(data, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("")
+    pendulum = data / "d4rl/pendulum_mixed-v2.hdf5"
+    with pytest.raises(ValueError, match="cache_dir must be a directory, but .*a.txt is a file"):
+        open_data(load(pendulum), TrainingConfig("bc", env=None, cache_dir=str(tmp_path / "a.txt")))
+    options = ["--algo", "bc", "--data", "missing.hdf5", "--run-dir", str(tmp_path / "run")]
+    assert run(["train", *options, "--cache-dir", str(tmp_path / "a.txt")]) == 1
+    assert f"--cache-dir: directory '{tmp_path}/a.txt' is a file" in capsys.readouterr().err

@@ -3,8 +3,9 @@
 import pytest
 from written_runs import write_run
 
-from rlds2reverb import TrainingConfig, ingest, load, load_run, train, write_dataset
+from rlds2reverb import TrainingConfig, evaluate_offline, ingest, load, load_run, train, write_dataset
 from rlds2reverb._system.sealed_files import save_json
+from rlds2reverb.cli import run
 from rlds2reverb.training.directories import find_run_dir
 from rlds2reverb.training.experiments import list_runs, run_plan
 from rlds2reverb.training.plans import plan_seeds
@@ -73,3 +74,20 @@ def test_home_directory_is_expanded(pendulum, tmp_path, monkeypatch):
     assert find_run_dir("~/runs/a") == tmp_path / "runs/a"
     write_run(tmp_path / "run")
     assert load_run("~/run").path == tmp_path / "run" == list_runs("~/run")[0].path
+
+
+@pytest.mark.parametrize(
+    "command", ["eval {}", "export {} --out p.onnx", "record Pendulum-v1 --policy {} --out x.hdf5"]
+)
+def test_directory_of_several_runs_is_refused_where_one_is_read(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    save_json(tmp_path / "runs/plan.json", {"seed_0": {}})
+    assert run([word.format("runs") for word in command.split()]) == 1
+    assert "runs contains several runs; pass the directory of one, such as runs/seed_0" in capsys.readouterr().err
+
+
+def test_directory_of_several_runs_is_not_a_policy(tmp_path):
+    save_json(tmp_path / "plan.json", {"seed_0": {}})
+    with pytest.raises(ValueError, match="contains several runs; pass the directory of one, such as .*/seed_0"):
+        evaluate_offline(tmp_path, [])

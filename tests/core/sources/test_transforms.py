@@ -259,7 +259,10 @@ def test_invalid_settings_raise():
         NormalizeObservations(-1)
     with pytest.raises(ValueError, match="scale and shift must be finite, got nan and 0.0"):
         ScaleRewards(float("nan"))
-    with pytest.raises(ValueError, match=r"highest and lowest return of episodes in memory must differ .* got 0.0"):
+    with pytest.raises(
+        ValueError,
+        match=r"highest and lowest return of episodes in memory must differ .* got 0.0; .*scale:0.1 \(reward\)",
+    ):
         apply([episode(3, terminal=True)], ScaleRewardsByReturns())
     invalid = {**episode(3, terminal=True), "observation": np.array([1, np.nan, 2], np.float32)}
     with pytest.raises(ValueError, match="has NaN or Inf in its observations; validate the data first"):
