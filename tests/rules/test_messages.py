@@ -11,7 +11,8 @@ from rlds2reverb.cli import number_types, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES
 
-TRAIN = "train --algo iql --data HOPPER --run-dir run --steps 1"
+TRAIN_WITHOUT_STEPS = "train --algo iql --data HOPPER --run-dir run"
+TRAIN = f"{TRAIN_WITHOUT_STEPS} --steps 1"
 CONVERT = "convert HOPPER --out out"
 #: A command line, its exit code, and a part of its message.
 MISTAKES = [
@@ -26,9 +27,9 @@ MISTAKES = [
     ("agents IQL", 1, "did you mean 'iql'?"),
     ("agents nomodule:Agent", 1, "there is no module 'nomodule'"),
     (f"{TRAIN} --stpes 5", 1, "there is no option --stpes; did you mean .*--steps"),
-    (f"{TRAIN} --steps 1.5", 1, "--steps must be an integer >= 0, got '1.5'"),
-    (f"{TRAIN} --steps 1e400", 1, "--steps must be an integer >= 0, got '1e400'"),
-    (f"{TRAIN} --steps ''", 1, "--steps must be an integer >= 0, got ''"),
+    (f"{TRAIN_WITHOUT_STEPS} --steps 1.5", 1, "--steps must be an integer >= 0, got '1.5'"),
+    (f"{TRAIN_WITHOUT_STEPS} --steps 1e400", 1, "--steps must be an integer >= 0, got '1e400'"),
+    (f"{TRAIN_WITHOUT_STEPS} --steps ''", 1, "--steps must be an integer >= 0, got ''"),
     (f"{TRAIN} --seed -1", 1, "--seed must be an integer >= 0 and <= 2,147,483,647, got '-1'"),
     (f"{TRAIN} --seed 3e9", 1, "--seed must be an integer"),
     (f"{TRAIN} --gamma 2", 1, "--gamma must be a number >= 0 and <= 1, got '2'"),
