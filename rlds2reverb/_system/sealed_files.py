@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,20 +74,25 @@ def replace_text(path: Path, text: str) -> None:
     replace_bytes(path, text.encode())
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
-    """Replaces a file's content as `replace_text` does."""
-    with replace_file(path) as temporary:
+def replace_bytes(path: Path, content: bytes, token: str = "") -> None:
+    """Replaces a file's content as `replace_text` does; see `replace_file`."""
+    with replace_file(path, token) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
+def replace_file(path: Path, token: str = "") -> Iterator[Path]:
     """Yields the path of a temporary file in the same directory, which replaces a file after the context.
 
     After an error, the file is unchanged and the temporary one is deleted. A process that is killed leaves the
-    temporary one, see `is_temporary`; its name is hidden and random, so that it is no other file.
+    temporary one (see `is_temporary`), which the next call for the same file uses again.
+
+    Args:
+      path: path of the file.
+      token: part of the temporary file's name; a random one if several processes may replace the file at once.
     """
-    temporary = path.with_name(f"{_TEMPORARY[0]}{secrets.token_hex(8)}{_TEMPORARY[1]}")
+    name = f"{xxhash.xxh64_hexdigest(os.fsencode(path.name))}{token}"
+    temporary = path.with_name(f"{_TEMPORARY[0]}{name}{_TEMPORARY[1]}")
     try:
         yield temporary
         sync(temporary)

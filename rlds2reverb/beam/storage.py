@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -134,7 +135,7 @@ class WorkFolder(contextlib.AbstractContextManager["WorkFolder"]):
         folder = Path(self.location)
         with full_disk_as_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            replace_bytes(folder / name, content)
+            replace_bytes(folder / name, content, secrets.token_hex(8))
 
     def read(self, name: str) -> bytes:
         """Returns the content of a result."""

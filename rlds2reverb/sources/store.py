@@ -29,7 +29,7 @@ from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.platform import available_cores
-from rlds2reverb._system.sealed_files import file_digest, load_json, save_json, sync, verify_files
+from rlds2reverb._system.sealed_files import file_digest, is_temporary, load_json, save_json, sync, verify_files
 from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
@@ -95,7 +95,7 @@ def _build(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_
             if _is_complete(path, plan):
                 return
             if not (path / PLAN).exists():
-                if any(entry.name != _LOCK for entry in path.iterdir()):
+                if any(entry.name != _LOCK and not is_temporary(entry.name) for entry in path.iterdir()):
                     raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
                 save_json(path / PLAN, plan)
             _write_parts(source, plan, path, num_workers, on_progress)
