@@ -174,7 +174,8 @@ def _is_from_custom_code(error: BaseException) -> bool:
     for frame in reversed(frames):
         path = frame.f_code.co_filename
         if not path.startswith("<frozen") and not os.path.abspath(path).startswith(libraries):
-            return not str(frame.f_globals.get("__name__")).startswith(__package__.partition(".")[0])
+            is_import = isinstance(error, ImportError) and frame.f_code.co_name == "<module>"  # Of a broken package.
+            return not is_import and not str(frame.f_globals.get("__name__")).startswith("rlds2reverb")
     return False
 
 

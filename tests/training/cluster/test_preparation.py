@@ -3,6 +3,7 @@
 import pytest
 
 from rlds2reverb import CheckpointError, TrainingConfig, load_run, train
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.training import Progress
 from rlds2reverb.training.cluster import ClusterTraining, launch
 from rlds2reverb.training.cluster.preparation import prepare
@@ -24,7 +25,7 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
     with pytest.raises(CheckpointError, match="contains a different run: algo was bc, is now td3"):
         ClusterTraining(hopper, TrainingConfig("td3", **SMALL), tmp_path / "run")
     assert (load_run(tmp_path / "run").config, (tmp_path / "run" / "repeat.txt").read_text()) == before
-    (tmp_path / "plan.json").write_text("{}")
+    save_json(tmp_path / "plan.json", {})
     with pytest.raises(CheckpointError, match="contains several runs"):
         ClusterTraining(hopper, TrainingConfig("bc", **SMALL), tmp_path)
 
