@@ -106,7 +106,7 @@ class TaskProcess(Closing):
         """Waits for the end of the process, and returns what the function has returned, or raises its error.
 
         Raises:
-          TaskFailedError: If there is none.
+          TaskFailedError: If the process has ended without a result.
         """
         code = self._process.wait()
         wait(self._readers.values(), _READ_SECS)  # Processes that it has started may keep the pipes open.

@@ -264,7 +264,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
             raise CheckpointError(f"Reverb cannot write a checkpoint in {root.path} ({error})") from error
 
     def save_data(self, folder: str | Path, *, timeout_secs: float = 600.0) -> None:
-        """Writes a checkpoint of the tables into a folder of its own; a checkpoint root is not required.
+        """Writes a checkpoint of the tables into its own folder; a checkpoint root is not required.
 
         A server with a checkpoint root writes the checkpoint there as well.
 

@@ -169,7 +169,7 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
         return self._commits.path
 
     def save_data(self, folder: str | Path, *, timeout_secs: float = 600.0) -> None:
-        """Writes a checkpoint of each server into a directory of its own in a folder; see `ReplayServer.save_data`."""
+        """Writes a checkpoint of each server into its own directory in a folder; see `ReplayServer.save_data`."""
         for shard, server in enumerate(self.servers):
             server.save_data(shard_path(folder, shard), timeout_secs=timeout_secs)
 

@@ -47,7 +47,7 @@ def find_shards(directory: str | Path) -> list[Path]:
 def find_num_shards(directory: str | Path) -> int | None:
     """Returns the number of shards into which a dataset was to be converted, which each complete shard records.
 
-    None is returned if no shard does, because there is none, or because servers wrote them.
+    Returns None without a complete shard, or if servers wrote the shards.
 
     Raises:
       CheckpointError: If shards are damaged, or belong to conversions to different numbers of shards.

@@ -137,7 +137,7 @@ def read_checkpoints(training: ClusterTraining) -> list[int]:
 
 
 def sabotage(scenario, *arguments, report: dict) -> None:
-    """Runs a scenario; an error of its own ends the run."""
+    """Runs a scenario; if it raises an error, it ends the run."""
     try:
         scenario(*arguments, report)
     except BaseException as error:
