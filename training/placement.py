@@ -137,7 +137,8 @@ def run_in_processes(
                     worker.terminate()
             time.sleep(_POLL_SECS)
             for name in [name for name, worker in workers.items() if worker.is_done()]:
-                report(name, _find_outcome(workers.pop(name), stopped_by))
+                with workers.pop(name) as worker:  # Closes its pipes, of which many runs would have too many.
+                    report(name, _find_outcome(worker, stopped_by))
     return stopped_by
 
 
