@@ -64,7 +64,9 @@ def create_trajectory_data_spec(
     Raises:
       ValueError: If there are no steps, or a step is missing a field.
     """
-    return rlds_trajectory_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
+    spec = rlds_trajectory_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
+    _require_steps(rlds_data)
+    return spec
 
 
 def convert_rlds_to_trajectories(
@@ -97,7 +99,9 @@ def convert_rlds_to_trajectories(
         is followed by a first step, or a last step is not followed by a first step. The message names the episode and
         the step; no trajectory of that episode is yielded.
     """
-    return episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats).unbatch()
+    trajectories = episode_trajectories(rlds_data, policy_info_fn, discount_source, cast_floats=cast_floats)
+    _require_steps(rlds_data)
+    return trajectories.unbatch()
 
 
 def push_rlds_to_reverb(
@@ -177,6 +181,13 @@ def push_rlds_to_reverb(
             for row in zip(*tree.flatten(columns), strict=True):
                 reverb_observer(tree.unflatten_as(columns, row))
     return num_trajectories
+
+
+def _require_steps(rlds_data: tf.data.Dataset) -> None:
+    """Raises `ValueError` if no episode has steps; reads up to the first one that has."""
+    steps = rlds_data.flat_map(lambda episode: episode[fields.STEPS]).take(1)
+    if tf.executing_eagerly() and not any(True for _ in steps):
+        raise ValueError("rlds_data has no episode with steps, so there is nothing to convert; check how it was loaded")
 
 
 def _require_signature(spec: Nest, signature: Nest) -> None:

@@ -203,15 +203,21 @@ def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomSh
 
 
 def start_isolated(start: Callable[..., _AnyServer]) -> _AnyServer:
-    """Starts one or more servers for this machine only, which samples faster, or for all machines if that fails.
+    """Starts one or more servers for this machine only, or with a warning for all machines if that is not possible.
 
     Args:
       start: function that starts them, with the argument `isolate`.
     """
     try:
         return start(isolate=True)
-    except OSError:
-        return start(isolate=False)
+    except OSError as error:
+        server = start(isolate=False)
+        warnings.warn(
+            f"the replay server accepts connections from all machines, without authentication ({error})",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return server
 
 
 def _warn_priorities_lost(address: str, reason: str) -> None:

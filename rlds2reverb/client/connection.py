@@ -84,7 +84,7 @@ class Connection(Closing):
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        return _format_id(self._server_info(timeout_secs).tables_state_id)
+        return self.server_state(timeout_secs=timeout_secs)[0]
 
     def table_infos(self, *, timeout_secs: float) -> dict[str, TableInfo]:
         """Returns the server's `TableInfo` by table name.
@@ -92,16 +92,32 @@ class Connection(Closing):
         Raises:
           ServerUnavailableError: If the server does not answer in time.
         """
-        infos = self._server_info(timeout_secs).table_info
-        return {info.name: TableInfo.from_message(info) for info in infos}
+        return self.server_state(timeout_secs=timeout_secs)[1]
 
-    def _server_info(self, timeout_secs: float) -> Any:
+    def server_state(self, *, timeout_secs: float) -> tuple[str, dict[str, TableInfo]]:
+        """Returns the `state_id` and the `table_infos` of the same run of the server.
+
+        Raises:
+          ServerUnavailableError: If the server does not answer in time, or what answers is not a Reverb server.
+        """
+        answer = self._server_info(timeout_secs)
+        try:
+            message = ServerInfoResponse.FromString(answer)
+            infos = {info.name: TableInfo.from_message(info) for info in message.table_info}
+        except (DecodeError, ValueError) as error:
+            raise ServerUnavailableError(
+                f"what answers at {self.address} is not a Reverb server that rlds2reverb understands ({error}); check "
+                "host and port"
+            ) from None
+        return _format_id(message.tables_state_id), infos
+
+    def _server_info(self, timeout_secs: float) -> bytes:
         deadline = PausableDeadline(timeout_secs)
         while True:
             secs = max(deadline.remaining_secs, 0.001)
             call = self._unary("ServerInfo").future(b"", timeout=secs, wait_for_ready=True)
             try:
-                return ServerInfoResponse.FromString(_wait_for_result(call, deadline))
+                return _wait_for_result(call, deadline)
             except grpc.FutureTimeoutError:
                 reason = ""
             except grpc.RpcError as error:
@@ -220,18 +236,13 @@ class Connection(Closing):
         """
         return self._channel.stream_stream(REVERB_SERVICE + "SampleStream")(requests, timeout=timeout_secs)
 
-    def serves_batches(self, *, timeout_secs: float) -> bool:
-        """Returns whether the service of batches next to the server answers, and belongs to the same run of it.
-
-        Raises:
-          ServerUnavailableError: If the Reverb server does not answer in time.
-        """
+    def serves_batches(self, state_id: str, *, timeout_secs: float) -> bool:
+        """Returns whether the service of batches next to the server answers, and belongs to this run of it."""
         try:
             response = self._batch_channel().unary_unary(BATCH_SERVICE + "Identify")(b"", timeout=timeout_secs)
-            state_id = IdentifyResponse.FromString(response).tables_state_id
+            return _format_id(IdentifyResponse.FromString(response).tables_state_id) == state_id
         except (grpc.RpcError, DecodeError):  # Another program may use that port.
             return False
-        return _format_id(state_id) == self.state_id(timeout_secs=timeout_secs)
 
     def batch_stream(self, table: str, batch_size: int, *, timeout_secs: float, max_in_flight: int) -> Any:
         """Opens an endless stream of batches; returns the call, an iterator of `SampleBatchesResponse` as bytes.

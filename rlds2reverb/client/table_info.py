@@ -63,8 +63,19 @@ class TableInfo:
 
     @cached_property
     def array_signature(self) -> Nest:
-        """The signature as a nest of `NamedSpec`, or None if the table has none; see `decode_signature`."""
-        return None if self.encoded_signature is None else decode_signature(self.encoded_signature)
+        """The signature as a nest of `NamedSpec`, or None if the table has none; see `decode_signature`.
+
+        Raises:
+          SpecMismatchError: If it is damaged, or not a nest of the specs of tensors.
+        """
+        if self.encoded_signature is None:
+            return None
+        try:
+            return decode_signature(self.encoded_signature)
+        except ValueError as error:
+            raise SpecMismatchError(
+                f"the signature of table {self.name!r} is {error}; serve the table with the signature of its items"
+            ) from None
 
 
 def format_selector(options: Any) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from rlds2reverb.client import NO_LIMIT, Server, TableInfo, explain_missing_samples, find_addresses, table_infos
+from rlds2reverb.client.table_info import format_selector
 from rlds2reverb.encoding.packing import Packing, find_packing
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
-from rlds2reverb.specs import Nest, require_match
+from rlds2reverb.specs import Nest, leaves, require_match
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ServerTables:
       may_run_dry: whether a table may return fewer samples than requested, because its items can be used up or its rate
         limiter waits for inserts.
       unreachable: indices of the servers that did not answer.
+      infos: the information of each server; that of the first reachable one for unreachable servers.
     """
 
     table: str
@@ -38,6 +40,7 @@ class ServerTables:
     in_order: bool
     may_run_dry: bool
     unreachable: tuple[int, ...]
+    infos: tuple[TableInfo, ...]
 
     @classmethod
     def fetch(cls, servers: Server | Sequence[Server], table: str, *, timeout_secs: float) -> ServerTables:
@@ -63,19 +66,43 @@ class ServerTables:
             answers[0].result()  # Raises its error.
         first, *others = tables
         for other in others:
-            _require_same_signature(tables, other, first)
+            advice = f"the tables at {other} and {first} cannot be sampled together"
+            _require_same_signature(tables[other], f"at {other}", tables[first], f"at {first}", advice)
             _require_same_order(tables, other, first)
-        samplers = [tables.get(address, tables[first]).sampler_options for address in addresses]
+        infos = tuple(tables.get(address, tables[first]) for address in addresses)
         return cls(
             table,
             addresses,
             tables[first].array_signature,
             find_packing(tables[first].array_signature),
-            tuple(sampler.prioritized.priority_exponent for sampler in samplers),
+            tuple(info.sampler_options.prioritized.priority_exponent for info in infos),
             tables[first].sampler_options.is_deterministic,
-            any(info.max_times_sampled > 0 or info.rate_limiter_info.min_diff > -NO_LIMIT for info in tables.values()),
+            any(_may_run_dry(info) for info in infos),
             tuple(index for index, address in enumerate(addresses) if address not in tables),
+            infos,
         )
+
+    def require_unchanged(self, index: int, info: TableInfo) -> None:
+        """Checks a table of a server that was started after the information was fetched.
+
+        Args:
+          index: index of the server.
+          info: what it reports now.
+
+        Raises:
+          SpecMismatchError: If its items, or the way in which they are sampled, differ from what was fetched.
+        """
+        address, before = self.addresses[index], self.infos[index]
+        advice = f"the server at {address} was replaced; sample from it with a new iterator"
+        if info.encoded_signature != before.encoded_signature:
+            _require_same_signature(info, f"at {address} now", before, "when sampling began", advice)
+        rules = [(format_selector(table.sampler_options), _may_run_dry(table)) for table in (info, before)]
+        if rules[0] != rules[1]:
+            samplers = [f"{name}{' with limited samples' * is_limited}" for name, is_limited in rules]
+            raise SpecMismatchError(
+                f"table {self.table!r} is sampled by {samplers[0]} at {address} now, but {samplers[1]} when sampling "
+                f"began; {advice}"
+            )
 
     def explain_missing_samples(self, indices: Sequence[int], *, waited_secs: float) -> list[str]:
         """Returns, for each of some servers, a sentence on why it returns no samples."""
@@ -96,17 +123,23 @@ def _find_table(infos: dict[str, TableInfo], table: str, address: str, *, severa
     return infos[table]
 
 
-def _require_same_signature(tables: Mapping[str, TableInfo], address: str, other: str) -> None:
-    table, specs = tables[address].name, {name: tables[name].array_signature for name in (address, other)}
-    if find_packing(specs[address]) != find_packing(specs[other]):
+def _may_run_dry(info: TableInfo) -> bool:
+    return info.max_times_sampled > 0 or info.rate_limiter_info.min_diff > -NO_LIMIT
+
+
+def _require_same_signature(info: TableInfo, place: str, other: TableInfo, other_place: str, advice: str) -> None:
+    specs = {place: info.array_signature, other_place: other.array_signature}
+    packings = [find_packing(spec) for spec in specs.values()]
+    # Named tuples are equal whatever their names are, so the paths are compared as well.
+    paths = [[path for path, _ in leaves(packing.item_spec)] for packing in packings if packing]
+    if packings[0] != packings[1] or paths[:1] != paths[1:]:
         raise SpecMismatchError(
-            f"table {table!r} packs its items differently at {address} and at {other}; use servers whose tables have "
-            "the same items in the same layout"
+            f"table {info.name!r} packs its items differently {place} and {other_place}; use servers whose tables have "
+            f"the same items in the same layout ({advice})"
         )
-    advice = f"the tables at {address} and {other} cannot be sampled together"
     # Both directions, since the match is one-sided: None allows any size.
     for one, holder in permutations(specs):
-        require_match(specs[one], specs[holder], holder=f"table {table!r} at {holder}", advice=advice, root="item")
+        require_match(specs[one], specs[holder], holder=f"table {info.name!r} {holder}", advice=advice, root="item")
 
 
 def _require_same_order(tables: Mapping[str, TableInfo], address: str, other: str) -> None:

@@ -65,7 +65,7 @@ class BlockStreams:
           on_stalled: function called with the indices of servers when they stall, and again if they recover and stall
             once more.
         """
-        self.table, self.block_size = tables.table, block_size
+        self.tables, self.table, self.block_size = tables, tables.table, block_size
         self.decoder = BlockDecoder(tables.table, tables.signature)
         self.max_in_flight, self.timeout_secs = max_in_flight, timeout_secs
         self.is_closed = threading.Event()
@@ -175,6 +175,8 @@ class _Reader:
         self._samples: list[Any] = []
         self._rest: Block | None = None
         self._has_refused_batches = False
+        #: Whether the server is still the one whose table was checked.
+        self._is_same_run: Callable[[], bool] = lambda: True
 
     def run(self) -> None:
         """Reads until the streams are closed, and connects again whenever the connection breaks."""
@@ -194,7 +196,11 @@ class _Reader:
             self._streams.is_closed.wait(_RETRY_SECS)
 
     def _read(self, connection: Connection) -> None:
-        if not self._has_refused_batches and connection.serves_batches(timeout_secs=_CONNECT_SECS):
+        state_id, infos = connection.server_state(timeout_secs=_CONNECT_SECS)
+        if self._streams.table in infos:  # Without it, the server refuses the stream, and the consumer is told why.
+            self._streams.tables.require_unchanged(self._server, infos[self._streams.table])
+        self._is_same_run = lambda: connection.state_id(timeout_secs=_CONNECT_SECS) == state_id
+        if not self._has_refused_batches and connection.serves_batches(state_id, timeout_secs=_CONNECT_SECS):
             try:
                 self._read_batches(connection)
                 return
@@ -243,16 +249,21 @@ class _Reader:
                 streams.put(self._server, [streams.decoder.decode_samples(samples)])
 
     def _iterate(self, call: Any) -> Iterator[bytes]:
-        """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end."""
+        """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end.
+
+        There are none if the server was replaced between the check of its table and the first response.
+        """
         self._call = call
         if self._streams.is_closed.is_set():
             call.cancel()
+        is_checked = False
         while True:
             self._waited_secs, self._is_waiting = 0.0, True
             response = next(call, None)
             self._is_waiting = False
-            if response is None:
+            if response is None or not (is_checked or self._is_same_run()):
                 return
+            is_checked = True
             yield response
 
     def cancel(self) -> None:

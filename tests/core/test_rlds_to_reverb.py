@@ -1,5 +1,6 @@
 """Tests of `rlds_to_reverb` against TF-Agents' module, and of that module's faults, which it fixes."""
 
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -86,8 +87,18 @@ def test_trajectories_match_the_naive_loop_on_nested_episodes(all_steps, source)
         )
 
 
-def test_empty_dataset_yields_nothing():
-    assert convert(rlds_to_reverb, rlds_dataset([], episode(1, terminal=False))) == []
+@pytest.mark.parametrize("num_episodes", [0, 2])
+def test_datasets_without_steps_raise(num_episodes):
+    steps = tf.data.Dataset.from_tensor_slices(episode(1, terminal=False)).take(0)
+    dataset = tf.data.Dataset.range(num_episodes).map(lambda index: {"steps": steps})
+    observer = SimpleNamespace(get_table_signature=lambda: None)
+    for function in (
+        rlds_to_reverb.create_trajectory_data_spec,
+        rlds_to_reverb.convert_rlds_to_trajectories,
+        lambda data: rlds_to_reverb.push_rlds_to_reverb(data, observer),
+    ):
+        with pytest.raises(ValueError, match="rlds_data has no episode with steps, so there is nothing to convert"):
+            function(dataset)
 
 
 def test_step_features_match_tf_agents():

@@ -24,6 +24,7 @@ from rlds2reverb.sources.transforms import (
     apply_transforms,
 )
 from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.data import start_isolated
 from rlds2reverb.training.sources import open_data, open_source
 
 IQL = TrainingConfig("iql")
@@ -475,3 +476,13 @@ def test_functions_and_lists_of_episodes_are_opened():
     one, other = open_data(logs, IQL), open_data(make_logs, IQL)
     assert one.fingerprint == other.fingerprint and other.name == "episodes of make_logs"
     assert_equal_nests(read_items(one), read_items(other))
+
+
+def test_server_that_cannot_be_isolated_warns():
+    def start(*, isolate):
+        if isolate:
+            raise OSError("port 1 cannot be isolated (no permission)")
+        return "server"
+
+    with pytest.warns(RuntimeWarning, match=r"all machines, without authentication \(port 1 cannot be isolated"):
+        assert start_isolated(start) == "server"
