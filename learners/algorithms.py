@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb._system.text import suggest
+from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.errors import ArgumentError
 
-from .references import describe_reference, is_reference, resolve_reference
+from .references import is_reference, resolve_reference
 
 #: Kinds of items; see `Algorithm`.
 Items = Literal["transitions", "trajectories", "windows", "goals"]

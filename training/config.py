@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
+from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, restore_algorithm
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
-from rlds2reverb.learners.references import describe_callable, describe_reference, fingerprint_code, is_reference
+from rlds2reverb.learners.references import describe_callable, is_reference
 from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
 
 from .environment_spec import describe_env

@@ -15,10 +15,11 @@ from typing import Any
 
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
+from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.errors import get_message
 from rlds2reverb.learners.gin_files import read_bindings
-from rlds2reverb.learners.references import describe_callable, describe_reference
+from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.sources import load
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb.code_fingerprints import describe_reference
+
 from ..options import NetworkFactory
-from ..references import describe_reference
 from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs, require_images

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlds2reverb._system.text import advise
+from rlds2reverb.code_fingerprints import describe_reference
 
-from ..references import describe_reference, resolve_reference
+from ..references import resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from .ext_args import HookT, read_ext_args
 from .hook import LearnerHook

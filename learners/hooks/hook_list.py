@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..references import describe_reference
+from rlds2reverb.code_fingerprints import describe_reference
+
 from .hook import LearnerHook, Phase
 
 _PLAIN = (type(None), bool, int, float, str)
