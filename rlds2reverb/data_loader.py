@@ -22,9 +22,10 @@ from rlds2reverb.sources.source import Source
 from rlds2reverb.sources.store import cache_store, find_store, open_columns
 from rlds2reverb.specs import Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Transitions
+from rlds2reverb.store.image_files import Decoder, decode_images
 from rlds2reverb.store.item_index import ItemIndex, find_shard, permute, sample_uniformly
 from rlds2reverb.store.layout import Layout
-from rlds2reverb.store.step_columns import Decoder, MemoryColumns, StepColumns
+from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 
 DEFAULT_ITEMS = Transitions()
 
@@ -253,7 +254,7 @@ class _StoredBatches:
         if unknown:
             similar = suggest(unknown[0], self._names)
             raise ValueError(f"the dataset has no field {unknown[0]!r}{similar}; it has {', '.join(self._names)}")
-        return self._steps.take(rows, names, decode=self._options.decode)
+        return self._steps.take(rows, names, decode=self._options.decode or decode_images)
 
 
 def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:

@@ -69,6 +69,11 @@ class EpisodeBatch:
         """The number of steps of each episode, int64 `[E]`."""
         return np.array([episode.num_steps for episode in self.episodes], np.int64)
 
+    def locate(self, row: int) -> tuple[int, int]:
+        """Returns the index of the episode of a row of `steps`, and its step."""
+        number = int(np.searchsorted(np.cumsum(self.num_steps), row, side="right"))
+        return self.episodes[number].index, row - int(self.num_steps[:number].sum())
+
     def is_valid(self, step_spec: Nest | None = None) -> bool:
         """Returns whether `episodes.find_problems` finds no problem in any of the episodes."""
         return not has_problems(self.steps, self.num_steps, step_spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ import pyarrow.parquet as pq
 
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
+from rlds2reverb.specs import ArraySpec
+from rlds2reverb.store.image_files import decode_column, decode_images as decode_files, is_grey_16
 
 from .hdf5 import require_plausible_size
 
@@ -25,7 +26,6 @@ _MAX_ROW_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_ROWS = 1 << 16
 _IMAGE_BLOCK_ROWS = 32
-_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP")
 _ADVICE = "copy or download the dataset again"
 
 
@@ -185,31 +185,17 @@ def decode_images(column: pa.ChunkedArray, shape: tuple[int, ...], where: str) -
       where: name of the column, for error messages.
 
     Raises:
-      SourceError: If an image is not in the file, damaged, or of a different size.
+      SourceError: If an image is not in the file, damaged, or of a different size or dtype.
     """
-    from PIL import Image
-
-    images: np.ndarray | None = None
-    for row, image in enumerate(column):
-        encoded = image.as_py()
-        encoded = encoded.get("bytes") if isinstance(encoded, dict) else encoded
-        if not isinstance(encoded, bytes):
+    files = [row.get("bytes") if isinstance(row, dict) else row for row in column.to_pylist()]
+    for row, file in enumerate(files):
+        if not isinstance(file, bytes):
             raise SourceError(f"{where}, step {row}: the image is not in the parquet file; convert the dataset again")
-        try:
-            with Image.open(io.BytesIO(encoded), formats=_IMAGE_FORMATS) as opened:
-                _require_size(opened.size, shape, f"{where}, step {row}")
-                pixels = np.asarray(opened.convert("RGB") if shape[2] == 3 and opened.mode != "RGB" else opened)
-        except SourceError:
-            raise
-        except Exception as error:  # PIL lets through any error of its decoders.
-            raise SourceError(f"{where}, step {row}: the image is damaged ({error}); {_ADVICE}") from error
-        if images is None:
-            images = np.empty((len(column), *shape), pixels.dtype)
-        if pixels.size != math.prod(shape) or pixels.dtype != images.dtype:
-            raise SourceError(f"{where}, step {row}: the image must be {images.dtype} {list(shape)}, got "
-                              f"{pixels.dtype} {list(pixels.shape)}; fix the shape in meta/info.json")  # fmt: skip
-        images[row] = pixels.reshape(shape)
-    return np.empty((0, *shape), np.uint8) if images is None else images
+    if math.prod(shape) > _MAX_ROW_BYTES:
+        raise SourceError(f"{where}: images must have at most {format_bytes(_MAX_ROW_BYTES)}, got {list(shape)}")
+    pixels = ArraySpec(shape, np.dtype(np.uint16 if files and is_grey_16(files[0]) else np.uint8))
+    advice = f"fix the shape in meta/info.json, or {_ADVICE}"
+    return decode_column(files, pixels, decode_files, lambda row: f"{where}, step {row}", advice)
 
 
 def _require_size(size: tuple[int, int], shape: tuple[int, ...], where: str) -> None:

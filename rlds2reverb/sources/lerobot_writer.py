@@ -19,7 +19,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import ArgumentError, Message, SourceError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
-from rlds2reverb.store.layout import encode_png
+from rlds2reverb.store.image_files import encode_png
 
 from .episode_metadata import decode_metadata
 from .lerobot_meta import BOOKKEEPING, DONE, OWN_FILE, REWARD, TASK, TRUNCATED

@@ -19,8 +19,9 @@ from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.left_out import LeftOut
 from rlds2reverb.ownership import isolate
 from rlds2reverb.specs import ArraySpec, Nest, leaves, make_step_spec, map_structure
+from rlds2reverb.store.image_files import Decoder, decode_images
 from rlds2reverb.store.layout import Layout, find_image, has_images
-from rlds2reverb.store.step_columns import Decoder, MemoryColumns, StepColumns, decode_images
+from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 
 from .action_statistics import ActionStatistics, describe_joined_actions, join_actions
 from .moments import ObservationMoments, mark_transitions

@@ -21,7 +21,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.nest_paths import Keys
 from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
-from rlds2reverb.store.layout import encode_png
+from rlds2reverb.store.image_files import encode_png
 
 from . import minari
 from .episode_metadata import write_attributes

@@ -251,9 +251,8 @@ def _require_standard_discounts(batch: EpisodeBatch, format_name: str) -> None:
     differs = discounts != expected
     if differs.any():
         row = int(np.argmax(differs))
-        number = int(np.searchsorted(np.cumsum(batch.num_steps), row, side="right"))
-        step = row - int(batch.num_steps[:number].sum())
+        index, step = batch.locate(row)
         raise SourceError(
             f"step['discount'] must be {expected[row]:g} for {format_name}, which does not store discounts, got "
-            f"{discounts[row]:g} (episode {batch.episodes[number].index}, step {step}); " + _ADVICE
+            f"{discounts[row]:g} (episode {index}, step {step}); " + _ADVICE
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields as dataclass_fields
 from typing import Any
@@ -15,8 +13,10 @@ import tree
 
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, SplitEpisodes
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, path_name
+
+from .image_files import Decoder, decode_column, decode_image
 
 #: Arrays of a part. Each text or image column has two more, and each column of frames one.
 ROWS, EPISODES, ATTRIBUTES = "rows", "episodes", "attributes"
@@ -25,12 +25,8 @@ EPISODE_RECORD = np.dtype([("num_steps", "<i8"), ("digest", "u1", 16), ("attribu
 #: Arrays of at least this size per step, such as raw images, are not packed into rows with the others.
 _MIN_FRAME_BYTES = 2048
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_IMAGE_ADVICE = "convert the images to the mode and size of the first one, or decode them before"
 _ALIGNMENT = 8
-#: Larger images are left to Pillow, which refuses those that would need too much memory.
-_MAX_JPEG_PIXELS = 1 << 24
-#: The markers in a JPEG file (ITU T.81, table B.1) of the frame headers of the usual encodings, and of the segments
-#: that may precede them: tables, restart intervals, application data and comments.
-_JPEG_FRAMES, _JPEG_SEGMENTS = {0xC0, 0xC1, 0xC2}, {0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}
 
 
 @dataclass(frozen=True)
@@ -65,6 +61,24 @@ class Column:
     def num_more_frames(self) -> int:
         """The number of frames that an episode has more than steps."""
         return max(self.stack - 1, 0)
+
+    def decode(self, files: Any, decode: Decoder, locate: Callable[[int], tuple[int, int]]) -> np.ndarray:
+        """Returns the pixels of image files.
+
+        Args:
+          files: the files `[N]`.
+          decode: the decoder.
+          locate: function that returns the index of the episode and the step of a file, for messages.
+
+        Raises:
+          SourceError: If an image does not have the spec of the first one.
+        """
+        assert self.pixels is not None
+
+        def name(place: int) -> str:
+            return "{} of episode {}, step {}".format(path_name(self.path), *locate(place))
+
+        return decode_column(files, self.pixels, decode, name, _IMAGE_ADVICE)
 
 
 class Layout:
@@ -187,18 +201,21 @@ class Layout:
         """Returns episodes with views of zeros in place of image files; see `decode_images`."""
         return self.decode_images(batch, lambda files, pixels: blank_images(len(files), pixels))
 
-    def decode_images(self, batch: EpisodeBatch, decode: Callable[[Any, ArraySpec], np.ndarray]) -> EpisodeBatch:
+    def decode_images(self, batch: EpisodeBatch, decode: Decoder) -> EpisodeBatch:
         """Returns episodes with pixels in place of image files; the same ones without such files.
 
         Args:
           batch: episodes with the fields of the layout, and possibly others.
-          decode: see `step_columns.Decoder`.
+          decode: the decoder.
+
+        Raises:
+          SourceError: If an image does not have the spec of the first one.
         """
         if all(column.pixels is None for column in self.columns):
             return batch
         columns = leaves({name: batch.steps[name] for name in self._structure})
         decoded = {
-            number: array if column.pixels is None else decode(array, column.pixels)
+            number: array if column.pixels is None else column.decode(array, decode, batch.locate)
             for number, ((_, array), column) in enumerate(zip(columns, self.columns, strict=True))
         }
         return batch.with_steps({**batch.steps, **self.restore(decoded)})
@@ -260,44 +277,6 @@ def has_images(steps: dict[str, Nest]) -> bool:
     return any(_make_column(path, column).is_image for path, column in columns)
 
 
-def decode_image(content: bytes) -> np.ndarray:
-    """Returns the pixels of a JPEG or PNG file, uint8 (or uint16) `[H, W, C]`."""
-    from PIL import Image
-
-    shape = _find_jpeg_shape(content)
-    if shape is None or shape[0] * shape[1] > _MAX_JPEG_PIXELS:
-        pixels = np.asarray(Image.open(io.BytesIO(content)))
-    else:  # Takes half as long, because Pillow's own reading of the header is slow.
-        mode = "L" if shape[2] == 1 else "RGB"
-        pixels = np.asarray(Image.frombytes(mode, (shape[1], shape[0]), content, "jpeg", mode, ""))
-    return pixels[..., None] if pixels.ndim == 2 else pixels
-
-
-def encode_png(image: np.ndarray) -> bytes:
-    """Returns the PNG file of an image `[H, W]` or `[H, W, C]`."""
-    from PIL import Image
-
-    stream = io.BytesIO()
-    pixels = image[:, :, 0] if image.shape[2:] == (1,) else image
-    # Level 1 takes a third of the time of the default for a tenth more bytes.
-    Image.fromarray(pixels).save(stream, format="PNG", compress_level=1)
-    return stream.getvalue()
-
-
-def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
-    """Returns `(H, W, C)` of a JPEG file with 8 bits per sample and 1 or 3 channels; None for all other files."""
-    place = 2 if content.startswith(b"\xff\xd8") else len(content)
-    while place + 10 <= len(content) and content[place] == 0xFF:
-        kind, size = content[place + 1], int.from_bytes(content[place + 2 : place + 4], "big")
-        if kind in _JPEG_FRAMES:
-            bits, height, width, channels = struct.unpack_from(">BHHB", content, place + 4)
-            return (height, width, channels) if bits == 8 and channels in (1, 3) and height and width else None
-        if kind not in _JPEG_SEGMENTS or size < 2:
-            return None
-        place += 2 + size
-    return None
-
-
 def blank_images(count: int, pixels: ArraySpec) -> np.ndarray:
     """Returns a read-only view of zeros as images `[count, H, W, C]`."""
     shape: Any = pixels.shape
@@ -310,7 +289,10 @@ def _make_column(path: tuple[Any, ...], column: np.ndarray) -> Column:
         if column.ndim > 1:
             raise SpecMismatchError(f"{path_name(path)} must be one text per step, got {describe(spec)}; drop it")
         file = find_image(column)
-        pixels = None if file is None else decode_image(file)
+        try:
+            pixels = None if file is None else decode_image(file)
+        except ValueError as error:
+            raise SourceError(f"{path_name(path)} of the first episode: {error}; {_IMAGE_ADVICE}") from error
         return Column(path, spec, "bytes", pixels=None if pixels is None else ArraySpec(pixels.shape, pixels.dtype))
     stack = column.shape[-1] if _is_stacked(column) else 0
     return Column(path, spec, "frames" if stack or spec.num_bytes >= _MIN_FRAME_BYTES else "packed", stack)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,11 @@ import numpy as np
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.fingerprints import Fingerprint
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.specs import Nest
 
-from .layout import (
-    ATTRIBUTES,
-    EPISODES,
-    ROWS,
-    Layout,
-    array_name,
-    blank_images,
-    decode_image,
-    read_attributes,
-)
+from .image_files import Decoder, decode_images, keep_files
+from .layout import ATTRIBUTES, EPISODES, ROWS, Layout, array_name, blank_images, read_attributes
 
-#: Returns the pixels `[N, H, W, C]` of image files, given the spec of one image; empty files become zeros.
-Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
 #: Size from which on a part in memory is followed by another one.
 _PART_BYTES = 32 << 20
 #: Maximum number of steps of several episodes that are read at a time.
@@ -84,7 +74,7 @@ class StepColumns:
         rows: np.ndarray,
         names: Iterable[str] | None = None,
         *,
-        decode: Decoder | None = None,
+        decode: Decoder = decode_images,
         with_images: bool = True,
     ) -> dict[str, Nest]:
         """Returns the steps at some rows.
@@ -92,11 +82,14 @@ class StepColumns:
         Args:
           rows: int64 `[N]`, each at least 0 and below `len(self)`.
           names: fields to read, such as 'observation'; None for all.
-          decode: function that decodes images; None for Pillow.
+          decode: function that decodes images.
           with_images: whether images are read; read-only zeros stand for them otherwise.
 
         Returns:
           dict of nests of arrays `[N, ...]`; text is bytes. The other arrays belong to the caller.
+
+        Raises:
+          SourceError: If an image does not have the spec of the first one.
         """
         values: dict[int, np.ndarray] = {}
         packed = None
@@ -112,9 +105,16 @@ class StepColumns:
                 values[number] = np.moveaxis(frames, 1, -1) if column.stack else frames[:, 0]
             else:
                 texts = self._take_bytes(number, rows)
-                pixels = column.pixels
-                values[number] = (decode or decode_images)(texts, pixels) if pixels else np.array(texts, object)
+                if column.pixels is None:
+                    values[number] = np.array(texts, object)
+                else:
+                    values[number] = column.decode(texts, decode, lambda place: self._locate(rows[place]))
         return self.layout.restore(values)
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Returns the index of the episode of a row, and its step."""
+        episode = int(np.searchsorted(self.ends, row, side="right"))
+        return episode, int(row - self.starts[episode])
 
     def read_episodes(
         self, first: int = 0, stop: int | None = None, *, image_decoding: bool = True, with_images: bool = True
@@ -129,8 +129,7 @@ class StepColumns:
         """
         for index in range(*slice(first, stop).indices(len(self.num_steps))):
             rows = np.arange(self.starts[index], self.ends[index])
-            decode = None if image_decoding else lambda files, pixels: np.array(files, object)
-            steps = self.take(rows, decode=decode, with_images=with_images)
+            steps = self.take(rows, decode=decode_images if image_decoding else keep_files, with_images=with_images)
             yield Episode(steps, index, **self._read_attributes(index))
 
     def read_batches(self, names: Iterable[str] | None = None) -> Iterator[tuple[dict[str, Nest], np.ndarray]]:
@@ -223,16 +222,6 @@ class MemoryColumns:
     def _end_part(self) -> None:
         self._parts.append({name: np.concatenate([part[name] for part in self._pending]) for name in self._sizes})
         self._start_part()
-
-
-def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
-    """Decodes images with Pillow; see `Decoder`."""
-    shape: Any = pixels.shape
-    images = np.zeros((len(files), *shape), pixels.dtype)
-    for place, file in enumerate(files):
-        if file:
-            images[place] = decode_image(file)
-    return images
 
 
 def _take(array: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -248,7 +248,11 @@ def test_shapes_that_differ_from_the_files_raise(copy):
     path = copy("v3.0/c2")
     for feature, shape, message in (
         ("action", [8], r"episode 0: 'action' must have \[8\] values per row"),
-        ("observation.images.wrist", [64, 32, 3], "step 0: the image must be 32x64 as in meta/info.json, got 32x32"),
+        (
+            "observation.images.wrist",
+            [64, 32, 3],
+            "step 0: the image must be 32x64, got 32x32; fix the shape in meta/info.json",
+        ),
         ("observation.images.front", [64, 32, 3], "the image must be 32x64 as in meta/info.json, got 64x64"),
         ("observation.state", [1 << 24], "declares rows of 134.* MB"),
     ):

@@ -8,7 +8,7 @@ import pytest
 from rlds2reverb import fields
 from rlds2reverb.sources import load
 from rlds2reverb.sources.loaded_steps import Preparation, compute_fingerprint, read_steps
-from rlds2reverb.store.step_columns import decode_images
+from rlds2reverb.store.image_files import decode_images
 
 STEP = {
     "observation": np.float64(1 / 3),
