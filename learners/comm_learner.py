@@ -171,6 +171,7 @@ class BaseCommLearner(abc.ABC):
             augment=RandomShift(shift, agent.time_step_spec.observation, seed=seed) if shift else None,
             jit_compile=config["jit_compile"],
             keep_checkpoints=config["keep_checkpoints"],
+            checkpoint_every_secs=config["checkpoint_every_secs"],
             identity=config["identity"],
         )
 

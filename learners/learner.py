@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import traceback
@@ -14,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb._system.closing import Closing
-from rlds2reverb._system.signals import SIGNAL_NAMES, stop_on_signal
+from rlds2reverb._system.signals import SIGNAL_NAMES, Terminated, stop_on_signal
 from rlds2reverb.errors import (
     ArgumentError,
     ServerUnavailableError,
@@ -39,9 +40,16 @@ from .run_log import RunLog
 from .train_loop import Augmentation, CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
 
+_LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
 _STOPPED_BY_OTHER = "another process of the run"
 _LOG_PHASES = (Phase.REDUCE_LOG, Phase.LOG)
+#: Largest number of iterations in one call of the graph, and its duration: signals wait for the end of a call.
+_MAX_STEPS_PER_CALL, _CALL_SECS = 100, 5.0
+#: Factor by which the number of iterations in a call may grow from one call to the next.
+_MAX_GROWTH = 4
+#: Minimum ratio of the time between two checkpoints by time and the time that saving takes.
+_MIN_SAVE_RATIO = 20
 
 
 class Learner(Closing):
@@ -50,10 +58,14 @@ class Learner(Closing):
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
             learner.start(100_000)
 
-    Each call of the graph runs up to `steps_per_call` iterations, while a thread reads the next batches. Hooks run
-    between two calls; a call ends early at an iteration where a hook is due. After a call, everything happens in
-    this order, whatever the priorities of hooks: new priorities, evaluations, other hooks, checkpoints, logs. Names
-    such as `last_iter`, `learn_info`, `priority_info`, `log_buffer` and `call_hook` are DI-engine's.
+    Each call of the graph runs several iterations, while a thread reads the next batches. Hooks run between two calls;
+    a call ends early at an iteration where a hook is due. After a call, everything happens in this order, whatever the
+    priorities of hooks: new priorities, evaluations, other hooks, checkpoints, logs. Neither weights nor logs depend on
+    the number of iterations in a call, except that priorities change after each call. Names such as `last_iter`,
+    `learn_info`, `priority_info`, `log_buffer` and `call_hook` are DI-engine's.
+
+    Besides the checkpoints of hooks, one is saved every `checkpoint_every_secs`, when a signal stops the run, and
+    before an error is raised, unless the error may have damaged the weights.
 
     To alternate between collecting data and learning, use `running` and `advance`:
 
@@ -83,7 +95,7 @@ class Learner(Closing):
         priorities: PrioritySink | None = None,
         replay: Replay | None = None,
         hooks: Iterable[LearnerHook] = (),
-        steps_per_call: int = 100,
+        steps_per_call: int | None = None,
         jit_compile: bool = False,
         strategy: tf.distribute.Strategy | None = None,
         augment: Augmentation | None = None,
@@ -92,6 +104,7 @@ class Learner(Closing):
         identity: Mapping[str, Any] | None = None,
         addable: Collection[str] = (),
         keep_checkpoints: int = 3,
+        checkpoint_every_secs: float = 300.0,
         trackables: Mapping[str, Any] | None = None,
         on_log: Callable[[int, dict[str, float]], None] | None = None,
     ):
@@ -107,7 +120,8 @@ class Learner(Closing):
           replay: `ReplayServer`, `ReplayBuffer` or `BufferManager` whose data are saved in the folder of each
             checkpoint and loaded with it, or None. See `checkpoints.Replay`.
           hooks: hooks to call around the iterations.
-          steps_per_call: maximum number of iterations per call of the graph, at least 1.
+          steps_per_call: maximum number of iterations per call of the graph, at least 1; None for up to 100, as many as
+            take about five seconds.
           jit_compile: whether to compile an iteration with XLA.
           strategy: `tf.distribute.MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy` in whose
             scope the agent was created; None for a single device. The replicas, each on a device of this process, share
@@ -126,6 +140,8 @@ class Learner(Closing):
           addable: names in `identity` that a run may get later, such as the options of a further phase; checkpoints
             without them are accepted.
           keep_checkpoints: number of latest checkpoints to keep, at least 1; the best one is kept as well.
+          checkpoint_every_secs: maximum number of seconds between two checkpoints, more than 0; 20 times as long as
+            saving one takes if that is more.
           trackables: objects to save in addition to the agent, by name, such as the dataset's iterator.
           on_log: function called with the number of completed iterations and the logged numbers; None to log a line
             with `logging`.
@@ -137,7 +153,9 @@ class Learner(Closing):
           ValueError: If a number is out of range, if the agent was created outside the strategy's scope, or if
             `jit_compile` is combined with several replicas.
         """
-        require_count("steps_per_call", steps_per_call)
+        if steps_per_call is not None:
+            require_count("steps_per_call", steps_per_call)
+        require_number("checkpoint_every_secs", checkpoint_every_secs, 0, math.inf)
         require_count("rank", rank, 0)
         require_count("keep_checkpoints", keep_checkpoints)
         if not isinstance(agent, tf_agent.TFAgent):
@@ -148,14 +166,16 @@ class Learner(Closing):
         self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
         self._hooks = HookList(hooks)
         self._hyperparameters = HyperparameterVariables(agent)
-        self._steps_per_call, self._replay = steps_per_call, replay
+        self._steps_per_call, self._call_size, self._replay = steps_per_call, 1, replay
+        self._every_secs, self._save_secs, self._next_save_secs = checkpoint_every_secs, 0.0, math.inf
         self._identity = as_plain_values({"agent": type(agent).__name__, **(identity or {})})
         self._addable = addable
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
         self.load_path = self.stop_reason = self._requested_stop = ""
         self._saved_at: int | None = None
-        self._in_iteration = self._is_running = False
+        self._in_iteration = self._is_running = self._has_progress = False
+        self._reported: BaseException | None = None
         with ExitStack() as resources:
             self.run = resources.enter_context(RunDirectory(self.run_dir))
             self._log = RunLog(self.run, on_log)
@@ -270,6 +290,8 @@ class Learner(Closing):
             self._call_hooks(position, [phase], self.step)
             if phase is Phase.SAVE and self._log.is_new_best and self.rank == 0:
                 self.save_checkpoint()
+            elif phase is Phase.SAVE and position == "after_iter":
+                self._save_if_due()
 
     def _call_hooks(self, position: str, phases: Collection[Phase], step: int | None) -> None:
         """Calls the hooks that `HookList.at` yields; those at 'after_iter' see a `last_iter` within the iteration."""
@@ -303,12 +325,13 @@ class Learner(Closing):
         """Calls the 'before_run' hooks, and at the end of the context the 'after_run' hooks.
 
         On SIGTERM or SIGINT, `advance` returns after the current call of the graph, and `stop_reason` is set to the
-        signal's name. The 'after_run' hooks can then save a checkpoint. A second signal ends the process at once.
+        signal's name. A checkpoint is saved at the end then, as by DI-engine's `auto_checkpoint`. A second signal ends
+        the process at once.
 
         Raises:
           RuntimeError: If the learner is already running.
           Exception: Any error of a hook, the dataset or the body, which is also written to `exception.txt` in
-            `run_dir`. No 'after_run' hook is called then.
+            `run_dir`. The completed iterations are saved before, but no 'after_run' hook is called.
         """
         if self._is_running:
             raise RuntimeError("the learner is already running; leave the context of running() first")
@@ -318,24 +341,28 @@ class Learner(Closing):
             with stop_on_signal(self.stop):
                 self.call_hook("before_run")
                 self._show_pending_log(only_due=True)
-                yield self
-                self.flush_priorities()
-                self.call_hook("after_run")
-                if not self.is_stopped_by_signal:  # Otherwise the resumed run continues the log's interval.
-                    self._show_pending_log()
+                self._schedule_save()
+                with self._saving_before_error():
+                    yield self
+                    self.flush_priorities()
+                    self.call_hook("after_run")
+                    if not self.is_stopped_by_signal:  # Otherwise the resumed run continues the log's interval.
+                        self._show_pending_log()
+                    elif self.rank == 0 and self._has_progress:
+                        self.save_checkpoint()
         except Exception:
             with suppress(OSError):  # The disk may be full, which may also be why the run failed.
                 report = f"after {self.step} iterations\n{traceback.format_exc()}"
                 (self.run_dir / _EXCEPTION).write_text(report, encoding="utf-8")
             raise
         finally:
-            self._is_running = False
+            self._is_running, self._reported, self._next_save_secs = False, None, math.inf
 
     def advance(self, until: int) -> None:
         """Trains until `until` iterations are completed in total, or a hook or a signal stops the run.
 
-        If the dataset raises an error, the iterations completed before it are saved in a checkpoint. If an update
-        raises one, nothing is saved, because the weights may contain a part of that update.
+        If a hook or the dataset raises an error, the iterations completed before it are saved in a checkpoint. If an
+        update raises one, nothing is saved, because the weights may contain a part of that update.
 
         Args:
           until: total number of iterations; nothing happens if they are already completed.
@@ -354,17 +381,14 @@ class Learner(Closing):
             if self.stop_reason:
                 break
             self._require_td_errors()
-            end = min(until, (self.step // self._steps_per_call + 1) * self._steps_per_call)
-            end = self._hooks.next_due(self.step, end)
+            end = self._hooks.next_due(self.step, min(until, self._choose_end()))
             start_secs = time.perf_counter()
-            try:
+            with self._saving_before_error():
                 result = self._loop(end, until)
-            except TrainingDivergedError:
-                raise
-            except Exception as error:
-                _add_sentence(error, self._save_before_error())
-                raise
-            self._process_result(result, time.perf_counter() - start_secs)
+            secs = time.perf_counter() - start_secs
+            possible = max(int(_CALL_SECS * result.num_iterations / secs), 1)
+            self._call_size = min(possible, _MAX_GROWTH * self._call_size, _MAX_STEPS_PER_CALL)
+            self._process_result(result, secs)
 
     def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
         """Runs one iteration on a batch: 'before_iter' hooks, the agent's update, 'after_iter' hooks.
@@ -411,6 +435,12 @@ class Learner(Closing):
                 self.stop_reason = own or next(reason for reason, count in zip(reasons, counts, strict=True) if count)
         return self.stop_reason
 
+    def _choose_end(self) -> int:
+        """Returns at which iteration the next call ends at the latest, in all processes that train together."""
+        if self._steps_per_call is not None:
+            return (self.step // self._steps_per_call + 1) * self._steps_per_call
+        return self.step + self.sum_over_workers([self._call_size])[0] // self._loop.num_workers
+
     @property
     def has_td_errors(self) -> bool:
         """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
@@ -430,16 +460,27 @@ class Learner(Closing):
 
     def _process_result(self, result: CallResult, secs: float | None = None) -> None:
         """Records the results of a call that took `secs`, updates priorities, and calls the 'after_iter' hooks."""
-        self.learn_info = result.last
+        self.learn_info, self._has_progress = result.last, True
         has_priorities = result.td_errors is not None and hasattr(result.info, "key")
         self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
+        self._log.add(self.step, result, secs, has_priorities=has_priorities)
         if has_priorities:
             self._priorities.submit(**self.priority_info)
-        self._log.add(self.step, result, secs, has_priorities=has_priorities)
         self.call_hook("after_iter")
 
-    def _save_before_error(self) -> str:
-        """Saves and logs the iterations before an error of the dataset; returns a sentence about them.
+    @contextmanager
+    def _saving_before_error(self) -> Iterator[None]:
+        """Saves and logs what was completed before an error within the context, once, and tells so in the error."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt, SystemExit, Terminated) as error:
+            if error is not self._reported and not isinstance(error, TrainingDivergedError):
+                self._reported = error
+                _add_sentence(error, self._save_before(error))
+            raise
+
+    def _save_before(self, error: BaseException) -> str:
+        """Saves and logs the iterations before an error; returns a sentence about them.
 
         After an error of the agent nothing is saved, because the weights may contain a part of the failed update.
         """
@@ -448,13 +489,14 @@ class Learner(Closing):
             return f"{sentence}, which are saved"
         if self._loop.is_update_incomplete:
             return f"{sentence}, during an update, so that its weights are not saved; resume from the last checkpoint"
-        if self.rank == 0 and self.step:
+        if self.rank == 0 and self._has_progress:
             try:
                 saved = self.save_checkpoint()
-                sentence += f", which are saved in {saved.path}" if saved else ""
-                self._show_pending_log()
             except Exception as failure:
-                sentence += f", which could not be saved ({failure})"
+                return sentence if str(failure) == str(error) else f"{sentence}, which could not be saved ({failure})"
+            sentence += f", which are saved in {saved.path}" if saved else ""
+            with suppress(Exception):  # Which may be the error itself.
+                self._show_pending_log()
         return sentence
 
     # --- Logs and evaluations
@@ -473,6 +515,11 @@ class Learner(Closing):
         """
         self._log.show_evaluation(self.step, evaluation)
         self._saved_at = None
+
+    def record_data(self) -> None:
+        """Notes that the data of `replay` have changed, so that the next checkpoint of this iteration is written."""
+        self._saved_at, self._has_progress = None, True
+        self._save_if_due()
 
     def _show_pending_log(self, *, only_due: bool = False) -> None:
         """Calls the hooks that log, if there are numbers that they have not logged.
@@ -502,9 +549,20 @@ class Learner(Closing):
             "hooks": self._hooks.state_dict(),
             "log": self._log.state_dict(),
         }
+        start_secs = time.monotonic()
         saved = self._checkpoints.save(self.step, manifest, is_best=self._log.is_new_best)
         self._saved_at, self._log.is_new_best = self.step, False
+        self._save_secs = time.monotonic() - start_secs
+        self._schedule_save()
         return saved
+
+    def _schedule_save(self) -> None:
+        self._next_save_secs = time.monotonic() + max(self._every_secs, _MIN_SAVE_RATIO * self._save_secs)
+
+    def _save_if_due(self) -> None:
+        """Saves a checkpoint, on rank 0 only, if the last one is too old."""
+        if self.rank == 0 and time.monotonic() >= self._next_save_secs:
+            self.save_checkpoint()
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:
         """Resumes from a checkpoint, and returns whether there is one.
@@ -606,7 +664,7 @@ def _make_matching_feed(dataset: Any, priorities: PrioritySink | None, agent: tf
     return feed
 
 
-def _add_sentence(error: Exception, sentence: str) -> None:
+def _add_sentence(error: BaseException, sentence: str) -> None:
     """Puts a sentence before the message of an error of this package, and adds it as a note to any other error."""
     if (
         type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError, ArgumentError)
@@ -616,5 +674,7 @@ def _add_sentence(error: Exception, sentence: str) -> None:
         if isinstance(error, SpecMismatchError) and error.details == str(error):
             error.details = message
         error.args = (message,)
-    elif hasattr(error, "add_note"):  # Since Python 3.11.
+    elif hasattr(error, "add_note"):
         error.add_note(sentence)
+    else:  # Before Python 3.11.
+        _LOG.warning(sentence)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tf_agents.policies import tf_policy
+from tf_agents.policies import policy_saver, tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb._system.full_disk import full_disk_as_error
+from rlds2reverb.nest_paths import make_ascii_names
 from rlds2reverb.saved_policies import VALUES
+from rlds2reverb.specs import leaves
 
 from .agents.chunk_policy import ChunkPolicy
 
@@ -43,7 +45,7 @@ def export_policy(
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
     """
     path = Path(path)
-    with _replacing(path) as partial, hide_warnings():
+    with _replacing(path) as partial, hide_warnings(), _name_inputs():
         saver = PolicySaver(policy, batch_size=None, train_step=train_step)
         if estimate_values is not None and not isinstance(policy, ChunkPolicy):  # The values are those of chunks.
             _add_values(saver, policy, estimate_values)
@@ -57,6 +59,22 @@ def copy_policy(source: str | Path, path: str | Path) -> Path:
     with _replacing(path) as partial:
         shutil.copytree(source, partial)
     return path
+
+
+@contextmanager
+def _name_inputs() -> Iterator[None]:
+    """Makes PolicySaver name inputs and outputs so that TensorFlow can save all of them; their nests do not change."""
+    rename = policy_saver.rename_spec_with_nest_paths
+
+    def rename_to_ascii(spec: Any) -> Any:
+        names = iter(make_ascii_names([path for path, _ in leaves(spec)]))
+        return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype, next(names)), spec)
+
+    policy_saver.rename_spec_with_nest_paths = rename_to_ascii
+    try:
+        yield
+    finally:
+        policy_saver.rename_spec_with_nest_paths = rename
 
 
 @contextmanager

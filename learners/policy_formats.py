@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,6 +15,7 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.locations import expand_path
+from rlds2reverb.nest_paths import make_ascii_names
 from rlds2reverb.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
 from rlds2reverb.saved_policies import SavedPolicy, load_saved_model
 from rlds2reverb.sources.atomic_output import atomic_output
@@ -98,7 +99,7 @@ def _convert_to_tflite(saved_model: Path) -> bytes:
 
     policy = load_saved_model(saved_model)
     function, inputs = _make_function(policy, saved_model, _name_in_tflite)
-    states = [_name_in_tflite(path, "state") for path, _ in leaves(policy.state_spec)]
+    states = _name_in_tflite(policy.state_spec, "state")
 
     def get_initial_state(batch_size: tf.Tensor) -> dict[str, tf.Tensor]:
         return dict(zip(states, tf.nest.flatten(policy.get_initial_state(batch_size)), strict=True))
@@ -112,12 +113,16 @@ def _convert_to_tflite(saved_model: Path) -> bytes:
         return bytes(tf.lite.TFLiteConverter.from_concrete_functions(concrete, module).convert())
 
 
-def _name_in_tflite(path: Sequence[Any], root: str) -> str:
-    return re.sub(r"\W+", "_", path_name(path, root)).strip("_")
+def _name_as_code(nest: Any, root: str) -> list[str]:
+    return [path_name(path, root) for path, _ in leaves(nest)]
+
+
+def _name_in_tflite(nest: Any, root: str) -> list[str]:
+    return [re.sub(r"\W", "_", name) for name in make_ascii_names([(root, *path) for path, _ in leaves(nest)])]
 
 
 def _make_function(
-    policy: SavedPolicy, saved_model: Path, name: Callable[[Sequence[Any], str], str] = path_name
+    policy: SavedPolicy, saved_model: Path, name: Callable[[Any, str], list[str]] = _name_as_code
 ) -> tuple[Any, list[Any]]:
     """Returns a function of the fields of a batch of observations, or of time steps and states if there are states.
 
@@ -127,7 +132,7 @@ def _make_function(
     Args:
       policy: the policy.
       saved_model: its directory, for messages.
-      name: function from the path of a field and the part that it belongs to, such as 'observation', to its name.
+      name: function from a nest of fields and what it is, such as 'observation', to the names of the fields.
 
     Returns:
       The `tf.function`, whose outputs are the actions and the fields of the next state by name, and TensorSpecs
@@ -145,7 +150,10 @@ def _make_function(
         raise ValueError(f"the policy in {saved_model} {problem}; only the format savedmodel supports this")
     first, action_spec = policy.time_step_spec, tf.nest.flatten(policy.action_spec)[0]
     observations, states = (
-        [tf.TensorSpec([None, *spec.shape], spec.dtype, name(path, root)) for path, spec in leaves(nest)]
+        [
+            tf.TensorSpec([None, *leaf.shape], leaf.dtype, field)
+            for (_, leaf), field in zip(leaves(nest), name(nest, root), strict=True)
+        ]
         for root, nest in (("observation", first.observation), ("state", policy.state_spec))
     )
     steps = [

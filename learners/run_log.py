@@ -56,14 +56,19 @@ class RunLog:
 
     def add(self, step: int, result: CallResult, secs: float | None, *, has_priorities: bool) -> None:
         """Adds the results of a call that took `secs`, or None if its duration is not representative."""
-        for name, value in result.metrics.items():
-            old, num_iterations = self._counts.get(name, 0), result.num_iterations
-            self.means[name] = (self.means.get(name, 0.0) * old + value * num_iterations) / (old + num_iterations)
-            self._counts[name] = old + num_iterations
+        for name, values in result.metrics.items():
+            old, mean = self._counts.get(name, 0), self.means.get(name, 0.0)
+            total = self._sums.get(name, 0.0)
+            if old and total / old != mean:  # A hook has replaced the mean.
+                total = mean * old
+            # One addition after the other, so that sums do not depend on how iterations are split into calls.
+            self._sums[name] = total = float(np.add.accumulate([total, *values], dtype=np.float64)[-1])
+            self._counts[name] = old + len(values)
+            self.means[name] = total / self._counts[name]
         for name, numbers in zip(_HISTOGRAMS, (result.td_errors, getattr(result.info, "weight", None)), strict=True):
             if has_priorities and numbers is not None:
                 self.histograms[name] = self.histograms.get(name, 0) + count_priorities(numbers)
-        self._record(step, result.metrics)
+        self._record(step, {name: self.means[name] for name in result.metrics})
         if secs is not None:
             self.monitor.add(result.num_iterations, secs, result.data_wait_secs)
 
@@ -110,12 +115,12 @@ class RunLog:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as JSON values."""
-        lists = {name: counts.tolist() for name, counts in self.histograms.items()}
+        histograms = {name: counts.tolist() for name, counts in self.histograms.items()}
         best = None if math.isinf(self.best_return) else self.best_return
         return {
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "recorded_at": self.recorded_at,
-            "buffer": {"means": self.means, "counts": self._counts, **dict.fromkeys(_HISTOGRAMS), **lists},
+            "buffer": {"means": self.means, "sums": self._sums, "counts": self._counts, **histograms},
             "monitor": self.monitor.state_dict(),
             "evaluations": {"best_return": best, "evaluated_at": self.evaluated_at},
         }
@@ -132,6 +137,7 @@ class RunLog:
 
     def _load_buffer(self, state: Mapping[str, Any]) -> None:
         self.means: dict[str, float] = dict(state.get("means", {}))
+        self._sums: dict[str, float] = dict(state.get("sums", {}))
         self._counts: dict[str, int] = dict(state.get("counts", {}))
         self.histograms = {name: np.asarray(state[name], np.int64) for name in _HISTOGRAMS if state.get(name)}
 

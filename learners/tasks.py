@@ -18,6 +18,7 @@ _LEARNER = {
     "batch_size": 0,
     "log_every": 500,
     "checkpoint_every": 10_000,
+    "checkpoint_every_secs": 300.0,
     "keep_checkpoints": 3,
     "jit_compile": False,
     "random_shift": 0,
@@ -60,8 +61,8 @@ def make_task(
       action_spec: bounded spec of the actions.
       hyperparameters: those of the agent; networks as references "my_module:make_network".
       **learner: `run_dir`, `num_iterations` and `batch_size`; optionally `log_every`, `checkpoint_every`,
-        `keep_checkpoints`, `jit_compile`, `random_shift` and its `seed` (see `RandomShift`), `hooks`
-        (references such as "my_module:MyHook"), `identity` and `allow_config_mismatch`, see `Learner` and its
+        `checkpoint_every_secs`, `keep_checkpoints`, `jit_compile`, `random_shift` and its `seed` (see `RandomShift`),
+        `hooks` (references such as "my_module:MyHook"), `identity` and `allow_config_mismatch`, see `Learner` and its
         `load_checkpoint`.
 
     Raises:

@@ -27,7 +27,7 @@ class CallResult:
 
     Attributes:
       num_iterations: number of completed iterations.
-      metrics: mean of each scalar over the iterations, including `loss`.
+      metrics: each scalar, including `loss`, in each iteration, float `[num_iterations]`.
       last: scalars of the last iteration.
       info: `SampleInfo` of arrays `[num_iterations * B]`, without masks; () if the batches have none.
       td_errors: float32 `[num_iterations * B]`; None if the agent computes none.
@@ -35,7 +35,7 @@ class CallResult:
     """
 
     num_iterations: int
-    metrics: dict[str, float]
+    metrics: dict[str, np.ndarray]
     last: dict[str, float]
     info: Any
     td_errors: np.ndarray | None
@@ -246,7 +246,7 @@ class TrainLoop:
         metrics, infos, errors = tf.nest.map_structure(lambda *columns: np.concatenate(columns), *parts)
         return CallResult(
             len(metrics["loss"]),
-            {name: float(np.mean(values, dtype=np.float64)) for name, values in metrics.items()},
+            metrics,
             {name: float(values[-1]) for name, values in metrics.items()},
             infos,
             None if isinstance(errors, tuple) else errors,
@@ -278,6 +278,7 @@ class TrainLoop:
         batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
         self._require_divisible(batch[0])
         keys = np.ravel(getattr(info, "key", ()))
+        self.is_update_incomplete = True
         try:
             metrics, errors = self._train_given_batch.get_concrete_function(*batch)(*batch)
         except tf.errors.OpError as error:
@@ -288,7 +289,9 @@ class TrainLoop:
         scalars = {name: float(value) for name, value in metrics.items()}
         if not self._is_finite(metrics["loss"]):
             raise make_divergence_error(self.step - 1, scalars["loss"], "keys", keys)
-        return CallResult(1, scalars, scalars, info, None if isinstance(errors, tuple) else errors.numpy(), 0.0)
+        self.is_update_incomplete = False
+        columns = {name: np.array([value]) for name, value in scalars.items()}
+        return CallResult(1, columns, scalars, info, None if isinstance(errors, tuple) else errors.numpy(), 0.0)
 
     def _require_divisible(self, experience: Any) -> None:
         """Raises `SpecMismatchError` if a batch, or the spec of one, cannot be split equally between the replicas."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,6 +40,27 @@ def find_leaves(nest: Any, fields: str | Sequence[str] | None) -> list[tuple[Key
             if not _get_children(part):
                 found[keys] = found.get(keys, False) or keys == start
     return list(found.items())
+
+
+def make_ascii_names(paths: Sequence[Keys]) -> list[str]:
+    """Returns names of leaves that TensorFlow can tell apart: it ignores case, and replaces special characters by '_'.
+
+    A name consists of the keys joined by '/'. If some of these names are empty, contain spaces or other special
+    characters, or are equal for TensorFlow, each character of a key but 0 to 9 and a to y is replaced by its code in
+    hexadecimal between two 'z', as in 'wristz20zcam'.
+
+    Args:
+      paths: keys of each leaf, all different.
+    """
+    names = ["/".join(map(str, path)) for path in paths]
+    is_valid = all(re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name, re.ASCII) for name in names)
+    if is_valid and len({re.sub(r"\W", "_", name).lower() for name in names}) == len(names):
+        return names
+
+    def escape(key: Any) -> str:
+        return re.sub("[^0-9a-y]", lambda char: f"z{ord(char[0]):x}z", str(key)) or "z"
+
+    return ["/".join(map(escape, path)) for path in paths]
 
 
 def get_part(nest: Any, keys: Keys) -> Any:

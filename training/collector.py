@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +126,8 @@ class Collector:
     def collect(self, num_steps: int, *, is_random: bool = False) -> list[Piece]:
         """Collects at least `num_steps` steps, and less than the number of environments more.
 
+        After an error, the state is the one before the call, which a resumed run then repeats.
+
         Args:
           num_steps: number of steps in all environments.
           is_random: whether the actions are uniformly random instead of the policy's.
@@ -135,8 +139,15 @@ class Collector:
         self.start()
         self._is_random = is_random
         until = self.num_collected + num_steps
-        while self.num_collected < until:
-            self._add(next(self._rollout))
+        before = {**vars(self), "_tracks": [track.copy() for track in self._tracks]}
+        try:
+            while self.num_collected < until:
+                self._add(next(self._rollout))
+        except BaseException:
+            vars(self).update(before)
+            with suppress(Exception):  # The environments may be broken.
+                self.close()
+            raise
         return [self._make_piece(*taken) for track in self._tracks for taken in track.take(self._num_kept)]
 
     def _make_piece(self, steps: EpisodeSteps, is_complete: bool) -> Piece:
@@ -289,6 +300,12 @@ class _Track:
         self._executed.append(self._steps.time_steps[-1].prev_action)
         self.is_ended = bool(time_step.step_type == LAST)
         self.total_reward += float(time_step.reward)
+
+    def copy(self) -> _Track:
+        """Returns a track with the same steps, to which others can be added."""
+        track = copy.copy(self)
+        track._executed, track._finished, track._steps = [*self._executed], [*self._finished], self._steps.drop(0)
+        return track
 
     def take(self, num_kept: int) -> list[tuple[EpisodeSteps, bool]]:
         """Returns all steps, and whether an episode ends with them.

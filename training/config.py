@@ -170,6 +170,7 @@ class TrainingConfig:
       reference_returns: Returns of a random policy and an expert, which define the scores 0 and 100: two numbers,
         'd4rl' for D4RL's own, or a JSON file that contains {"Hopper-v5": [RANDOM, EXPERT]}.
       checkpoint_every: Number of updates between checkpoints.
+      checkpoint_every_secs: Maximum number of seconds between checkpoints, whatever the number of updates.
       keep_checkpoints: Number of checkpoints to keep; older ones are deleted.
       log_every: Number of updates between log entries: progress lines, rows of progress.csv, and what trackers receive.
       hooks: Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.
@@ -235,6 +236,7 @@ class TrainingConfig:
         None, "no scores", metavar="FILE|d4rl", values_text="two numbers or text"
     )
     checkpoint_every: Annotated[int, Range(1)] = _logs(10_000)
+    checkpoint_every_secs: Annotated[float, Range(1)] = _logs(300.0)
     keep_checkpoints: Annotated[int, Range(1)] = _logs(3)
     log_every: Annotated[int, Range(1)] = _logs(500)
     hooks: tuple[Any, ...] = _logs((), metavar="MODULE:HOOK", values_text="hooks, dicts or text")

@@ -131,6 +131,7 @@ class OnlinePhase:
             is_random = not config.num_offline_updates and collector.num_collected < config.warmup_steps
             for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
                 self._items.append(self._convert(piece))
+            learner.record_data()
         if not learner.stop_reason and not self._items.num_added:
             raise ArgumentError(
                 f"must be larger, got {config.online_steps:,}: no episode has ended, and {config.algo} learns from the "

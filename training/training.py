@@ -235,6 +235,7 @@ class Training(Closing):
             identity=identify_run(config, self.data, *environment_key(self.environment)),
             addable=config.online_options(),
             keep_checkpoints=config.keep_checkpoints,
+            checkpoint_every_secs=config.checkpoint_every_secs,
             on_log=self._log,
         )
 

@@ -100,7 +100,13 @@ def test_order_after_a_call_does_not_depend_on_priorities_or_registration(tmp_pa
     ]
     sink = Sink(lambda: notes.append("priorities"))
     with Learner(
-        tmp_path, MeanAgent(), make_prioritized_batches(), priorities=sink, hooks=worst_first, on_log=log
+        tmp_path,
+        MeanAgent(),
+        make_prioritized_batches(),
+        priorities=sink,
+        hooks=worst_first,
+        steps_per_call=2,
+        on_log=log,
     ) as learner:
         learner.start(2)
     notes.remove("priorities")  # The thread writes them at any moment until the hook that flushes them.

@@ -31,8 +31,8 @@ from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
 
 _TASK = "train"
 #: Options of a run that are also those of a task.
-_TASK_OPTIONS = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoints", "jit_compile", "random_shift",
-                 "seed", "allow_config_mismatch")  # fmt: skip
+_TASK_OPTIONS = ("batch_size", "log_every", "checkpoint_every", "checkpoint_every_secs", "keep_checkpoints",
+                 "jit_compile", "random_shift", "seed", "allow_config_mismatch")  # fmt: skip
 
 
 @dataclass(frozen=True)

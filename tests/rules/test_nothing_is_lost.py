@@ -1,0 +1,211 @@
+"""The rule: nothing that took minutes is lost to an error that was foreseeable, or that is not the learner's own.
+
+After each kind of error, a checkpoint contains all complete updates, and the continued run ends like a whole one.
+"""
+
+import functools
+import signal
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from agent_data import ACTION_SPEC
+from properties import mark_slow_except
+from small_agents import MeanAgent, items, transitions
+from tf_agents.trajectories import restart, time_step_spec
+from trained_runs import read_rows
+
+from rlds2reverb import load_policy
+from rlds2reverb.errors import TrainingDivergedError
+from rlds2reverb.learners import Learner, learner as learner_module
+from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.feeds import InMemoryDataset
+from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook
+from rlds2reverb.learners.policy_export import export_policy
+from rlds2reverb.learners.policy_formats import write_policy
+from rlds2reverb.nest_paths import make_ascii_names
+
+NUM_UPDATES, FAILS_AT = 40, 15
+
+
+class CallHook(LearnerHook):
+    """A hook that calls a function with the learner."""
+
+    def __init__(self, function, position="after_iter", every=FAILS_AT):
+        super().__init__("call", position=position, every=every)
+        self.function = function
+
+    def __call__(self, learner):
+        self.function(learner)
+
+
+def raise_error(*_, error=ZeroDivisionError):
+    raise error("not the learner's fault")
+
+
+def raise_late(learner):
+    if learner.step >= FAILS_AT:
+        raise_error()
+
+
+def raise_in_log(step, numbers):
+    if step >= FAILS_AT:
+        raise_error()
+
+
+#: What fails, as arguments of `train`; the step that must be saved; and the error that is raised, or None.
+FAULTS = {
+    "hook": ({"faults": [CallHook(raise_error)]}, 15, ZeroDivisionError),
+    "hook before an iteration": ({"faults": [CallHook(raise_late, "before_iter", 5)]}, 15, ZeroDivisionError),
+    "hook after the run": ({"faults": [CallHook(raise_error, "after_run")]}, 40, ZeroDivisionError),
+    "environment of an evaluation": ({"faults": [EvaluateHook(raise_error, every=15)]}, 15, ZeroDivisionError),
+    "reduction of the log": ({"faults": [LogReduceHook(every=15, reduce=raise_error)]}, 15, ZeroDivisionError),
+    "receiver of the log": ({"on_log": raise_in_log}, 18, ZeroDivisionError),
+    "signal": ({"faults": [CallHook(lambda _: signal.raise_signal(signal.SIGINT))]}, 15, None),
+    "Ctrl-C": ({"faults": [CallHook(functools.partial(raise_error, error=KeyboardInterrupt))]}, 15, KeyboardInterrupt),
+    "exit": ({"faults": [CallHook(functools.partial(raise_error, error=SystemExit))]}, 15, SystemExit),
+}
+
+
+def make_learner(folder, faults=(), *, on_log=None, **options):
+    feed = InMemoryDataset(items(np.arange(50)), 4, seed=1, to_experience=lambda data: transitions(data["reward"]))
+    hooks = [LoadCkptHook(), LogShowHook(every=6), EvaluateHook(lambda policy: 1.0, every=10), *faults]
+    return Learner(folder, MeanAgent(0.1), feed, hooks=hooks, on_log=on_log or (lambda *entry: None), **options)
+
+
+def train(folder, faults=(), **options):
+    """Trains, and continues if there is a checkpoint; returns what must not depend on interruptions."""
+    with make_learner(folder, faults, **options) as learner:
+        learner.start(NUM_UPDATES)
+        return read_rows(folder), float(learner.agent.estimate), learner.latest["loss"], learner.recorded_at
+
+
+def find_steps(folder):
+    return [int(path.name) for path in sorted((folder / "checkpoints").iterdir())]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("fault", mark_slow_except({"hook", "receiver of the log", "signal"}, FAULTS))
+def test_foreign_error_saves_all_updates_and_the_continued_run_ends_like_a_whole_one(tmp_path, fault, whole):
+    options, step, error = FAULTS[fault]
+    if error is None:
+        train(tmp_path, **options)
+    else:
+        with pytest.raises(error):
+            train(tmp_path, **options)
+    assert find_steps(tmp_path)[-1] == step
+    assert train(tmp_path) == whole
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have no notes")
+def test_error_tells_where_the_updates_are_saved_or_why_not(tmp_path, monkeypatch):
+    def fail_to_save(*_, **__):
+        raise OSError("the disk is gone")
+
+    with make_learner(tmp_path, [CallHook(raise_late, every=5)]) as learner:
+        with pytest.raises(ZeroDivisionError) as raised, learner.running():
+            learner.advance(20)
+        place = tmp_path / "checkpoints/0000000015"
+        assert raised.value.__notes__ == [f"training stopped after 15 iterations, which are saved in {place}"]
+        monkeypatch.setattr(learner._checkpoints, "save", fail_to_save)
+        with pytest.raises(ZeroDivisionError, match="not the learner's fault") as raised, learner.running():
+            learner.advance(20)
+        assert raised.value.__notes__ == [
+            "training stopped after 20 iterations, which could not be saved (the disk is gone)"
+        ]
+
+
+def test_weights_that_are_not_finite_are_not_saved_by_a_foreign_error(tmp_path):
+    def destroy(learner):
+        learner.agent.estimate.assign(np.nan)
+        raise ValueError("mine")
+
+    with (
+        make_learner(tmp_path, [CallHook(destroy)]) as learner,
+        pytest.raises(ValueError, match=r"which could not be saved \(.* estimate:0 is not finite\): mine"),
+    ):
+        learner.start(20)
+    assert find_steps(tmp_path) == [10]  # That of the best evaluation.
+
+
+@pytest.mark.parametrize("function", [lambda learner: raise_error(error=TrainingDivergedError), None])
+def test_nothing_is_saved_by_divergence_or_before_the_first_update(tmp_path, function):
+    hook = CallHook(raise_error, "before_iter") if function is None else CallHook(function)
+    with pytest.raises((TrainingDivergedError, ZeroDivisionError)):
+        train(tmp_path, [hook])
+    assert find_steps(tmp_path) == ([] if function is None else [10])
+
+
+# --- Time instead of updates
+
+
+@pytest.mark.parametrize("steps_per_call", mark_slow_except({7}, [1, 7, 100]))
+def test_neither_weights_nor_logs_depend_on_the_size_of_a_call(tmp_path, steps_per_call, whole):
+    assert train(tmp_path, steps_per_call=steps_per_call) == whole
+
+
+def test_calls_take_about_five_seconds_and_checkpoints_are_saved_by_time(tmp_path, monkeypatch, whole):
+    class Time:
+        secs = 0.0
+        perf_counter = monotonic = lambda _: Time.secs
+
+    ends = []
+    with make_learner(tmp_path, checkpoint_every_secs=15) as learner:
+        run = learner._loop._run_on_batches
+
+        def run_slowly(data, info):
+            Time.secs += 0.7 * len(tf.nest.flatten(data)[0])
+            return run(data, info)
+
+        monkeypatch.setattr(learner_module, "time", Time())
+        monkeypatch.setattr(learner._loop, "_run_on_batches", run_slowly)
+        process = learner._process_result
+        monkeypatch.setattr(learner, "_process_result", lambda *result: (process(*result), ends.append(learner.step)))
+        learner.start(NUM_UPDATES)
+        assert (float(learner.agent.estimate), learner.latest["loss"]) == whole[1:3]
+    # Calls grow until 7 iterations take 4.9 s, and end at each entry of the log, every 6 iterations, and each evaluation.
+    assert ends == [1, 5, 6, 10, 12, 18, 20, 24, 30, 36, 40]
+    assert find_steps(tmp_path) == [10, 36]
+
+
+# --- Names of fields
+
+NAMES = [
+    {"wrist cam": 1},
+    {"é": 1, "位置": 2, "😀": 3},
+    {"Pos": 1, "pos": 2, "ſ": 1, "s": 2},
+    {"a.b": 1, "a_b": 2, "a/b": 3, "a": {"b": 1}, "_a": 1, "__a": 1},
+    {"": 1, "0": 2, "x:0": 1, "a'b": 1},
+    {"camera 1": ({"Wrist Cam": 1, "wrist cam": 2}, 2)},
+]
+
+
+@pytest.mark.parametrize("number", mark_slow_except({2}, range(len(NAMES))))
+def test_policy_is_saved_with_any_names_of_fields_and_loads_with_them(tmp_path, number):
+    spec = tf.nest.map_structure(lambda size: tf.TensorSpec([size], tf.float32), NAMES[number])
+    observation = tf.nest.map_structure(lambda leaf: np.full((3, *leaf.shape), leaf.shape[0], np.float32), spec)
+    agent = make_agent("td3_bc", time_step_spec(spec), ACTION_SPEC, hidden_sizes=(4,))
+    export_policy(agent.policy, tmp_path / "policy", estimate_values=agent.estimate_values)
+    policy = load_policy(tmp_path / "policy")
+    actions = policy.predict(observation)
+    np.testing.assert_array_equal(actions, agent.policy.action(restart(observation, 3)).action)
+    assert policy.values(observation, actions)["q"].shape == (3,)
+    inputs = tf.lite.Interpreter(str(write_policy(tmp_path / "policy", tmp_path / "p.tflite"))).get_signature_runner()
+    assert len(inputs.get_input_details()) == len(tf.nest.flatten(spec))
+    if number == 1:
+        onnx = load_policy(write_policy(tmp_path / "policy", tmp_path / "p.onnx"))
+        np.testing.assert_allclose(onnx.predict(observation), actions, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "names", [["State", "x-1", "joint.pos"], ["Pos", "pos"], ["a.b", "a_b"], ["z", "Z"], ["", "z"]]
+)
+def test_ascii_names_are_distinct_and_unchanged_if_they_were(names):
+    found = make_ascii_names([("observation", name) for name in names])
+    assert len({name.lower() for name in found}) == len(names) and all(name.isascii() for name in found)
+    assert (found == [f"observation/{name}" for name in names]) == (names[0] == "State")
