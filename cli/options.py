@@ -112,6 +112,13 @@ reading_options = combine(
         help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
         "relabelled rows.",
     ),
+    option(
+        "--autoreset",
+        type=click.Choice(["next_step", "same_step"]),
+        metavar="MODE",
+        help=f"{_takers('autoreset')}: mode of a vector environment whose resets are among the steps: next_step leaves "
+        "them out, same_step reads final observations as unknown.",
+    ),
     option("--frame-stack", type=at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."),
 )
 

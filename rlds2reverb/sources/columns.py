@@ -89,6 +89,7 @@ def make_log_episode(
     rewards: Any,
     terminated: bool,
     next_observations: Any = None,
+    final_observation: Any = None,
     extras: dict[str, Any] | None = None,
 ) -> Episode:
     """Returns the episode made of the validated columns of one log; rewards `[T, 1]` lose their second axis.
@@ -101,6 +102,7 @@ def make_log_episode(
       rewards: `[T]` or `[T, 1]`.
       terminated: whether the episode ended in a terminal state.
       next_observations: nest of arrays `[T, ...]`; the last row is the final observation unless observations have it.
+      final_observation: nest of arrays `[...]`, or of columns `[T, ...]` whose last row it is; takes precedence.
       extras: additional columns `[T, ...]`.
 
     Raises:
@@ -111,6 +113,9 @@ def make_log_episode(
     if next_observations is not None and len(tree.flatten(observations)[0]) == len(rewards):
         final = map_structure(lambda rows: rows[-1], next_observations)
     try:
+        if final_observation is not None:
+            final = tree.map_structure(_select_last_row, observations, final_observation)
+            observations = map_structure(lambda column: column[: len(rewards)], observations)
         steps = from_transitions(
             observations, actions, rewards=rewards, terminated=terminated, final_observation=final, extras=extras
         )
@@ -119,6 +124,10 @@ def make_log_episode(
         raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
     dropped_last_transition = len(steps[fields.IS_FIRST]) == len(rewards)
     return Episode(steps, index, dropped_last_transition=dropped_last_transition, discontinuities=rows)
+
+
+def _select_last_row(column: np.ndarray, final: np.ndarray) -> np.ndarray:
+    return final if final.shape == column.shape[1:] else final[-1]
 
 
 def require_log_columns(

@@ -39,6 +39,8 @@ KEYS = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 ALIASES = {TERMINALS: ("terminated", "terminations", "terminal"), TIMEOUTS: ("truncated", "truncations", "timeout")}
 #: Gym's flag, which is set at terminal and at truncated ends and cannot tell them apart.
 DONES = ("dones", "done")
+#: Final observations among the `infos` of a vector environment that resets itself in the step of an end.
+FINAL_OBSERVATIONS, FINAL_NAMES = "final_observations", ("final_obs", "final_observation")
 
 #: What users can do about too many discontinuities.
 CONTINUITY_ADVICE = Message(
@@ -243,12 +245,17 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
             f"{where} has '{dones}', which does not say whether an episode ended in a terminal state or was truncated; "
             f"pass '{TERMINALS}' for terminal ends and '{TIMEOUTS}' for truncated ones"
         )
+    for final in (key for name in FINAL_NAMES for key in (f"infos/{name}", name) if key in available):
+        keys.setdefault(FINAL_OBSERVATIONS, final)
     return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
 
 
 def _open_columns(file: h5py.File, extra_fields: Sequence[str]) -> dict[str, Any]:
     where = Path(file.filename).name
-    keys = _find_keys((key for key in file if isinstance(key, str)), extra_fields, where)  # Other keys are not UTF-8.
+    available = [key for key in file if isinstance(key, str)]  # Other keys are not UTF-8.
+    if isinstance(file.get("infos", getlink=True), h5py.HardLink) and isinstance(infos := file["infos"], h5py.Group):
+        available += [f"infos/{name}" for name in FINAL_NAMES if name in infos]
+    keys = _find_keys(available, extra_fields, where)
     opened: dict[Any, Any] = {}
     for name, key in keys.items():
         members = hdf5.list_columns(file, key) if name in extra_fields else []
@@ -306,11 +313,12 @@ def check_columns(
     if not num_rows:
         raise SourceError(f"{name} has no rows; there is nothing to convert")
     expected = _describe_row(columns[OBSERVATIONS])
-    if NEXT_OBSERVATIONS in columns and _describe_row(columns[NEXT_OBSERVATIONS]) != expected:
-        raise SourceError(
-            f"{name}: rows of '{NEXT_OBSERVATIONS}' must be {expected} like those of '{OBSERVATIONS}', got "
-            f"{_describe_row(columns[NEXT_OBSERVATIONS])}"
-        )
+    for key in (NEXT_OBSERVATIONS, FINAL_OBSERVATIONS):
+        if key in columns and _describe_row(columns[key]) != expected:
+            raise SourceError(
+                f"{name}: rows of '{key}' must be {expected} like those of '{OBSERVATIONS}', got "
+                f"{_describe_row(columns[key])}"
+            )
     return TransitionRows(name, num_rows, dict(columns), ends)
 
 
@@ -386,7 +394,7 @@ def _build_episodes(
         rewards=columns[REWARDS],
         num_transitions=lengths,
         terminated=columns[TERMINALS][ends - 1],
-        final_observations=None if next_observations is None else next_observations[ends - 1],
+        final_observations=_select_final_observations(columns, ends - 1),
         extras=_select_extras(columns),
     )
     row = first_row
@@ -398,6 +406,18 @@ def _build_episodes(
         row += length
 
 
+def _select_final_observations(columns: dict[str, np.ndarray], last: np.ndarray) -> np.ndarray | None:
+    """Returns the final observations of episodes with these last rows, from `infos` if they are not zeros or NaN."""
+    rows, finals = (columns[key][last] if key in columns else None for key in (NEXT_OBSERVATIONS, FINAL_OBSERVATIONS))
+    if finals is None:
+        return rows
+    flat = finals.reshape(len(last), -1)
+    is_stored = np.isfinite(flat).all(axis=1) & flat.any(axis=1)
+    if rows is None:
+        return finals if is_stored.all() else None
+    return np.where(is_stored.reshape(-1, *[1] * (finals.ndim - 1)), finals, rows)
+
+
 def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
     """Returns the extra fields; those whose name is a path, because they are in a group, become nested dicts."""
     extras: dict[str, Nest] = {}
@@ -405,11 +425,11 @@ def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
         if isinstance(name, tuple):
             *groups, last = name
             functools.reduce(lambda nest, group: nest.setdefault(group, {}), groups, extras)[last] = column
-        elif name not in KEYS:
+        elif name not in (*KEYS, FINAL_OBSERVATIONS):
             extras[name] = column
     return extras
 
 
-OPTIONS = ("extra_fields", "max_episode_steps", "split_at_discontinuity", "independent_rows")
+OPTIONS = ("extra_fields", "max_episode_steps", "split_at_discontinuity", "independent_rows", "autoreset")
 FILE = Format("a D4RL file", lambda path: isinstance(path, Path) and not path.is_dir(), open_d4rl, OPTIONS, "D4RL")
 COLUMNS = Format("a dict of D4RL columns", lambda source: isinstance(source, Mapping), from_rows, OPTIONS)

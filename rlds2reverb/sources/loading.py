@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._system.text import suggest
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.locations import is_table_directory, server_address
 
 from . import (
@@ -28,6 +28,7 @@ from . import (
     store,
     vd4rl,
 )
+from .autoreset import AutoresetMode, remove_resets, warn_of_resets
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
@@ -75,6 +76,7 @@ def load(
     max_episode_steps: int | None = None,
     split_at_discontinuity: bool = False,
     independent_rows: bool = False,
+    autoreset: AutoresetMode | None = None,
     last_step: LastStep = "auto",
     missing: Mapping[str, float] | Iterable[tuple[str, float]] | None = None,
     image_decoding: bool = True,
@@ -117,6 +119,9 @@ def load(
       independent_rows: D4RL and logs only: whether to read each row as an episode of one transition, truncated unless
         it is terminal. For rows that were shuffled or relabelled, so that `next_observations[t]` is not
         `observations[t + 1]`.
+      autoreset: D4RL, logs, Minari and RLDS only: mode of the vector environment whose resets the episodes contain, as
+        in Gymnasium. 'next_step' leaves out the first step of each episode that is the reset after the one before;
+        'same_step' reads final observations as unknown, because they are the first ones of the next episodes.
       last_step: RLDS only: meaning of the last row of an episode. 'boundary': the row has the final observation, and
         its action and reward mean nothing, as RLDS defines it. 'transition': the row is a transition like the others,
         as in many datasets of robots; its next observation is unknown, see `Episode.unknown_final_observation`.
@@ -154,6 +159,7 @@ def load(
         "max_episode_steps": max_episode_steps,
         "split_at_discontinuity": split_at_discontinuity or None,
         "independent_rows": independent_rows or None,
+        "autoreset": autoreset,
         "last_step": None if last_step == "auto" else last_step,
         "missing": dict(missing or ()) or None,
         "image_decoding": None if image_decoding else False,
@@ -163,7 +169,12 @@ def load(
         "data_dir": data_dir,
         "download": download or None,
     }
-    return _open(source, {name: value for name, value in options.items() if value is not None})
+    opened = _open(source, {name: value for name, value in options.items() if value is not None})
+    if autoreset is not None:
+        if independent_rows:
+            raise ArgumentError("makes each row an episode", about="independent_rows", value=True, autoreset=autoreset)
+        return remove_resets(opened, autoreset)
+    return opened if opened is source else warn_of_resets(opened)
 
 
 def _open(source: Any, options: dict[str, Any]) -> Source:
@@ -183,7 +194,7 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
     if found is None:
         raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
     require_applicable(options, found.options, found.name)
-    return found.open(location, **options)
+    return found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
 
 
 def _find_format(location: Any) -> Format | None:

@@ -148,6 +148,7 @@ def _read_rows(logs: Iterable[Any]) -> Iterator[Episode]:
         where = f"episode {index}"
         columns, terminated = _parse_log(where, log)
         extras = columns.pop("extras")
+        del columns["final_observation"]
         columns["rewards"] = rewards = require_log_columns(where, **columns)
         num_rows = len(rewards)
         for path, column in leaves(extras):
@@ -192,6 +193,11 @@ def _parse_log(where: str, log: Any) -> tuple[dict[str, Any], np.ndarray]:
     arrays = as_columns({name: nest for name, nest in log.items() if name not in flag_names}, where)
     columns = {name: arrays.pop(name) for name in _LOG_FIELDS}
     columns[d4rl.NEXT_OBSERVATIONS] = arrays.pop(d4rl.NEXT_OBSERVATIONS, None)
+    holders = [holder for holder in (arrays, arrays.get("infos")) if isinstance(holder, dict)]
+    finals = [holder.pop(name) for holder in holders for name in d4rl.FINAL_NAMES if name in holder]
+    columns["final_observation"] = finals[0] if finals else None
+    if isinstance(arrays.get("infos"), dict) and not arrays["infos"]:
+        del arrays["infos"]
     num_rows = len(columns[d4rl.REWARDS])
     if not num_rows:
         raise SourceError(f"{where} has no rewards; leave out empty episodes")
@@ -249,4 +255,4 @@ def _open_episodes(source: Any, *, independent_rows: bool = False) -> Source:
     return from_function((lambda: source) if is_iterable else source, name=name, independent_rows=independent_rows)
 
 
-EPISODES = Format("episodes in memory", _is_episodes, _open_episodes, ("independent_rows",))
+EPISODES = Format("episodes in memory", _is_episodes, _open_episodes, ("independent_rows", "autoreset"))

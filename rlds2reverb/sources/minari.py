@@ -258,6 +258,6 @@ def _open_dataset(dataset: Any, **options: Any) -> Source:
     return open_minari(directory, indices=[int(index) for index in dataset.episode_indices], **options)
 
 
-DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields",), "Minari")
-NAME = Format("a Minari name", is_minari_name, open_minari, ("extra_fields", "download"), "Minari names")
-OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields",))
+DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields", "autoreset"), "Minari")
+NAME = Format("a Minari name", is_minari_name, open_minari, ("extra_fields", "autoreset", "download"), "Minari names")
+OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields", "autoreset"))

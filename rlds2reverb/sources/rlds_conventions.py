@@ -111,18 +111,18 @@ def append_boundary(steps: dict[str, Any]) -> dict[str, Any]:
     The boundary has zeros (empty strings) in place of the unknown final observation. The discount of the last
     transition is 0, also if the episode is truncated, so that nothing is bootstrapped from that observation.
     """
-
-    def append(column: np.ndarray) -> np.ndarray:
-        row = np.full((1, *column.shape[1:]), b"" if column.dtype == object else 0, column.dtype)
-        return np.concatenate([column, row])
-
     is_terminal = bool(steps[fields.IS_TERMINAL][-1])
-    steps = map_structure(append, steps)
+    steps = map_structure(lambda column: np.concatenate([column, make_boundary_row(column)]), steps)
     for name in (fields.IS_LAST, fields.IS_TERMINAL):
         steps[name][-2:] = False, steps[name][-2]
     for discount in (column for _, column in leaves({"": steps[fields.DISCOUNT]})):
         discount[-2], discount[-1] = 0, not is_terminal
     return steps
+
+
+def make_boundary_row(column: np.ndarray) -> np.ndarray:
+    """Returns a row of zeros (empty strings) like those of a column: `[1, ...]`."""
+    return np.full((1, *column.shape[1:]), b"" if column.dtype == object else 0, column.dtype)
 
 
 def require_step_fields(name: str, step_spec: Any, missing: Mapping[str, float]) -> None:

@@ -44,7 +44,7 @@ ROWS = {
     "actions": np.zeros((200, 1)),
     "rewards": np.ones(200),
     "terminals": np.zeros(200, bool),
-    "timeouts": np.arange(200) == 199,
+    "timeouts": np.isin(np.arange(200), (99, 199)),
     "infos/qpos": np.zeros((200, 2)),
 }
 ROWS["next_observations"][3] = 400  # A discontinuity.
@@ -54,6 +54,8 @@ LOG = {
     "actions": np.zeros(4),
     "rewards": np.ones(4),
 }
+#: Begins in the final observation of the other one.
+LATER_LOG = {**LOG, "observations": np.arange(4.0, 8), "next_observations": np.arange(5.0, 9)}
 #: Without those that other tests register.
 BUILT_IN = tuple(FORMATS)
 #: A value of each option of `load` that has an effect on the datasets below.
@@ -63,6 +65,7 @@ VALUES = {
     "max_episode_steps": 2,
     "split_at_discontinuity": True,
     "independent_rows": True,
+    "autoreset": "next_step",
     "last_step": "boundary",
     "missing": {"reward": 1.0},
     "image_decoding": False,
@@ -122,7 +125,7 @@ def sources(tmp_path_factory, data):
         "a dict of D4RL columns": ROWS,
         "a MinariDataset": None,
         "an RLDS tf.data.Dataset": rlds_dataset([episode(3, terminal=True)]),
-        "episodes in memory": [{**LOG, "terminated": True}],
+        "episodes in memory": [{**LOG, "terminated": True}, {**LATER_LOG, "terminated": True}],
     }
 
 

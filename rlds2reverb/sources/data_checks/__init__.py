@@ -8,7 +8,7 @@ whose findings follow from single blocks are functions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.specs import Nest, leaves, make_step_spec
 
 from ..source import Source
-from . import actions, conventions, ends, episodes, images, outliers, values
+from . import actions, conventions, ends, episodes, images, outliers, resets, values
 from .blocks import Block
 from .findings import CHECKS, SEVERITIES, Finding, Tallies, Tally
 
@@ -32,7 +32,7 @@ class _Check(Protocol):
 
 _CHECKS: tuple[Callable[[Source], _Check], ...] = (
     *(values.Numbers, values.Constants, outliers.Jumps, actions.ActionBounds, images.FrozenCameras),
-    *(ends.Rewards, ends.Lengths, conventions.Conventions),
+    *(ends.Rewards, ends.Lengths, conventions.Conventions, resets.Autoresets),
 )
 _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
     *(actions.find_repetitions, images.find_odd_images, ends.find_odd_ends, episodes.find_empty_texts),
@@ -42,14 +42,17 @@ _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
 class DatasetChecks:
     """All checks of one dataset; call `add_batch` with all episodes, and `finish` at the end."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Source, only: Sequence[Callable[[Source], _Check]] = ()):
         """Starts without episodes.
 
         Args:
           source: the dataset, which is not read.
+          only: the classes of the checks; () for all checks.
         """
-        self._checks: list[_Check] = [check(source) for check in _CHECKS]
-        self._block_checks = [*_BLOCK_CHECKS, episodes.Copies().find, episodes.Times(source).find]
+        self._checks: list[_Check] = [check(source) for check in only or _CHECKS]
+        self._block_checks: list[Callable[[Block, Tallies], None]] = []
+        if not only:
+            self._block_checks += [*_BLOCK_CHECKS, episodes.Copies().find, episodes.Times(source).find]
         self._tallies: Tallies = defaultdict(Tally)
         self._step_spec: Nest = None
 

@@ -51,6 +51,16 @@ CHECKS = {
         "discount 0 without a terminal end, or 1 at a terminal end",
         "set discounts to 0 at terminal ends and 1 elsewhere",
     ),
+    "reset-steps": (
+        "warning",
+        "an episode begins with the reset after the one before",
+        Message("leave these steps out", autoreset="next_step"),
+    ),
+    "reset-observations": (
+        "warning",
+        "an episode ends in the first observation of the next one",
+        Message("read these final observations as unknown", autoreset="same_step"),
+    ),
     "single-step-episodes": ("warning", "episodes without a transition", "remove them, or join them to others"),
     "duplicate-episodes": ("warning", "an episode equals an earlier one", "remove the copies"),
     "episode-longer-than-limit": ("warning", "more steps than the time limit", "check how episodes were split"),
@@ -114,16 +124,17 @@ class Tally:
         if len(found):
             positions = block.positions[found]
             step = int(block.step_numbers[found[0]])
-            self._count(len(found), len(np.unique(positions)), block.get_index(positions[0]), step)
+            self.add_counts(len(found), len(np.unique(positions)), block.get_index(positions[0]), step)
 
     def add_episodes(self, block: Block, is_found: np.ndarray, steps: np.ndarray | None = None) -> None:
         """Counts the episodes `[E]` of a block that are marked, with the step concerned of each episode."""
         found = np.flatnonzero(is_found)
         if len(found):
             step = None if steps is None else int(steps[found[0]])
-            self._count(len(found), len(found), block.get_index(found[0]), step)
+            self.add_counts(len(found), len(found), block.get_index(found[0]), step)
 
-    def _count(self, count: int, num_episodes: int, episode: int, step: int | None) -> None:
+    def add_counts(self, count: int, num_episodes: int, episode: int, step: int | None) -> None:
+        """Adds counts, with the first episode and step that they concern."""
         if not self.count:
             self.episode, self.step = episode, step
         self.count += count

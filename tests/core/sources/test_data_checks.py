@@ -138,6 +138,21 @@ def join_episodes(data):
     data[0] = finish_steps({name: joined[name] for name in ("observation", "action", "reward")}, terminal=True)
 
 
+def insert_resets(data):
+    """Begins each episode with a step from the final observation of the one before, as in the mode NEXT_STEP."""
+    finals = [steps["observation"][-1:] for steps in data]
+    for number, final in enumerate(finals[:-1], 1):
+        steps = {name: data[number][name] for name in ("observation", "action", "reward")}
+        first = {"observation": final, "action": steps["action"][3:4], "reward": np.zeros(1, np.float32)}
+        steps = {name: np.concatenate([first[name], column]) for name, column in steps.items()}
+        data[number] = finish_steps(steps, terminal=bool(data[number]["is_terminal"][-1]))
+
+
+def reset_final_observations(data):
+    for number in range(len(data) - 1):
+        data[number]["observation"][-1] = data[number + 1]["observation"][0]
+
+
 def shift_rewards(data):
     for steps in data:
         steps["reward"] = np.roll(steps["reward"], 1)
@@ -204,6 +219,8 @@ DEFECTS = [
     ("success that is not terminal", "arm", forget_end, "end-disagrees-with-reward", (1, 2, 41)),
     ("terminal end without reward", "arm", fill("reward", ALL, 0), "end-disagrees-with-reward", (1, 2, 41)),
     ("discount 0 inside of an episode", "walker", fill("discount", 30, 0), "discount-disagrees-with-end", (1, 2, 30)),
+    ("resets among the steps", "walker", insert_resets, "reset-steps", (7, 1, 0), "episode-longer-than-limit"),
+    ("final observations of the next episodes", "walker", reset_final_observations, "reset-observations", (7, 0, 59)),
     ("end flag without transitions", "walker", single_step, "single-step-episodes", (1, 8, None)),
     ("episode stored twice", "arm", lambda data: data.append(data[2]), "duplicate-episodes", (1, 8, None)),
     ("episode beyond the limit", "walker", lengthen, "episode-longer-than-limit", (1, 1, 100)),

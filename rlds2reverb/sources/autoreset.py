@@ -1,0 +1,178 @@
+"""Logs of vector environments that reset themselves, whose resets look like steps of the episodes.
+
+Modes: Gymnasium 1.x, `gymnasium.vector.AutoresetMode`; `data_checks.resets` describes and finds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+import tree
+
+from rlds2reverb import fields
+from rlds2reverb._arguments import require_one_of
+from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.episodes import Episode, read_until_error
+from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.specs import Nest, map_structure
+
+from .data_checks import DatasetChecks
+from .data_checks.resets import Autoresets
+from .rlds_conventions import append_boundary, make_boundary_row
+from .source import Source
+
+AutoresetMode = Literal["next_step", "same_step"]
+NEXT_STEP, SAME_STEP = get_args(AutoresetMode)
+#: Kinds of sources in whose first episodes resets are looked for without being asked.
+_KINDS = ("d4rl", "memory", "minari")
+_NUM_FIRST = 16
+
+
+def remove_resets(source: Source, mode: AutoresetMode) -> Source:
+    """Returns a source without the resets of a vector environment.
+
+    In the mode 'next_step', the first step of an episode is left out if its observation is the final one of the episode
+    before. If that is unknown, it is the observation of the step, whose reward must then be 0. A reset after which the
+    log ends is left out. In the mode 'same_step', final observations are read as unknown: terminal episodes end in
+    zeros, and truncated ones lose their last transition.
+
+    Reading to the end raises a `SourceError` if there are no such resets.
+
+    Raises:
+      ValueError: If the mode is unknown.
+    """
+    require_one_of("autoreset", mode, get_args(AutoresetMode))
+    read = _ResetFilter(source, mode).read
+    return replace(source, read=read, count=None, num_episodes=None)
+
+
+@dataclass(frozen=True)
+class _ResetFilter:
+    """The episodes of a source without the resets of a mode."""
+
+    source: Source
+    mode: AutoresetMode
+
+    def read(self) -> Iterator[Episode]:
+        """Yields the episodes, numbered consecutively."""
+        is_found, index = False, 0
+        before: Episode | None = None
+        for after in itertools.chain(self.source.read(), [None]):
+            ended = before
+            before = after
+            if ended is not None and after is not None and _is_reset(ended, after, self.mode):
+                is_found = True
+                if self.mode == NEXT_STEP:
+                    ended, before = _add_final_observation(ended, after), _drop_first_step(after)
+            if ended is None or not ended.num_transitions + ended.dropped_last_transition or not ended.num_steps:
+                continue
+            if self.mode == SAME_STEP and not ended.unterminated:
+                ended = _forget_final_observation(ended)
+            yield replace(ended, index=index)
+            index += 1
+        if not is_found:
+            sentence = f"requires resets in the steps, but {self.source.name} has none in this mode; leave it out"
+            raise SourceError(sentence, about="autoreset", value=self.mode)
+
+
+def _is_reset(ended: Episode, after: Episode, mode: AutoresetMode) -> bool:
+    """Returns whether an episode begins with the reset after another one."""
+    if ended.unterminated or not ended.num_steps or not after.num_steps:
+        return False
+    if _has_final_observation(ended):
+        pairs = zip(*(tree.flatten(episode.steps[fields.OBSERVATION]) for episode in (ended, after)), strict=True)
+        return all(np.array_equal(final[-1], first[0]) for final, first in pairs)
+    return mode == NEXT_STEP and not np.any(after.steps[fields.REWARD][0])
+
+
+def _has_final_observation(episode: Episode) -> bool:
+    """Returns whether the last observation of an episode is known to be that after its last transition."""
+    if episode.dropped_last_transition or episode.unknown_final_observation or not episode.num_transitions:
+        return False
+    columns = tree.flatten(episode.steps[fields.OBSERVATION])
+    return not episode.is_terminal or any(np.any(column[-1]) for column in columns)
+
+
+def _add_final_observation(episode: Episode, reset: Episode) -> Episode:
+    """Returns an episode with the first observation of another one as its final one, if that is unknown."""
+    if _has_final_observation(episode):
+        return episode
+    steps = episode.steps
+    if episode.dropped_last_transition:
+        discount = steps[fields.DISCOUNT][-1]
+        steps = append_boundary(steps)
+        steps[fields.DISCOUNT][-2] = discount
+    finals = map_structure(lambda column: column[:1], reset.steps[fields.OBSERVATION])
+    return _set_final_observation(replace(episode, steps=steps, dropped_last_transition=False), finals)
+
+
+def _forget_final_observation(episode: Episode) -> Episode:
+    """Returns an episode as it is without a final observation; see `episodes.from_transitions`."""
+    if not _has_final_observation(episode):
+        return episode
+    if episode.is_terminal:
+        observations = episode.steps[fields.OBSERVATION]
+        return _set_final_observation(episode, map_structure(make_boundary_row, observations))
+    steps = map_structure(lambda column: column[:-1], episode.steps)
+    steps[fields.IS_LAST] = np.arange(episode.num_transitions) == episode.num_transitions - 1
+    return replace(episode, steps=steps, dropped_last_transition=True)
+
+
+def _set_final_observation(episode: Episode, finals: Nest) -> Episode:
+    """Returns an episode with another last observation, given as columns of one row."""
+    observations = tree.map_structure(
+        lambda column, final: np.concatenate([column[:-1], final]), episode.steps[fields.OBSERVATION], finals
+    )
+    return replace(episode, steps={**episode.steps, fields.OBSERVATION: observations})
+
+
+def _drop_first_step(episode: Episode) -> Episode:
+    """Returns an episode without its first step."""
+    steps = map_structure(lambda column: column[1:], episode.steps)
+    steps[fields.IS_FIRST] = np.arange(episode.num_steps - 1) == 0
+    return replace(episode, steps=steps)
+
+
+def warn_of_resets(source: Source) -> Source:
+    """Returns a source with warnings about resets of a vector environment in its first episodes.
+
+    A function is not called for that: its first reading issues the warnings.
+    """
+    if source.kind not in _KINDS:
+        return source
+    if source.count is None:
+        return replace(source, read=_Watch(source).read)
+    return replace(source, warnings=(*source.warnings, *_describe_resets(source, source.read(0, _NUM_FIRST))))
+
+
+def _describe_resets(source: Source, episodes: Iterable[Episode]) -> list[Message]:
+    """Returns a sentence for each mode whose resets some episodes of a source contain."""
+    checks = DatasetChecks(source, [Autoresets])
+    for batch in batch_episodes(read_until_error(episodes, [])):
+        checks.add_batch(batch)
+    return [f"{source.name}: {found.message}; " + found.advice for found in checks.finish()]
+
+
+@dataclass
+class _Watch:
+    """The episodes of a source, whose first reading issues warnings about resets in the first of them."""
+
+    source: Source
+    is_done: bool = False
+
+    def read(self) -> Iterator[Episode]:
+        """Yields the episodes."""
+        first: list[Episode] = []
+        for episode in itertools.chain(self.source.read(), [None]):
+            if not self.is_done and (episode is None or len(first) == _NUM_FIRST):
+                self.is_done = True
+                for sentence in _describe_resets(self.source, first):
+                    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+            if episode is not None:
+                first += [] if self.is_done else [episode]
+                yield episode

@@ -1,0 +1,151 @@
+"""Check for the resets of vector environments among the steps of episodes.
+
+Modes: Gymnasium 1.x, `gymnasium.vector.AutoresetMode`. In NEXT_STEP mode, the default, the step after an end is a
+reset: it begins in the final observation, ignores its action, has reward 0 and leads to the first observation of the
+next episode. In SAME_STEP mode, `next_observations` at an end is already that first observation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlds2reverb import fields
+from rlds2reverb.episodes import Episode
+from rlds2reverb.left_out import find_nonzero_final_rows
+from rlds2reverb.specs import leaves
+
+from ..source import Source
+from .blocks import Block
+from .findings import CHECKS, Finding, Tally
+
+#: Names of the checks of both modes.
+NEXT_STEP_CHECK, SAME_STEP_CHECK = "reset-steps", "reset-observations"
+#: Minimum number of transitions of an episode whose changes are compared, and maximum number of such episodes.
+_MIN_COMPARED, _MAX_COMPARED = 3, 64
+#: Maximum share of rewards of 0 that are rare.
+_MAX_RARE = 0.05
+#: Maximum probability of evidence by chance, and geometric mean of the shares of changes that are as large as a jump.
+_MAX_BY_CHANCE, _MAX_MEAN_SHARE = 0.02, 0.2
+
+
+@dataclass
+class _Jumps:
+    """Compares a change of the observation in each of some episodes with all changes of the same episode.
+
+    Attributes:
+      count: number of episodes.
+      log_shares: sum of the logarithms of the share of changes that are at least as large. If it is as likely as any
+        other to be the largest, the mean is -1.
+    """
+
+    count: int = 0
+    log_shares: float = 0.0
+
+    def add(self, episode: Episode, place: int) -> None:
+        """Compares a change of an episode: the first one (0) or the last one (-1)."""
+        if episode.num_transitions >= _MIN_COMPARED and self.count < _MAX_COMPARED:
+            changes = _measure_changes(episode)
+            self.count += 1
+            self.log_shares += math.log(np.mean(changes >= changes[place]))
+
+    def __bool__(self) -> bool:
+        return self.log_shares <= min(math.log(_MAX_BY_CHANCE), self.count * math.log(_MAX_MEAN_SHARE))
+
+
+def _measure_changes(episode: Episode) -> np.ndarray:
+    """Returns the size of the change of the observation in each transition.
+
+    It is the sum of squares over all elements, each relative to its mean change, so that a single element can jump.
+    """
+    total = np.zeros(episode.num_transitions)
+    for _, column in leaves(episode.steps[fields.OBSERVATION]):
+        rows = column.reshape(len(column), -1)
+        changes = rows[1:] != rows[:-1] if rows.dtype.kind in "Ob" else np.abs(np.diff(rows.astype(np.float64), axis=0))
+        means = changes.mean(axis=0)
+        total += ((changes / np.where(means > 0, means, 1)) ** 2).sum(axis=1)
+    return total
+
+
+class Autoresets:
+    """Episodes that begin with the reset of the one before, or end in the first observation of the next one.
+
+    Both follow from an episode's first observation, which equals the final one of the episode before. A jump of the
+    observations, right after it or right before it, tells the modes apart, and both from a continuing task. Final
+    observations that are not stored leave the reward 0 of the first step, where it is rare, and the jump.
+    """
+
+    def __init__(self, source: Source):
+        #: Final rows of the last episode, with whether they are known and whether the episode has ended.
+        self._last: list[np.ndarray] = []
+        self._last_episode: Episode | None = None
+        self._begins, self._ends, self._unknown = Tally(), Tally(), Tally()
+        self._first_jumps, self._last_jumps, self._unknown_jumps = _Jumps(), _Jumps(), _Jumps()
+        self._num_unknown = self._num_zeros = self._num_others = self._num_zero_begins = 0
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        columns = [column for _, column in leaves(block.batch.steps[fields.OBSERVATION])]
+        last = block.last_steps
+        first = last - block.batch.num_steps + 1
+        finals = [column[last] for column in columns]
+        is_known = ~(block.get_flags("dropped_last_transition") | block.get_flags("unknown_final_observation"))
+        # Zeros stand for an unknown final observation of a terminal episode.
+        is_known &= ~block.is_terminal | np.any([find_nonzero_final_rows(block.batch, column) for column in columns], 0)
+        states = [is_known, ~block.get_flags("unterminated"), *finals]
+        if not self._last:
+            self._last = [np.zeros(1, bool), np.zeros(1, bool), *(final[:1] for final in finals)]
+        was_known, had_ended, *before = (
+            np.concatenate([old, new[:-1]]) for old, new in zip(self._last, states, strict=True)
+        )
+        is_same = had_ended & was_known & (block.num_stored > 0)
+        for column, final in zip(columns, before, strict=True):
+            is_same &= (column[first] == final).reshape(len(first), -1).all(axis=1)
+        is_unknown = had_ended & ~was_known & (block.num_stored > 0)
+        has_zero = self._find_zero_rewards(block, first)
+        self._num_unknown += int(is_unknown.sum())
+        self._num_zero_begins += int((is_same & has_zero).sum())
+        self._begins.add_episodes(block, is_same, np.zeros(len(first), int))
+        self._unknown.add_episodes(block, is_unknown & has_zero, np.zeros(len(first), int))
+        for number in np.flatnonzero(is_same | (is_unknown & has_zero)).tolist():
+            self._compare(block, number, is_known=bool(is_same[number]))
+        self._last = [state[-1:] for state in states]
+        self._last_episode = block.batch.episodes[-1]
+
+    def _find_zero_rewards(self, block: Block, first: np.ndarray) -> np.ndarray:
+        """Returns which episodes begin with the reward 0, and counts those of other steps."""
+        if not block.has_scalar_rewards:
+            return np.zeros(len(first), bool)
+        (rewards,) = (field.rows[~field.is_first] for field in block.select(fields.REWARD))
+        self._num_zeros += int((rewards == 0).sum())
+        self._num_others += len(rewards)
+        return np.asarray(block.batch.steps[fields.REWARD][first] == 0)
+
+    def _compare(self, block: Block, number: int, *, is_known: bool) -> None:
+        """Tests the changes around the border before an episode of a block."""
+        before = block.batch.episodes[number - 1] if number else self._last_episode
+        if not is_known:
+            self._unknown_jumps.add(block.batch.episodes[number], 0)
+        elif before is not None:
+            self._ends.add_counts(1, 1, before.index, before.num_transitions - 1)
+            self._first_jumps.add(block.batch.episodes[number], 0)
+            self._last_jumps.add(before, -1)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found."""
+        name, begins = fields.OBSERVATION, self._begins.count
+        has_rare_zeros = self._num_zeros < _MAX_RARE * self._num_others
+        by_chance = ((self._num_zeros + 1) / (self._num_others + 1)) ** begins
+        all_zero = has_rare_zeros and begins == self._num_zero_begins and by_chance <= _MAX_BY_CHANCE
+        is_first = self._first_jumps.log_shares <= self._last_jumps.log_shares
+        is_next_step = is_first and (bool(self._first_jumps) or all_zero)
+        if is_next_step:
+            yield from self._begins.report(NEXT_STEP_CHECK, name, f"{CHECKS[NEXT_STEP_CHECK][1]}, from its final state")
+        elif self._last_jumps:
+            yield from self._ends.report(SAME_STEP_CHECK, name, CHECKS[SAME_STEP_CHECK][1])
+        if has_rare_zeros and self._unknown_jumps and self._unknown.count >= max(2, self._num_unknown / 2):
+            message = f"{CHECKS[NEXT_STEP_CHECK][1]}, with a jump of the observation and the reward 0"
+            yield from self._unknown.report(NEXT_STEP_CHECK, name, message)
