@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -19,7 +19,7 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode, read_until_error
 from rlds2reverb.errors import Message, SourceError
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.specs import map_structure
 
 from .data_checks import DatasetChecks
 from .data_checks.resets import Autoresets
@@ -47,37 +47,27 @@ def remove_resets(source: Source, mode: AutoresetMode) -> Source:
       ValueError: If the mode is unknown.
     """
     require_one_of("autoreset", mode, get_args(AutoresetMode))
-    read = _ResetFilter(source, mode).read
-    return replace(source, read=read, count=None, num_episodes=None)
+    return replace(source, read=lambda: _read_without_resets(source, mode), count=None, num_episodes=None)
 
 
-@dataclass(frozen=True)
-class _ResetFilter:
-    """The episodes of a source without the resets of a mode."""
-
-    source: Source
-    mode: AutoresetMode
-
-    def read(self) -> Iterator[Episode]:
-        """Yields the episodes, numbered consecutively."""
-        is_found, index = False, 0
-        before: Episode | None = None
-        for after in itertools.chain(self.source.read(), [None]):
-            ended = before
-            before = after
-            if ended is not None and after is not None and _is_reset(ended, after, self.mode):
-                is_found = True
-                if self.mode == NEXT_STEP:
-                    ended, before = _add_final_observation(ended, after), _drop_first_step(after)
-            if ended is None or not ended.num_transitions + ended.dropped_last_transition or not ended.num_steps:
-                continue
-            if self.mode == SAME_STEP and not ended.unterminated:
-                ended = _forget_final_observation(ended)
-            yield replace(ended, index=index)
-            index += 1
-        if not is_found:
-            sentence = f"requires resets in the steps, but {self.source.name} has none in this mode; leave it out"
-            raise SourceError(sentence, about="autoreset", value=self.mode)
+def _read_without_resets(source: Source, mode: AutoresetMode) -> Iterator[Episode]:
+    """Yields the episodes without resets, numbered consecutively."""
+    is_found, index = False, 0
+    before: Episode | None = None
+    for after in itertools.chain(source.read(), [None]):
+        ended, before = before, after
+        if ended is not None and after is not None and _is_reset(ended, after, mode):
+            is_found = True
+            if mode == NEXT_STEP:
+                ended, before = _add_final_observation(ended, after), _drop_first_step(after)
+        if ended is None or not ended.num_transitions + ended.dropped_last_transition or not ended.num_steps:
+            continue
+        is_forgotten = mode == SAME_STEP and not ended.unterminated
+        yield replace(_forget_final_observation(ended) if is_forgotten else ended, index=index)
+        index += 1
+    if not is_found:
+        sentence = f"requires resets in the steps, but {source.name} has none in this mode; leave it out"
+        raise SourceError(sentence, about="autoreset", value=mode)
 
 
 def _is_reset(ended: Episode, after: Episode, mode: AutoresetMode) -> bool:
@@ -107,8 +97,7 @@ def _add_final_observation(episode: Episode, reset: Episode) -> Episode:
         discount = steps[fields.DISCOUNT][-1]
         steps = append_boundary(steps)
         steps[fields.DISCOUNT][-2] = discount
-    finals = map_structure(lambda column: column[:1], reset.steps[fields.OBSERVATION])
-    return _set_final_observation(replace(episode, steps=steps, dropped_last_transition=False), finals)
+    return _set_final_observation(replace(episode, steps=steps, dropped_last_transition=False), reset)
 
 
 def _forget_final_observation(episode: Episode) -> Episode:
@@ -116,19 +105,17 @@ def _forget_final_observation(episode: Episode) -> Episode:
     if not _has_final_observation(episode):
         return episode
     if episode.is_terminal:
-        observations = episode.steps[fields.OBSERVATION]
-        return _set_final_observation(episode, map_structure(make_boundary_row, observations))
+        return _set_final_observation(episode, replace(episode, steps=map_structure(make_boundary_row, episode.steps)))
     steps = map_structure(lambda column: column[:-1], episode.steps)
     steps[fields.IS_LAST] = np.arange(episode.num_transitions) == episode.num_transitions - 1
     return replace(episode, steps=steps, dropped_last_transition=True)
 
 
-def _set_final_observation(episode: Episode, finals: Nest) -> Episode:
-    """Returns an episode with another last observation, given as columns of one row."""
-    observations = tree.map_structure(
-        lambda column, final: np.concatenate([column[:-1], final]), episode.steps[fields.OBSERVATION], finals
-    )
-    return replace(episode, steps={**episode.steps, fields.OBSERVATION: observations})
+def _set_final_observation(episode: Episode, other: Episode) -> Episode:
+    """Returns an episode whose last observation is the first one of another episode."""
+    observations, others = (part.steps[fields.OBSERVATION] for part in (episode, other))
+    changed = tree.map_structure(lambda column, rows: np.concatenate([column[:-1], rows[:1]]), observations, others)
+    return replace(episode, steps={**episode.steps, fields.OBSERVATION: changed})
 
 
 def _drop_first_step(episode: Episode) -> Episode:
@@ -141,13 +128,22 @@ def _drop_first_step(episode: Episode) -> Episode:
 def warn_of_resets(source: Source) -> Source:
     """Returns a source with warnings about resets of a vector environment in its first episodes.
 
-    A function is not called for that: its first reading issues the warnings.
+    A function is not called for that: the warnings are issued when it has been read.
     """
     if source.kind not in _KINDS:
         return source
     if source.count is None:
-        return replace(source, read=_Watch(source).read)
+        return replace(source, read=lambda: _read_and_warn(source))
     return replace(source, warnings=(*source.warnings, *_describe_resets(source, source.read(0, _NUM_FIRST))))
+
+
+def _read_and_warn(source: Source) -> Iterator[Episode]:
+    first: list[Episode] = []
+    for episode in source.read():
+        first += [episode] if len(first) < _NUM_FIRST else []
+        yield episode
+    for sentence in _describe_resets(source, first):
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 def _describe_resets(source: Source, episodes: Iterable[Episode]) -> list[Message]:
@@ -156,23 +152,3 @@ def _describe_resets(source: Source, episodes: Iterable[Episode]) -> list[Messag
     for batch in batch_episodes(read_until_error(episodes, [])):
         checks.add_batch(batch)
     return [f"{source.name}: {found.message}; " + found.advice for found in checks.finish()]
-
-
-@dataclass
-class _Watch:
-    """The episodes of a source, whose first reading issues warnings about resets in the first of them."""
-
-    source: Source
-    is_done: bool = False
-
-    def read(self) -> Iterator[Episode]:
-        """Yields the episodes."""
-        first: list[Episode] = []
-        for episode in itertools.chain(self.source.read(), [None]):
-            if not self.is_done and (episode is None or len(first) == _NUM_FIRST):
-                self.is_done = True
-                for sentence in _describe_resets(self.source, first):
-                    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
-            if episode is not None:
-                first += [] if self.is_done else [episode]
-                yield episode

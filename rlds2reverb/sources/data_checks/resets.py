@@ -33,27 +33,30 @@ _MAX_BY_CHANCE, _MAX_MEAN_SHARE = 0.02, 0.2
 
 
 @dataclass
-class _Jumps:
-    """Compares a change of the observation in each of some episodes with all changes of the same episode.
+class _Jumps(Tally):
+    """A count of episodes, in each of which one change of the observation is compared with all of them.
 
     Attributes:
-      count: number of episodes.
+      num_compared: number of episodes with enough changes.
       log_shares: sum of the logarithms of the share of changes that are at least as large. If it is as likely as any
         other to be the largest, the mean is -1.
     """
 
-    count: int = 0
+    num_compared: int = 0
     log_shares: float = 0.0
 
-    def add(self, episode: Episode, place: int) -> None:
-        """Compares a change of an episode: the first one (0) or the last one (-1)."""
-        if episode.num_transitions >= _MIN_COMPARED and self.count < _MAX_COMPARED:
+    def compare(self, episode: Episode, place: int) -> None:
+        """Adds an episode, with its first (0) or last (-1) change."""
+        self.add_counts(1, 1, episode.index, place % episode.num_transitions if episode.num_transitions else 0)
+        if episode.num_transitions >= _MIN_COMPARED and self.num_compared < _MAX_COMPARED:
             changes = _measure_changes(episode)
-            self.count += 1
+            self.num_compared += 1
             self.log_shares += math.log(np.mean(changes >= changes[place]))
 
-    def __bool__(self) -> bool:
-        return self.log_shares <= min(math.log(_MAX_BY_CHANCE), self.count * math.log(_MAX_MEAN_SHARE))
+    @property
+    def are_likely(self) -> bool:
+        """Whether the changes are larger than by chance."""
+        return self.log_shares <= min(math.log(_MAX_BY_CHANCE), self.num_compared * math.log(_MAX_MEAN_SHARE))
 
 
 def _measure_changes(episode: Episode) -> np.ndarray:
@@ -79,41 +82,36 @@ class Autoresets:
     """
 
     def __init__(self, source: Source):
-        #: Final rows of the last episode, with whether they are known and whether the episode has ended.
+        self._before: Episode | None = None
+        #: Whether the final observation of the last episode is known, whether it has ended, and its final rows.
         self._last: list[np.ndarray] = []
-        self._last_episode: Episode | None = None
-        self._begins, self._ends, self._unknown = Tally(), Tally(), Tally()
-        self._first_jumps, self._last_jumps, self._unknown_jumps = _Jumps(), _Jumps(), _Jumps()
+        self._begins, self._ends, self._unknown = _Jumps(), _Jumps(), _Jumps()
         self._num_unknown = self._num_zeros = self._num_others = self._num_zero_begins = 0
 
     def add(self, block: Block) -> None:
         """Adds a block."""
         columns = [column for _, column in leaves(block.batch.steps[fields.OBSERVATION])]
-        last = block.last_steps
-        first = last - block.batch.num_steps + 1
-        finals = [column[last] for column in columns]
+        first = block.last_steps - block.batch.num_steps + 1
         is_known = ~(block.get_flags("dropped_last_transition") | block.get_flags("unknown_final_observation"))
         # Zeros stand for an unknown final observation of a terminal episode.
         is_known &= ~block.is_terminal | np.any([find_nonzero_final_rows(block.batch, column) for column in columns], 0)
-        states = [is_known, ~block.get_flags("unterminated"), *finals]
-        if not self._last:
-            self._last = [np.zeros(1, bool), np.zeros(1, bool), *(final[:1] for final in finals)]
-        was_known, had_ended, *before = (
-            np.concatenate([old, new[:-1]]) for old, new in zip(self._last, states, strict=True)
-        )
-        is_same = had_ended & was_known & (block.num_stored > 0)
-        for column, final in zip(columns, before, strict=True):
+        states = [is_known, ~block.get_flags("unterminated"), *(column[block.last_steps] for column in columns)]
+        last = self._last or [np.zeros_like(state[:1]) for state in states]
+        was_known, had_ended, *finals = (np.append(old, new[:-1], 0) for old, new in zip(last, states, strict=True))
+        had_ended &= block.num_stored > 0
+        is_same = had_ended & was_known
+        for column, final in zip(columns, finals, strict=True):
             is_same &= (column[first] == final).reshape(len(first), -1).all(axis=1)
-        is_unknown = had_ended & ~was_known & (block.num_stored > 0)
         has_zero = self._find_zero_rewards(block, first)
-        self._num_unknown += int(is_unknown.sum())
+        self._num_unknown += int((had_ended & ~was_known).sum())
         self._num_zero_begins += int((is_same & has_zero).sum())
-        self._begins.add_episodes(block, is_same, np.zeros(len(first), int))
-        self._unknown.add_episodes(block, is_unknown & has_zero, np.zeros(len(first), int))
-        for number in np.flatnonzero(is_same | (is_unknown & has_zero)).tolist():
-            self._compare(block, number, is_known=bool(is_same[number]))
-        self._last = [state[-1:] for state in states]
-        self._last_episode = block.batch.episodes[-1]
+        episodes = [self._before, *block.batch.episodes]
+        for number in np.flatnonzero(is_same | (had_ended & ~was_known & has_zero)).tolist():
+            before, after = episodes[number : number + 2]
+            (self._begins if is_same[number] else self._unknown).compare(after, 0)
+            if is_same[number]:
+                self._ends.compare(before, -1)
+        self._last, self._before = [state[-1:] for state in states], episodes[-1]
 
     def _find_zero_rewards(self, block: Block, first: np.ndarray) -> np.ndarray:
         """Returns which episodes begin with the reward 0, and counts those of other steps."""
@@ -124,28 +122,20 @@ class Autoresets:
         self._num_others += len(rewards)
         return np.asarray(block.batch.steps[fields.REWARD][first] == 0)
 
-    def _compare(self, block: Block, number: int, *, is_known: bool) -> None:
-        """Tests the changes around the border before an episode of a block."""
-        before = block.batch.episodes[number - 1] if number else self._last_episode
-        if not is_known:
-            self._unknown_jumps.add(block.batch.episodes[number], 0)
-        elif before is not None:
-            self._ends.add_counts(1, 1, before.index, before.num_transitions - 1)
-            self._first_jumps.add(block.batch.episodes[number], 0)
-            self._last_jumps.add(before, -1)
-
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
-        name, begins = fields.OBSERVATION, self._begins.count
+        name, (next_step, same_step) = (
+            fields.OBSERVATION,
+            (CHECKS[check][1] for check in (NEXT_STEP_CHECK, SAME_STEP_CHECK)),
+        )
+        num = self._begins.count
         has_rare_zeros = self._num_zeros < _MAX_RARE * self._num_others
-        by_chance = ((self._num_zeros + 1) / (self._num_others + 1)) ** begins
-        all_zero = has_rare_zeros and begins == self._num_zero_begins and by_chance <= _MAX_BY_CHANCE
-        is_first = self._first_jumps.log_shares <= self._last_jumps.log_shares
-        is_next_step = is_first and (bool(self._first_jumps) or all_zero)
-        if is_next_step:
-            yield from self._begins.report(NEXT_STEP_CHECK, name, f"{CHECKS[NEXT_STEP_CHECK][1]}, from its final state")
-        elif self._last_jumps:
-            yield from self._ends.report(SAME_STEP_CHECK, name, CHECKS[SAME_STEP_CHECK][1])
-        if has_rare_zeros and self._unknown_jumps and self._unknown.count >= max(2, self._num_unknown / 2):
-            message = f"{CHECKS[NEXT_STEP_CHECK][1]}, with a jump of the observation and the reward 0"
+        by_chance = ((self._num_zeros + 1) / (self._num_others + 1)) ** num
+        all_zero = has_rare_zeros and num == self._num_zero_begins and by_chance <= _MAX_BY_CHANCE
+        if self._begins.log_shares <= self._ends.log_shares and (self._begins.are_likely or all_zero):
+            yield from self._begins.report(NEXT_STEP_CHECK, name, f"{next_step}, from its final state")
+        elif self._ends.are_likely:
+            yield from self._ends.report(SAME_STEP_CHECK, name, same_step)
+        if has_rare_zeros and self._unknown.are_likely and self._unknown.count >= max(2, self._num_unknown / 2):
+            message = f"{next_step}, with a jump of the observation and the reward 0"
             yield from self._unknown.report(NEXT_STEP_CHECK, name, message)

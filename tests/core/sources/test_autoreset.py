@@ -204,9 +204,8 @@ def test_conversion_training_and_commands_warn_with_the_option(tmp_path, capsys,
     assert load([path, Path(path)], autoreset=mode).warnings == ()
 
 
-def test_function_warns_when_it_is_read_for_the_first_time():
+def test_function_warns_when_it_has_been_read():
     logs = make_logs(make_columns("Pendulum-v1", "next_step"))
     source = load(lambda: iter(logs))
     with pytest.warns(RuntimeWarning, match=r"an episode begins with the reset .* \(autoreset='next_step'\)"):
         assert len(list(source)) == len(logs)
-    assert len(list(source)) == len(logs)
