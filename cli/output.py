@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rlds2reverb._system import text
 from rlds2reverb._system.terminal import is_terminal, make_console
 from rlds2reverb._system.text import WIDTH, format_facts, format_number
-from rlds2reverb.errors import Message, get_message, name_argument
+from rlds2reverb.errors import name_argument, rename_arguments
 
 if TYPE_CHECKING:
     from rlds2reverb.episodes import Episode
@@ -96,7 +96,7 @@ def note(sentence: str) -> None:
 
 def describe_error(error: BaseException, command: click.Command | None = None) -> str:
     """Returns the message of an error; see `name_options`."""
-    return name_options(get_message(error), command)
+    return name_options(str(error), command)
 
 
 def name_options(message: str, command: click.Command | None = None) -> str:
@@ -104,9 +104,7 @@ def name_options(message: str, command: click.Command | None = None) -> str:
     context = click.get_current_context(silent=True)
     if command is None and context is not None:
         command = context.command
-    if not isinstance(message, Message) or command is None:
-        return message
-    return message.compose(functools.partial(_name_option, command))
+    return message if command is None else rename_arguments(message, functools.partial(_name_option, command))
 
 
 def _name_option(command: click.Command, argument: str, value: Any) -> str:

@@ -23,7 +23,6 @@ from rlds2reverb.errors import (
     ServerUnavailableError,
     SpecMismatchError,
     TrainingDivergedError as TrainingDivergedError,
-    get_message,
 )
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
@@ -670,7 +669,7 @@ def _add_sentence(error: BaseException, sentence: str) -> None:
         type(error) in (ServerUnavailableError, SpecMismatchError, TimeoutError, ValueError, ArgumentError)
         and len(error.args) == 1
     ):
-        message = f"{sentence}: " + get_message(error)
+        message = f"{sentence}: {error}"
         if isinstance(error, SpecMismatchError) and error.details == str(error):
             error.details = message
         error.args = (message,)

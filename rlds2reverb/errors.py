@@ -5,53 +5,65 @@ Each derives from `Rlds2ReverbError` and from the built-in exception that a call
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: The newest messages by their text, with which `rename_arguments` finds them in any other text.
+_MESSAGES: dict[str, Message] = {}
+_MAX_MESSAGES = 10_000
+
 
 class Message(str):
-    """A message that keeps the arguments it names as fields, so that the command line can name its options instead.
+    """A message that names arguments, for which the command line can name its options instead.
 
     As a string it names them as Python does: `steps must be an integer >= 1, got 0`, `... allow the download
-    (download=True)`. The errors of this package are created with the same arguments.
+    (download=True)`. Any text that contains the string, such as an f-string, contains the message: see
+    `rename_arguments`. The errors of this package are created with the same arguments.
 
     Attributes:
       sentence: the sentence without these arguments.
       about: name of the argument that the sentence is about, which stands before it; '' if there is none.
       value: its value; `...` if it is not shown.
       remedies: arguments that solve the problem, which follow the sentence, by name; a value of `...` is not shown.
-      before: text before all of this, such as the name of a run.
     """
 
     sentence: str
     about: str
     value: Any
     remedies: dict[str, Any]
-    before: str
 
-    def __new__(cls, sentence: str, *, about: str = "", value: Any = ..., before: str = "", **remedies: Any) -> Message:
+    def __new__(cls, sentence: str, *, about: str = "", value: Any = ..., **remedies: Any) -> Message:
         """Creates a message from its attributes."""
-        message = super().__new__(cls, before + _compose(sentence, about, value, remedies, name_argument))
+        message = super().__new__(cls, _compose(sentence, about, value, remedies, name_argument))
         message.sentence, message.about, message.value, message.remedies = sentence, about, value, remedies
-        message.before = before
+        _MESSAGES[str(message)] = message
+        if len(_MESSAGES) > _MAX_MESSAGES:
+            del _MESSAGES[next(iter(_MESSAGES))]
         return message
 
-    def __radd__(self, text: str) -> Message:
-        """Returns `text + message`, with the same fields."""
-        return self._replace(before=text + self.before)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.sentence, {"about": self.about, "value": self.value, **self.remedies})
 
-    def __add__(self, text: str) -> Message:
-        """Returns the message with a text at the end of its sentence, before the remedies."""
-        return self._replace(sentence=self.sentence + text)
 
-    def _replace(self, **changes: Any) -> Message:
-        fields = {"sentence": self.sentence, "about": self.about, "value": self.value, "before": self.before}
-        return Message(**{**fields, **self.remedies, **changes})
+def _restore(sentence: str, fields: Mapping[str, Any]) -> Message:
+    return Message(sentence, **fields)
 
-    def compose(self, name: Callable[[str, Any], str]) -> str:
-        """Returns the message with names of arguments that `name` makes of a name and a value or `...`."""
-        return self.before + _compose(self.sentence, self.about, self.value, self.remedies, name)
+
+def find_messages(text: str) -> list[Message]:
+    """Returns the messages that a text contains, the longest first."""
+    found = [message for known, message in [*_MESSAGES.items()] if known in text]
+    return sorted(found, key=len, reverse=True)
+
+
+def rename_arguments(text: str, name: Callable[[str, Any], str]) -> str:
+    """Returns a text in which `name` names the arguments of each `Message`, from a name and a value or `...`."""
+    for message in find_messages(text):
+        renamed = _compose(message.sentence, message.about, message.value, message.remedies, name)
+        word_start = r"(?<!\w)" if message[0].isalnum() else ""
+        text = re.sub(word_start + re.escape(message), lambda match, renamed=renamed: renamed, text)
+    return text
 
 
 def _compose(
@@ -65,11 +77,6 @@ def _compose(
 def name_argument(argument: str, value: Any) -> str:
     """Returns `argument=value` as in a call, or only the name if the value is `...`."""
     return argument if value is ... else f"{argument}={value!r}"
-
-
-def get_message(error: BaseException) -> str:
-    """Returns the message of an error: a `Message` if it was created with one."""
-    return error.args[0] if error.args and isinstance(error.args[0], Message) else str(error)
 
 
 class Rlds2ReverbError(Exception):

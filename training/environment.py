@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
-from rlds2reverb.errors import ArgumentError, Message, get_message
+from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.evaluations import read_reference_returns
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run
@@ -217,7 +217,7 @@ def make_evaluator(
     except ImportError as error:
         if config.online_steps:
             raise
-        warn("no evaluation: " + get_message(error))
+        warn(f"no evaluation: {error}")
         return None
 
 

@@ -17,7 +17,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb._system.text import format_columns
-from rlds2reverb.errors import CheckpointError, get_message
+from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
@@ -366,7 +366,7 @@ def _require_valid(runs: Sequence[PlannedRun]) -> None:
             run.config.require_valid_hyperparameters()
             make_hooks(hook for hook in run.config.hooks if isinstance(hook, (str, Mapping)))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{run.name}: " + get_message(error)) from error
+            raise ValueError(f"{run.name}: {error}") from error
     for run in {str(run.source): run for run in runs if isinstance(run.source, (str, Path))}.values():
         open_source(run.source)
 

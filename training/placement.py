@@ -26,7 +26,7 @@ from rlds2reverb._system.platform import available_cores
 from rlds2reverb._system.signals import Terminated, raise_on_sigterm, stop_on_signal
 from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
 from rlds2reverb._system.text import last_line
-from rlds2reverb.errors import Rlds2ReverbError, get_message
+from rlds2reverb.errors import Rlds2ReverbError
 
 from .plans import PlannedRun
 from .progress import Progress
@@ -205,7 +205,7 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
 def _explain(error: Exception, report: Path, describe: Callable[[str], str]) -> str:
     """Returns a sentence about an error, and the path of its traceback if it may come from the user's own code."""
     kind = type(error).__name__
-    message = last_line(describe(get_message(error))) or kind
+    message = last_line(describe(str(error))) or kind
     if isinstance(error, (Rlds2ReverbError, OSError, ImportError)):
         return message
     reason = message if isinstance(error, ValueError) or message == kind else f"{kind}: {message}"

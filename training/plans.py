@@ -17,7 +17,6 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
 from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
-from rlds2reverb.errors import get_message
 from rlds2reverb.learners.gin_files import read_bindings
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
@@ -272,7 +271,7 @@ def _make_config(name: str, options: dict[str, Any], *, has_lists: bool) -> Trai
         hint = f" ({_NESTED})" if has_lists else ""
         # Subclasses of the two may have other constructors.
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{name}: " + get_message(error) + hint) from None
+        raise kind(f"{name}: {error}{hint}") from None
 
 
 def _name_variant(variant: str, algo: Any, swept: Mapping[tuple[str, ...], Any]) -> str:

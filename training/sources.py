@@ -15,7 +15,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb import fields
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import Message, SourceError, SpecMismatchError, get_message
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError, find_messages
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.locations import TableLocation, find_tables
 from rlds2reverb.server.replay_server import read_tables
@@ -181,8 +181,8 @@ def open_evaluated_data(
                 raise
             # Raises an error if the algorithm cannot learn from the data in any environment.
             data, evaluator = open_data(source, config, as_episodes=as_episodes), None
-            message = get_message(error)
-            progress.warn("no evaluation: " + (message if isinstance(message, Message) else Message(message, env=...)))
+            reason = str(error) if find_messages(str(error)) else Message(str(error), env=...)
+            progress.warn(f"no evaluation: {reason}")
     for note in data.notes:
         progress.note(note)
     for warning in data.warnings:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
+from rlds2reverb.errors import find_messages
+
 from .closing import Closing
 from .threads import call_in_thread
 
@@ -111,7 +113,7 @@ class TaskProcess(Closing):
         code = self._process.wait()
         wait(self._readers.values(), _READ_SECS)  # Processes that it has started may keep the pipes open.
         try:
-            is_error, value = pickle.loads(self._result.result() if self._result.done() else b"")
+            is_error, value, _ = pickle.loads(self._result.result() if self._result.done() else b"")
         except Exception:  # It was killed before it had sent everything.
             reason = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
             raise TaskFailedError(f"{reason}: {self._last_line}" if self._last_line else reason, code) from None
@@ -138,9 +140,10 @@ def main() -> None:
     os.dup2(2, 1)  # Anything that libraries print is not part of the result.
     try:
         function, arguments = pickle.loads(task)
-        content = pickle.dumps((False, function(*arguments)))
+        content = pickle.dumps((False, function(*arguments), ()))
     except BaseException as error:
-        content = pickle.dumps((True, _make_portable(error)))
+        # The messages that its text contains are known to the calling process afterwards.
+        content = pickle.dumps((True, _make_portable(error), find_messages(str(error))))
     with output:
         output.write(content)
     sys.exit()

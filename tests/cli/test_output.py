@@ -5,6 +5,7 @@ import pickle
 import click
 import pytest
 
+from rlds2reverb._system.task_process import TaskProcess
 from rlds2reverb.cli.output import describe_error, name_options
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 
@@ -42,8 +43,8 @@ COMMAND = click.Command(
         ("a path/" + Message("; use one", layout=...), "a path/; use one (layout)", "a path/; use one (--layout)"),
         (
             "seed_0: " + Message("was 2", about="length", resume=False) + ", see there",
-            "seed_0: length was 2, see there (resume=False)",
-            "seed_0: --sequence-length was 2, see there (--no-resume)",
+            "seed_0: length was 2 (resume=False), see there",
+            "seed_0: --sequence-length was 2 (--no-resume), see there",
         ),
     ],
 )
@@ -59,3 +60,40 @@ def test_errors_make_messages_of_their_arguments():
     assert isinstance(error, ValueError) and str(error) == "layout must be one of a, b (download=True)"
     assert describe_error(error, COMMAND) == "--layout must be one of a, b (--download)"
     assert describe_error(ValueError("layout is no field"), COMMAND) == "layout is no field"
+
+
+NAMED = Message("must be above 0", about="length", resume=False)
+IN_COMMAND = "--sequence-length must be above 0 (--no-resume)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"run a: {NAMED}",
+        "run a: {}".format(NAMED),  # noqa: UP032
+        "run a: %s" % NAMED,  # noqa: UP031
+        "run a: " + NAMED,
+        ": ".join(["run a", NAMED]),
+        "".join(["run a: ", str(NAMED)]),
+        f"run a: {ValueError(NAMED)}",
+        f"{ArgumentError(f'run a: {NAMED}')}",
+    ],
+)
+def test_interpolated_messages_keep_their_arguments(text):
+    assert name_options(text, COMMAND) == f"run a: {IN_COMMAND}"
+
+
+def test_messages_inside_messages_and_words_keep_their_names():
+    nested = Message(f"cannot start: {NAMED}", about="env", value="X")
+    assert name_options(f"x: {nested}", COMMAND) == f"x: --env X cannot start: {IN_COMMAND}"
+    assert name_options("episode_length must be above 0 (resume=False)", COMMAND).startswith("episode_length must")
+
+
+def fail_with_a_message():
+    raise ValueError(f"part 1: {ArgumentError('is too long', about='length', value=7)}")
+
+
+def test_messages_from_other_processes_keep_their_arguments():
+    with TaskProcess(fail_with_a_message) as process, pytest.raises(ValueError) as raised:
+        process.result()
+    assert describe_error(raised.value, COMMAND) == "part 1: --sequence-length 7 is too long"
