@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import find_shard_numbers, is_table_directory
 from rlds2reverb.sources.lerobot_writer import VERSIONS
@@ -123,7 +124,7 @@ _FORMATS_OF |= dict.fromkeys(
     "--runner",
     metavar="RUNNER",
     help="Convert on Apache Beam, with --format reverb or rlds: direct (this machine), flink, spark, dataflow, or the "
-    "name of a different runner. Requires pip install '.[beam]' or make dev.",
+    "name of a different runner. Requires the extra beam (see rlds2reverb doctor).",
 )
 @option(
     "--beam-pipeline-options",
@@ -211,9 +212,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
         import_quietly("rlds2reverb.beam")
         from rlds2reverb.beam import BeamOptions, convert_with_beam, prepare_with_beam
     except ImportError as error:
-        raise click.UsageError(
-            "--runner requires Apache Beam: run pip install '.[beam]' in the checkout, or make dev after make install"
-        ) from error
+        raise click.UsageError(f"--runner requires Apache Beam ({error}); run {install_command('beam')}") from error
     from rlds2reverb.ingestion import IngestOptions
     from rlds2reverb.writing.report import IngestWarning
 

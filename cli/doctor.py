@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from rlds2reverb._internals.versions import install_command
+
 from . import output
 from .declarations import flag, option
 from .number_types import seconds
@@ -38,6 +40,11 @@ _OPTIONAL = {
     "minari": ("minari", "to read Minari datasets"),
     "av": ("lerobot", "to read the videos of LeRobot datasets"),
     "huggingface-hub": ("minari", "to download Minari datasets"),
+    "imageio-ffmpeg": ("film", "to write MP4 files"),
+    "tf2onnx": ("onnx", "to export ONNX files"),
+    "onnxruntime": ("onnx", "to run ONNX files"),
+    "apache-beam": ("beam", "to convert on Apache Beam"),
+    "ray": ("ray", "to train on a cluster"),
 }
 #: Programs that use each library once and print the result. With an unsuitable tensorflow-metadata, TFDS imports as an
 #: empty module; without importlib_resources, it cannot prepare datasets.
@@ -135,8 +142,8 @@ def _check_versions() -> Iterator[Finding]:
         if optional := _find_version(name):
             yield Finding(f"{name} (optional)", "ok", optional)
         else:
-            fix = f"pip install '.[{extra}]' (in the checkout)"
-            yield Finding(f"{name} (optional)", "note", f"not installed; needed {purpose}", fix)
+            needed = f"not installed; needed {purpose}"
+            yield Finding(f"{name} (optional)", "note", needed, install_command(extra))
 
 
 def _find_version(name: str) -> str | None:

@@ -23,7 +23,7 @@ from .quiet import import_quietly, status
     "--format",
     type=click.Choice(["savedmodel", "onnx", "tflite"]),
     show_default="from the name of --out: onnx for .onnx, tflite for .tflite, savedmodel without a suffix",
-    help="Format of the file; onnx requires pip install 'rlds2reverb[onnx]' or make dev.",
+    help="Format of the file; onnx requires the extra onnx (see rlds2reverb doctor).",
 )
 @option(
     "--policy",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 film_option = option(
     "--film",
     type=checks.film,
-    help="Film an episode to this file; requires pip install '.[film]' or make dev, and for MuJoCo without a display "
-    "libosmesa6.",
+    help="Film an episode to this file; requires the extra film (see rlds2reverb doctor) and, for MuJoCo without a "
+    "display, libosmesa6.",
 )
 
 

@@ -46,8 +46,8 @@ _HEADINGS = {
 @flag(
     "--film",
     "has_films",
-    help="Add films of the runs' policies to the report; requires pip install '.[film]' or make dev, and for MuJoCo "
-    "without a display libosmesa6.",
+    help="Add films of the runs' policies to the report; requires the extra film (see rlds2reverb doctor) and, for "
+    "MuJoCo without a display, libosmesa6.",
 )
 @option(
     "--reference-returns",

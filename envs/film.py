@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.locations import expand_path
 
 from .batched_environment import BatchedEnvironment
@@ -35,7 +36,6 @@ _DEFAULT_RATE = 30.0
 _MAX_RATES = {".mp4": 50.0, ".gif": 34.0}
 #: Maximum width and height of the images by format, in pixels.
 _MAX_EDGES = {".mp4": 1280, ".gif": 320}
-_INSTALL_FILM = "run pip install '.[film]' in the checkout, or make dev after make install, or write a .gif"
 _INSTALL_PACKAGES = "install the packages that it needs for rendering, such as pygame"
 _INSTALL_MESA = "run apt-get install libosmesa6, which renders MuJoCo without a display or a GPU"
 
@@ -297,5 +297,7 @@ def _import_ffmpeg() -> Any:
     try:
         import imageio_ffmpeg
     except ImportError as error:
-        raise ImportError(f"MP4 files require imageio-ffmpeg ({error}); {_INSTALL_FILM}") from error
+        raise ImportError(
+            f"MP4 files require imageio-ffmpeg ({error}); run {install_command('film')}, or write a .gif"
+        ) from error
     return imageio_ffmpeg

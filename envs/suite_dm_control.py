@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.text import suggest
 
 from . import suite_gym
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
 
-INSTALL = "run pip install '.[dm-control]' in the checkout"
 _IMAGE_SIZE = {"height": 240, "width": 320}
 
 
@@ -58,7 +58,9 @@ def load(
     try:
         from dm_control import suite
     except ImportError as error:
-        raise ImportError(f"suite_dm_control requires dm_control ({error}); {INSTALL}") from error
+        raise ImportError(
+            f"suite_dm_control requires dm_control ({error}); run {install_command('dm-control')}"
+        ) from error
     known = [":".join(pair) for pair in suite.ALL_TASKS]
     if name not in known:
         raise ValueError(f"dm_control has no environment {name!r}{suggest(name, known)}")

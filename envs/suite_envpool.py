@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb.specs import Nest, leaves
 
 from .environment import Environment
 from .envpool_environment import EnvPoolEnvironment
-
-INSTALL = "run pip install '.[envpool]' in the checkout; EnvPool requires Python 3.11"
 
 
 def load(
@@ -52,7 +51,9 @@ def load(
     try:
         import envpool
     except ImportError as error:
-        raise ImportError(f"backend='envpool' requires EnvPool ({error}); {INSTALL}") from error
+        raise ImportError(
+            f"backend='envpool' requires EnvPool ({error}); run {install_command('envpool')} with Python 3.11"
+        ) from error
     require_count("batch_size", batch_size)
     if gym_wrappers:
         raise ValueError("gym_wrappers cannot wrap environments of EnvPool; use env_wrappers, or backend='gymnasium'")

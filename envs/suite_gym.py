@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb.specs import ArraySpec
 
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment
-
-INSTALL = "run pip install '.[eval]' in the checkout"
 
 
 def load(
@@ -88,7 +87,7 @@ def import_gymnasium() -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError(f"environments require Gymnasium ({error}); {INSTALL}") from error
+        raise ImportError(f"environments require Gymnasium ({error}); run {install_command('eval')}") from error
     return gymnasium
 
 
@@ -147,4 +146,6 @@ def make_gym(spec: Any, **options: Any) -> Any:
     try:
         return gymnasium.make(spec, disable_env_checker=True, **options)
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ImportError(f"a dependency of {spec.id} is not installed ({error}); {INSTALL}") from error
+        raise ImportError(
+            f"a dependency of {spec.id} is not installed ({error}); run {install_command('eval')}"
+        ) from error

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rlds2reverb._arguments import require_one_of
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.locations import expand_path
@@ -67,7 +68,7 @@ def _convert_to_onnx(saved_model: Path, metadata: Mapping[str, str]) -> bytes:
         import onnxruntime  # noqa: F401
         import tf2onnx
     except ImportError as error:
-        raise ImportError(f'the format onnx requires tf2onnx ({error}); run pip install "rlds2reverb[onnx]"') from error
+        raise ImportError(f"the format onnx requires tf2onnx ({error}); run {install_command('onnx')}") from error
     import tensorflow as tf
 
     policy = load_saved_model(saved_model)

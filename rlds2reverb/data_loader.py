@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_defaults
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
 from rlds2reverb.episode_batches import batch_episodes
@@ -76,7 +77,7 @@ class Batches(Iterable[Any]):
         try:
             import torch
         except ImportError as error:
-            raise ImportError(f"as_torch() requires PyTorch ({error}); run pip install torch") from error
+            raise ImportError(f"as_torch() requires PyTorch ({error}); run {install_command('torch')}") from error
 
         def convert(column: np.ndarray) -> Any:
             tensor = torch.from_numpy(column)
@@ -96,7 +97,7 @@ class Batches(Iterable[Any]):
         try:
             import jax.numpy as jnp
         except ImportError as error:
-            raise ImportError(f"as_jax() requires JAX ({error}); run pip install jax") from error
+            raise ImportError(f"as_jax() requires JAX ({error}); run {install_command('jax')}") from error
         return self._map_columns(lambda column: column if column.dtype == np.uint64 else jnp.asarray(column))
 
     def _map_columns(self, convert: Callable[[np.ndarray], Any]) -> Batches:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.policy_inputs import read_batch, replace_target_return, require_stateless, take_rows
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, numpy_dtype_of, path_name
 
@@ -177,7 +178,7 @@ def _open_session(path: str | Path) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError(f'ONNX files require onnxruntime ({error}); run pip install "rlds2reverb[onnx]"') from error
+        raise ImportError(f"ONNX files require onnxruntime ({error}); run {install_command('onnxruntime')}") from error
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}; write one with Run.export_policy or rlds2reverb export")
     try:

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.evaluations import read_reference_returns
@@ -132,9 +133,9 @@ def resolve_environment(
     name = next((_ENVIRONMENTS[word] for word in reversed(words) if word in _ENVIRONMENTS), None)
     if name is None:
         sentence = "no evaluation, because the environment of the dataset is unknown; choose one"
-        return EvaluationEnvironment("", None, Message(f"{sentence} after pip install '.[eval]'", env="Hopper-v5"))
+        return EvaluationEnvironment("", None, Message(sentence, env="Hopper-v5"))
     if name not in _read_registry():
-        note = f"no evaluation, because {name} is not installed; run pip install '.[eval]' in the checkout"
+        note = f"no evaluation, because {name} is not installed; run {install_command('eval')}"
         return EvaluationEnvironment("", None, note)
     return EvaluationEnvironment(name, name, f"evaluating in {name}, derived from the name of the dataset" + _DISABLE)
 

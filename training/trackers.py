@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb._system.text import last_line, suggest
 from rlds2reverb.errors import ArgumentError, CorruptFileError, TrackerError
@@ -178,8 +179,7 @@ class RunTrackers:
             if isinstance(tracker, str):
                 if importlib.util.find_spec(tracker) is None:
                     raise ImportError(
-                        f"the tracker {tracker!r} requires the package {tracker}; run pip install '.[{tracker}]' in "
-                        "the checkout, or make dev after make install"
+                        f"the tracker {tracker!r} requires the package {tracker}; run {install_command(tracker)}"
                     )
                 self._trackers[tracker] = TRACKERS[tracker]()
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.errors import SourceError
 
 if TYPE_CHECKING:
@@ -62,6 +63,6 @@ def _import_array_record() -> Any:
     except ImportError as error:
         raise SourceError(
             f"reading {ARRAY_RECORD} files requires the package array-record, which cannot be imported ({error}); "
-            "install it (pip install array-record), or prepare the dataset with file_format='tfrecord'"
+            f"run {install_command('array-record')}, or prepare the dataset with file_format='tfrecord'"
         ) from error
     return array_record_module

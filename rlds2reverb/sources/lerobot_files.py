@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec
@@ -214,7 +215,7 @@ def import_av() -> Any:
         import av
     except ImportError as error:
         raise ImportError(
-            f"the videos of LeRobot datasets require PyAV ({error}): run pip install '.[lerobot]' in the checkout"
+            f"the videos of LeRobot datasets require PyAV ({error}); run {install_command('lerobot')}"
         ) from error
     return av
 

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import map_structure
@@ -87,7 +88,7 @@ def open_minari(
         from minari.dataset.minari_storage import MinariStorage
     except ImportError as error:
         raise SourceError(
-            "Minari datasets require the minari package: run pip install '.[minari]' in the checkout"
+            f"Minari datasets require the minari package ({error}); run {install_command('minari')}"
         ) from error
     directory = location if isinstance(location, Path) else _download_if_missing(location)
     metadata = _read_metadata(directory)
@@ -159,7 +160,7 @@ def _download_if_missing(name: str) -> Path:
                 minari.download_dataset(name)
         except ImportError as error:
             raise SourceError(
-                "Minari's downloads require huggingface_hub: run pip install '.[minari]' in the checkout, or download "
+                f"Minari's downloads require huggingface_hub ({error}); run {install_command('minari')}, or download "
                 "the dataset elsewhere and pass its directory"
             ) from error
         except Exception as error:  # The hub has no common type for network failures and unknown datasets.

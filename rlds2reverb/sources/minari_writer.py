@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from rlds2reverb import fields
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
@@ -121,7 +122,7 @@ def import_minari() -> tuple[Any, Any, str]:
         from minari.serialization import serialize_space
     except ImportError as error:
         raise ImportError(
-            f"Minari datasets require the minari package ({error}): run pip install '.[minari]' in the checkout"
+            f"Minari datasets require the minari package ({error}); run {install_command('minari')}"
         ) from error
     return serialize_space, is_image_space, __version__
 

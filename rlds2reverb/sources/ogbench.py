@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb import fields
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
@@ -130,8 +131,8 @@ def _require_relabel(name: str, environment: str) -> Callable[[], _Relabel]:
         version = importlib.metadata.version("ogbench")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _MIN_VERSION:
         raise SourceError(
-            f"the rewards of {name} require ogbench 1.2 or later, got {version or 'no such package'}: run pip install "
-            "'.[ogbench]' in the checkout, or load the dataset without '-singletask'"
+            f"the rewards of {name} require ogbench 1.2 or later, got {version or 'no such package'}; run "
+            f"{install_command('ogbench')}, or load the dataset without '-singletask'"
         )
 
     def make_relabel() -> _Relabel:

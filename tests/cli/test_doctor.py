@@ -61,7 +61,7 @@ def test_a_missing_extra_is_a_note_with_a_fix(capsys, versions):
     code, findings = doctor(capsys, "--quick")
     assert code == 0 and findings["gymnasium (optional)"]["result"] == "1.3.0"
     mujoco = findings["mujoco (optional)"]
-    assert mujoco["state"] == "note" and mujoco["fix"].startswith("pip install '.[eval]'")
+    assert mujoco["state"] == "note" and mujoco["fix"].endswith("mujoco==3.3.7")
     assert mujoco["result"] == "not installed; needed to evaluate policies"
 
 

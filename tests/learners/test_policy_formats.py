@@ -341,9 +341,9 @@ def test_policies_for_a_single_batch_size_raise(tmp_path):
 def test_missing_packages_are_named(exported, tmp_path, monkeypatch):
     for package in ("onnxruntime", "tf2onnx"):
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ImportError, match=r'pip install "rlds2reverb\[onnx\]"'):
+        with pytest.raises(ImportError, match=r"pip install .*onnxruntime"):
             load_run(exported).export_policy(tmp_path / "a.onnx")
-    with pytest.raises(ImportError, match=r'pip install "rlds2reverb\[onnx\]"'):
+    with pytest.raises(ImportError, match=r"pip install .*onnxruntime"):
         load_policy(exported / "pendulum.onnx")
 
 

@@ -101,7 +101,7 @@ def test_invalid_trackers_raise(tmp_path, monkeypatch):
         with pytest.raises(error, match=message):
             TrainingConfig("bc", track=value)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install '.\[mlflow\]'"):
+    with pytest.raises(ImportError, match=r"pip install -c .* 'mlflow-skinny"):
         RunTrackers(["mlflow"], tmp_path, pytest.fail)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import errors, ingest
+from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.signals import stop_on_signal
 from rlds2reverb.errors import ServerUnavailableError
@@ -380,8 +381,8 @@ def import_ray() -> Any:
                 "use an environment without them: pip uninstall pydantic wandb mlflow-skinny"
             ) from error
         raise ImportError(
-            "training on a cluster requires Ray; run pip install '.[ray,eval]' in the checkout, in an environment "
-            "of its own (see docs/cluster.md)"
+            f"training on a cluster requires Ray ({error}); run {install_command('ray')}, or use an environment of its "
+            "own (see docs/cluster.md)"
         ) from error
     return ray
 

@@ -114,5 +114,7 @@ def test_damaged_array_records_raise(prepared, tmp_path):
 
 def test_missing_package_is_named(prepared, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python", None)
-    with pytest.raises(SourceError, match=r"requires the package array-record, .*pip install array-record.*tfrecord"):
+    with pytest.raises(
+        SourceError, match=r"requires the package array-record, .*pip install .* array-record, .*tfrecord"
+    ):
         load(prepared["array_record"])
