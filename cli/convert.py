@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.signals import raise_on_sigterm
 from rlds2reverb.locations import find_shard_numbers, is_table_directory
 from rlds2reverb.sources.lerobot_writer import VERSIONS

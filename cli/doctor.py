@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 
 from . import output
 from .declarations import flag, option

@@ -149,6 +149,8 @@ def _is_run(location: str) -> bool:
 def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, has_films: bool, as_json: bool) -> None:
     for folder in folders:
         if not _is_run(folder):
+            if not Path(folder).exists():
+                raise click.UsageError(f"there is no file or directory {folder!r}; check the path")
             raise click.UsageError(f"several SRC must all be directories of training runs, got {folder!r}")
     with status("loading"), quiet_imports():
         from rlds2reverb.training.reports.run_report import load_runs, report_runs

@@ -76,7 +76,7 @@ def cli() -> None:
       ~/tensorflow_datasets/x/1.0.0    directory of a prepared TFDS dataset
       d4rl_mujoco_hopper/v2-medium     TFDS name
       mujoco/hopper/expert-v0          Minari name or directory
-      lerobot/pusht                    LeRobot directory (contains meta/info.json)
+      data/pusht                       LeRobot directory (contains meta/info.json)
       hopper-medium-v2                 D4RL name, if D4RL has downloaded it
       cartpole_swingup/64px            V-D4RL or DrQ-v2 folder, or V-D4RL file
       Breakout/1/replay_logs           Atari DQN Replay folder

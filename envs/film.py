@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb.locations import expand_path
 
 from .batched_environment import BatchedEnvironment

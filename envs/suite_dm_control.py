@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
 
 from . import suite_gym

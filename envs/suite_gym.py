@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb.specs import ArraySpec
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from rlds2reverb._arguments import require_one_of
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.locations import expand_path

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb._arguments import require_count, require_defaults
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
 from rlds2reverb.episode_batches import batch_episodes

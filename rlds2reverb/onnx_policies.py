@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb.policy_inputs import read_batch, replace_target_return, require_stateless, take_rows
 from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, numpy_dtype_of, path_name
 

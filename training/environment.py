@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb.envs.evaluation import Evaluator, name_environment
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.evaluations import read_reference_returns
@@ -25,6 +25,8 @@ from rlds2reverb.sources import Source
 from .config import AUTO, D4RL, NO_ENVIRONMENT, TrainingConfig
 from .environment_spec import describe_env, restore_env
 
+#: Modules of environments, and the extras that install them.
+_EXTRAS = {"ogbench": "ogbench", "dm_control": "dm-control"}
 #: Gymnasium environments by a word in the name of a dataset.
 _ENVIRONMENTS = {
     name.partition("-")[0].lower(): name
@@ -169,6 +171,8 @@ def _find_own(env_spec: str) -> EvaluationEnvironment:
         is_importable = module.isidentifier() and module not in ("None", "__main__", "gymnasium")
         reason = f"{name or 'its description'} is not registered with Gymnasium"
         advice, env = "import its module", f"{module if is_importable else 'MODULE'}:{name or 'NAME'}"
+        if module in _EXTRAS and importlib.util.find_spec(module) is None:
+            advice = f"run {install_command(_EXTRAS[module])}, then repeat the command or import its module"
     elif has_wrappers or any(isinstance(value, str) for value in arguments.values()):
         reason = f"its {name} has {'wrappers' if has_wrappers else 'arguments'} that may import other modules"
         advice, env = "pass a function that creates it", "MODULE:NAME"

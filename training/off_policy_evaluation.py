@@ -400,7 +400,7 @@ class _Evaluation:
         if estimator.uses_values and num_time_constants < _MIN_TIME_CONSTANTS:
             problems.append(
                 f"the Q-functions may not have converged: the updates are {num_time_constants:.1f} time "
-                f"constants, of which {_MIN_TIME_CONSTANTS} are enough; make more updates, or raise target_update_rate"
+                f"constants, of which {_MIN_TIME_CONSTANTS} are enough; make more updates"
             )
         if estimator.uses_values and num_unknown:
             problems.append(

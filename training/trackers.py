@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb._system.text import last_line, suggest
 from rlds2reverb.errors import ArgumentError, CorruptFileError, TrackerError

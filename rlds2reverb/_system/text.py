@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 WIDTH = 80
 #: Values of at most this many words, such as commands and paths, are not wrapped, so that they can be copied.
@@ -62,14 +62,17 @@ def escape_controls(text: str, *, kept: str = "") -> str:
     return "".join(char if char.isprintable() or char in kept else repr(char)[1:-1] for char in text)
 
 
-def suggest(name: str, valid_names: Iterable[str]) -> str:
+def suggest(name: str, valid_names: Iterable[str], *, key: Callable[[str], str] = str.lower) -> str:
     """Returns the end of a message about an unknown name: `; did you mean 'NAME'?`, or '' if no name is similar.
 
-    Upper and lower case are the same.
+    Args:
+      name: the unknown name.
+      valid_names: the names that it may stand for.
+      key: function that returns the part of a name to compare; by default, upper and lower case are the same.
     """
-    by_lower = {valid.lower(): valid for valid in valid_names}
-    similar = difflib.get_close_matches(name.lower(), list(by_lower), 1)
-    return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
+    by_key = {key(valid): valid for valid in valid_names}
+    similar = difflib.get_close_matches(key(name), list(by_key), 1)
+    return f"; did you mean {by_key[similar[0]]!r}?" if similar else ""
 
 
 def advise(name: str, valid_names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ def read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes")
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in text.splitlines() if line]
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read as JSON ({error}); copy or download it again") from error

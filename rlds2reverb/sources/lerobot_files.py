@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import format_bytes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec

@@ -252,10 +252,11 @@ def _require_name(name: str) -> None:
 def _suggest_file(path: Path) -> str:
     """Returns the end of a message about a missing file: the most similar name in its folder."""
     try:
-        names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix.lower() in _FILE_SUFFIXES]
     except OSError:
         return f"; the folder {str(path.parent)[:100]!r} does not exist either"
-    return suggest(path.name, names) or "; check the path"
+    # The suffix, which all of them have, would make any short name similar.
+    return suggest(path.name, names, key=lambda name: Path(name).stem.lower()) or "; check the path"
 
 
 def _find_only_dataset(path: Path) -> Path:

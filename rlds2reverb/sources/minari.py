@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import map_structure

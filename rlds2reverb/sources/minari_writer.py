@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb._internals.versions import install_command
+from rlds2reverb._system.installation import install_command
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError

@@ -395,7 +395,9 @@ def open_builder(
     if prepared is None:
         if not download:
             sentence = f"there is no path {name!r}, and TFDS has not prepared a dataset of that name in {root}"
-            raise FileNotFoundError(Message(f"{sentence}; allow the download", download=True))
+            hub = f"hf download --repo-type dataset {name} --local-dir {name}"
+            advice = f", or if it is one of LeRobot's, run {hub}" if name.count("/") == 1 and ":" not in name else ""
+            raise FileNotFoundError(f"{Message(f'{sentence}; allow the download', download=True)}{advice}")
         prepared = _download_and_prepare(root, name)
     return open_directory(prepared, split=split, **options)
 

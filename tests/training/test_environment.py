@@ -87,6 +87,7 @@ def test_arguments_of_the_own_environment_are_kept():
     [
         ({"id": "Mine-v0", "entry_point": "evil_module.envs:Mine"}, "Mine-v0 is not registered with Gymnasium; "
          "import its module (env='evil_module:Mine-v0')"),
+        ({"id": "cube-v0", "entry_point": "ogbench.manipspace:Cube"}, "cube-v0 is not registered with Gymnasium; run "),
         ({"id": "Mine-v0", "entry_point": "__main__:Mine"}, "Mine-v0 is not registered with Gymnasium; import its module (env="),
         ({"additional_wrappers": [{"name": "W", "entry_point": "evil_module:W", "kwargs": None}]}, "its Pendulum-v1 has "
          "wrappers that may import other modules; pass a function that creates it (env="),

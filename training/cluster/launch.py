@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import errors, ingest
-from rlds2reverb._internals.versions import install_command
 from rlds2reverb._system.closing import Closing
+from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.signals import stop_on_signal
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners.run_directory import RunDirectory
