@@ -121,7 +121,7 @@ setup(
         "rlds2reverb.training.cluster": "training/cluster",
     },
     package_data={
-        "rlds2reverb": ["py.typed"],
+        "rlds2reverb": ["py.typed", "replacements.ini"],
         "": ["*.pyi"],
         "rlds2reverb._server_process": ["requirements.txt"],
         "rlds2reverb.sources": ["d4rl_files.txt"],

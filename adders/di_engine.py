@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import functools
 import math
+import types
+import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb.errors import ArgumentError
 
 from .padding import MASK
 from .returns import generalized_advantage_estimation, n_step_returns
@@ -35,23 +38,58 @@ LAST_FNS = ("last", "drop", "null_padding")
 _estimate_advantages = tf.function(generalized_advantage_estimation, autograph=False, reduce_retracing=True)
 
 
+class _Method:
+    """A function whose first argument is the instance that it is called on, or the class; both can override others."""
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+        self._function = function
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return types.MethodType(self._function, owner if instance is None else instance)
+
+
+def _ignore_cuda(name: str, place: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Accepts DI-engine's flag of this name, or at this place of the arguments, with a warning."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_placed = len(args) > place and isinstance(args[place], bool)
+            if is_placed or name in kwargs:
+                warnings.warn(f"{name} has no effect, because adders compute with NumPy; leave it out", stacklevel=2)
+                args, _ = (*args[:place], *args[place + is_placed :]), kwargs.pop(name, None)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
 class Adder:
     """Functions that process a trajectory, a list or deque of transitions in the order of time.
 
-    Each can be called on the class, or on an instance, which holds the arguments of `get_train_sample`. Only `get_traj`
-    removes data from its argument, and none modifies a transition.
+    Each can be called on the class, or on an instance, which holds the arguments of `get_train_sample`. Subclasses can
+    override them by functions of any kind. Only `get_traj` removes data from its argument, and none modifies a
+    transition. DI-engine's flags `use_cuda` (the first argument of `Adder`) and `cuda` have no effect.
     """
 
-    def __init__(self, unroll_len: int, last_fn_type: str = "last", null_transition: Transition | None = None):
+    _unroll_len: Any = None
+    _last_fn_type = "last"
+    _null_transition: Transition | None = None
+
+    @_ignore_cuda("use_cuda", 1)
+    def __init__(
+        self, unroll_len: int | None = None, last_fn_type: str = "last", null_transition: Transition | None = None
+    ):
         """Sets the arguments of `get_train_sample`, so that it can be called with the data alone.
 
         Raises:
           ValueError: If unroll_len is below 1 or last_fn_type is unknown.
         """
-        _require_chunk_arguments(unroll_len, last_fn_type)
-        get = type(self).get_train_sample
-        cut = functools.partial(get, unroll_len=unroll_len, last_fn_type=last_fn_type, null_transition=null_transition)
-        self.get_train_sample = cut  # type: ignore[method-assign]
+        if unroll_len is not None:
+            _require_chunk_arguments(unroll_len, last_fn_type)
+        self._unroll_len, self._last_fn_type, self._null_transition = unroll_len, last_fn_type, null_transition
 
     @staticmethod
     def get_traj(data: deque[Transition], traj_len: float, return_num: int = 0) -> list[Transition]:
@@ -61,7 +99,7 @@ class Adder:
 
         Args:
           data: a deque, from which `min(traj_len, len(data))` transitions are removed.
-          traj_len: length of a trajectory, at least 1, or infinity for all transitions.
+          traj_len: length of a trajectory, at least 1, or infinity ('inf') for all transitions.
           return_num: number of transitions to put back, from 0 to traj_len, limited to the number that remains. If none
             remains and a full trajectory has not ended (neither `done` nor `truncated`), there is no such limit, so
             that a transition that only bootstraps this trajectory (see `get_gae_with_default_last_value`) begins the
@@ -76,8 +114,7 @@ class Adder:
         """
         if not isinstance(data, deque):
             raise TypeError(f"data must be a deque, got {type(data).__name__}")
-        if traj_len != math.inf:
-            require_count("traj_len", traj_len)
+        traj_len = _read_traj_len(traj_len)
         require_count("return_num", return_num, 0)
         if return_num > traj_len:
             raise ValueError(f"return_num must be at most traj_len, {traj_len}, got {return_num}")
@@ -89,6 +126,7 @@ class Adder:
         return trajectory
 
     @staticmethod
+    @_ignore_cuda("cuda", 4)
     def get_gae(
         data: Iterable[Transition], last_value: Any, gamma: float, gae_lambda: float, *, next_values: Any = None
     ) -> list[Transition]:
@@ -141,9 +179,10 @@ class Adder:
         advantages = advantages.numpy().reshape(shape)
         return [{**step, "adv": advantage} for step, advantage in zip(trajectory, advantages, strict=True)]
 
-    @classmethod
+    @_Method
+    @_ignore_cuda("cuda", 5)
     def get_gae_with_default_last_value(
-        cls,
+        self,
         data: Iterable[Transition],
         done: bool,
         gamma: float,
@@ -173,19 +212,19 @@ class Adder:
         trajectory = _list_transitions(data, "value")
         truncated = truncated or _is_set(trajectory[-1], "truncated")
         if done:
-            return cls.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
+            return self.get_gae(trajectory, np.zeros_like(trajectory[-1]["value"]), gamma, gae_lambda)
         if truncated:
             if bootstrap_value is None:
                 raise ValueError(
                     "the trajectory is truncated; pass bootstrap_value, the value of its final observation"
                 )
-            return cls.get_gae(trajectory, bootstrap_value, gamma, gae_lambda)
+            return self.get_gae(trajectory, bootstrap_value, gamma, gae_lambda)
         if len(trajectory) == 1:
             raise ValueError(
                 "the trajectory continues after its only transition, whose value would have to be the last value; pass "
                 "at least two transitions, or call get_gae with last_value"
             )
-        return cls.get_gae(trajectory[:-1], trajectory[-1]["value"], gamma, gae_lambda)
+        return self.get_gae(trajectory[:-1], trajectory[-1]["value"], gamma, gae_lambda)
 
     @staticmethod
     def get_nstep_return_data(
@@ -194,6 +233,8 @@ class Adder:
         traj_len: float = math.inf,
         cum_reward: bool = False,
         gamma: float = 0.99,
+        *,
+        correct_terminate_gamma: bool = True,
     ) -> Any:
         """Returns transitions over m = min(nstep, steps to the end of the episode or trajectory) steps.
 
@@ -207,6 +248,7 @@ class Adder:
           traj_len: length of a trajectory; the data are consecutive trajectories, and windows end with each of them.
           cum_reward: whether to sum the rewards.
           gamma: discount factor, in [0, 1].
+          correct_terminate_gamma: whether the results have `value_gamma`.
 
         Returns:
           A list of shallow copies.
@@ -216,21 +258,23 @@ class Adder:
         """
         require_count("nstep", nstep)
         require_number("gamma", gamma, 0, 1)
-        if traj_len != math.inf:
-            require_count("traj_len", traj_len)
+        traj_len = _read_traj_len(traj_len)
         if nstep == 1:
             return data
         trajectory = _list_transitions(data, "obs", "reward", "done")
         out: list[Transition] = []
         for part in _split_episodes(trajectory, traj_len):
             out += _make_n_step_transitions(part, nstep, cum_reward=cum_reward, gamma=gamma)
+        for transition in out if not correct_terminate_gamma else ():
+            del transition["value_gamma"]
         return out
 
-    @staticmethod
+    @_Method
     def get_train_sample(
+        self,
         data: Sequence[Transition],
-        unroll_len: int,
-        last_fn_type: str = "last",
+        unroll_len: int | None = None,
+        last_fn_type: str | None = None,
         null_transition: Transition | None = None,
     ) -> list[Any]:
         """Cuts a trajectory into chunks of unroll_len transitions.
@@ -241,8 +285,9 @@ class Adder:
 
         Args:
           data: transitions.
-          unroll_len: number of transitions per chunk, at least 1; with 1, the data are returned unchanged.
-          last_fn_type: see above.
+          unroll_len: number of transitions per chunk, at least 1; with 1, the data are returned unchanged. None for
+            that of the instance.
+          last_fn_type: see above; None for that of the instance, or 'last'.
           null_transition: the null transition; by default zeros in all fields. In either case `done` is set to True and
             `reward` to 0, if it has these fields.
 
@@ -255,6 +300,9 @@ class Adder:
           ValueError: If there are no transitions, unroll_len is below 1, last_fn_type is unknown, or the transitions
             (including the null one) have different fields or nests.
         """
+        unroll_len = self._unroll_len if unroll_len is None else unroll_len
+        last_fn_type = self._last_fn_type if last_fn_type is None else last_fn_type
+        null_transition = self._null_transition if null_transition is None else null_transition
         _require_chunk_arguments(unroll_len, last_fn_type)
         if unroll_len == 1:
             return data  # type: ignore[return-value]
@@ -273,7 +321,24 @@ class Adder:
         return [{**tree.map_structure(_stack, *chunk), MASK: np.arange(unroll_len) < num} for chunk, num in chunks]
 
 
-def _require_chunk_arguments(unroll_len: int, last_fn_type: str) -> None:
+#: DI-engine's functions, which are those of its `Adder`.
+get_gae = Adder.get_gae
+get_gae_with_default_last_value = Adder.get_gae_with_default_last_value
+get_nstep_return_data = Adder.get_nstep_return_data
+get_train_sample = Adder.get_train_sample
+
+
+def _read_traj_len(traj_len: Any) -> float:
+    """Returns the length of a trajectory, which is infinite for 'inf'; raises `ValueError` if it is invalid."""
+    if isinstance(traj_len, bool):
+        raise ArgumentError("must be a length, got a bool; pass cum_reward by name", about="traj_len")
+    if traj_len in ("inf", math.inf):
+        return math.inf
+    require_count("traj_len", traj_len)
+    return int(traj_len)
+
+
+def _require_chunk_arguments(unroll_len: int | None, last_fn_type: str) -> None:
     require_count("unroll_len", unroll_len)
     require_one_of("last_fn_type", last_fn_type, LAST_FNS)
 

@@ -95,12 +95,12 @@ class Curriculum(RandomWrapper):
     def __init__(
         self,
         env: Environment,
-        *,
-        task_names: Sequence[str] | None = None,
         progress_favor: float = 10.0,
         current_score_update_rate: float = 1e-3,
         past_score_update_rate: float = 5e-4,
         warmup_period: int = 100,
+        *,
+        task_names: Sequence[str] | None = None,
         seed: int = 0,
     ):
         """Wraps an environment.

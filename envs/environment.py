@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlds2reverb._system.closing import Closing
+from rlds2reverb.replacements import Replacing
 from rlds2reverb.specs import ArraySpec, Nest
 
 from .specs import require_within
@@ -17,7 +18,7 @@ from .time_steps import LAST, MID, SCALAR_REWARD, TimeStep, make_time_step_spec
 _ACTION_ADVICE = "see action_spec()"
 
 
-class Environment(Closing, abc.ABC):
+class Environment(Closing, Replacing):
     """An environment that returns `TimeStep`s, for one environment or for a batch of B.
 
     Subclasses implement `_reset`, `_step` and the specs, which describe one environment without the batch axis. The
@@ -28,6 +29,8 @@ class Environment(Closing, abc.ABC):
       auto_reset: whether `step` starts a new episode if the last one has ended, or none has started yet, or the last
         call has failed or was interrupted; the action is then ignored. Otherwise `step` raises.
     """
+
+    replaces = ("AlfEnvironment", "arguments")
 
     def __init__(self, *, auto_reset: bool = True):
         self.auto_reset = auto_reset

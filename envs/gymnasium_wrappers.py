@@ -143,15 +143,15 @@ class ObservationClip(ObservationTransform):
     supported = "floats"
 
     def __init__(
-        self, env: Env, fields: str | Sequence[str] | None = None, *, min_v: float = -200.0, max_v: float = 200.0
+        self, env: Env, min_v: float = -200.0, max_v: float = 200.0, *, fields: str | Sequence[str] | None = None
     ):
         """Wraps an environment.
 
         Args:
           env: the environment.
-          fields: see `ObservationTransform`.
           min_v: lowest value; rounded up for integers.
           max_v: highest value, at least `min_v`; rounded down for integers.
+          fields: see `ObservationTransform`.
 
         Raises:
           ValueError: If the values are out of order, or there is no such path.

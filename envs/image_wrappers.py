@@ -78,20 +78,19 @@ class FrameFlip(ImageTransform):
     def __init__(
         self,
         env: Env,
-        fields: str | Sequence[str] | None = None,
-        *,
         ud_flip_prob: float = 0.5,
         lr_flip_prob: float = 0.5,
         channel_order: ChannelOrder = "channels_last",
+        fields: str | Sequence[str] | None = None,
     ):
         """Wraps an environment.
 
         Args:
           env: the environment.
-          fields: see `ObservationTransform`.
           ud_flip_prob: probability of flipping upside down, in [0, 1].
           lr_flip_prob: probability of flipping left to right, in [0, 1], independent of the former.
           channel_order: 'channels_last' for images [H, W, C], 'channels_first' for [C, H, W].
+          fields: see `ObservationTransform`.
 
         Raises:
           ValueError: If an argument is out of range, or there is no such path.
@@ -136,22 +135,21 @@ class EpisodicRandomFrameCrop(ImageTransform):
     def __init__(
         self,
         env: Env,
-        fields: str | Sequence[str] | None = None,
-        *,
-        cropping_fraction: float = 0.9,
-        share_cropping: bool = True,
+        cropping_fraction: float = 0.8,
         channel_order: ChannelOrder = "channels_last",
+        share_cropping: bool = True,
+        fields: str | Sequence[str] | None = None,
     ):
         """Wraps an environment.
 
         Args:
           env: the environment.
-          fields: see `ObservationTransform`.
           cropping_fraction: height and width of the cropped images as a fraction of the original ones, in (0, 1];
             rounded down, at least one pixel.
+          channel_order: 'channels_last' for images [H, W, C], 'channels_first' for [C, H, W].
           share_cropping: whether all images are cropped at the same place, for which they must have the same height and
             width; otherwise each has its own.
-          channel_order: 'channels_last' for images [H, W, C], 'channels_first' for [C, H, W].
+          fields: see `ObservationTransform`.
 
         Raises:
           ValueError: If an argument is out of range, there is no such path, or images that share a place differ in

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb.replacements import require_arguments
 
 from . import suite_gym
 from .batched_environment import BatchedEnvironment
@@ -94,6 +96,10 @@ def create_environment(
       TypeError: If a suite with `batched` does not return a batch of this size.
     """
     suite = _select_suite(suite, backend)
+    own = [*inspect.signature(create_environment).parameters][:-1]
+    require_arguments(suite, options, "create_environment", "create_environment", "suite_gym.load", own=own)
+    if callable(num_parallel):
+        raise TypeError(f"num_parallel must be a number, got the function {num_parallel!r}; pass it as suite=")
     if num_parallel is not None:
         require_count("num_parallel", num_parallel)
     is_single = nonparallel or for_evaluation

@@ -44,10 +44,10 @@ class Multitask(SpecifiedEnvironment):
         self,
         envs: Sequence[Environment],
         task_names: Sequence[str] | None = None,
+        env_id: int | None = None,
         *,
         selection: Selection = "action",
         observe_task: bool = False,
-        env_id: int = 0,
         seed: int = 0,
     ):
         """Combines environments, which are closed together.
@@ -55,9 +55,9 @@ class Multitask(SpecifiedEnvironment):
         Args:
           envs: the environments, not batched, at least one.
           task_names: a name for each of them; None for 'task_0' and so on.
+          env_id: index of the environment in a batch; None for 0.
           selection: how the task of an episode is chosen: 'action', 'random' or 'cycle'.
           observe_task: whether observations become `{"observation": ..., "task_id": ...}`.
-          env_id: index of the environment in a batch.
           seed: seed of random tasks; `seed(...)` replaces it.
 
         Raises:
@@ -74,7 +74,7 @@ class Multitask(SpecifiedEnvironment):
         require_one_of("selection", selection, get_args(Selection))
         self.task_names = tuple(names)
         self._envs, self._selection, self._observes_task = tuple(envs), selection, observe_task
-        self._env_id = np.int32(env_id)
+        self._env_id = np.int32(env_id or 0)
         task_spec = BoundedArraySpec((), np.dtype(np.int64), 0, len(envs) - 1)
         spec = spec._replace(env_info=make_info_spec(envs[0], "Multitask", task_id=task_spec))
         if observe_task:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
+from rlds2reverb.replacements import require_arguments
 
 from . import suite_gym
 from .environment import Environment
@@ -21,7 +22,7 @@ _IMAGE_SIZE = {"height": 240, "width": 320}
 
 def load(
     name: str,
-    env_id: int = 0,
+    env_id: int | None = None,
     discount: float = 1.0,
     max_episode_steps: int | None = None,
     gym_wrappers: Sequence[Callable[[Any], Any]] = (),
@@ -30,6 +31,8 @@ def load(
     render_mode: str | None = None,
     task_kwargs: dict[str, Any] | None = None,
     environment_kwargs: dict[str, Any] | None = None,
+    auto_reset: bool = True,
+    **unknown: Any,
 ) -> Environment:
     """Creates an environment of the Control Suite, with the arguments of `suite_gym.load`.
 
@@ -39,7 +42,7 @@ def load(
 
     Args:
       name: domain and task, such as 'cheetah:run'.
-      env_id: index of the environment in a batch.
+      env_id: index of the environment in a batch; None for 0.
       discount: discount of all steps except terminal ones.
       max_episode_steps: number of steps after which episodes are truncated; None for the limit of the task, 0 for no
         limit.
@@ -49,12 +52,15 @@ def load(
         without a display, dm_control requires the environment variable MUJOCO_GL=egl or osmesa.
       task_kwargs: arguments of the task.
       environment_kwargs: arguments of dm_control's environment, such as `flat_observation`.
+      auto_reset: see `Environment`.
+      **unknown: refused.
 
     Raises:
       ImportError: If dm_control or Gymnasium is not installed.
       ValueError: If there is no such task; the message contains the most similar one.
-      TypeError: If observations or actions are not numbers.
+      TypeError: If there is no such argument, or observations or actions are not numbers.
     """
+    require_arguments(lambda: None, unknown, "suite_dm_control", "suite_gym.load", own=suite_gym.OWN_OPTIONS)
     try:
         from dm_control import suite
     except ImportError as error:
@@ -68,7 +74,7 @@ def load(
     limit, inner._step_limit = inner._step_limit, math.inf
     env = _make_gymnasium(inner, render_mode)
     duration = (0 if math.isinf(limit) else math.ceil(limit)) if max_episode_steps is None else max_episode_steps
-    convert = functools.partial(GymnasiumEnvironment, discount=discount, env_id=env_id)
+    convert = functools.partial(GymnasiumEnvironment, discount=discount, env_id=env_id or 0, auto_reset=auto_reset)
     return suite_gym.wrap_in_order(env, gym_wrappers, convert, duration, env_wrappers)
 
 

@@ -8,15 +8,17 @@ from typing import Any
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
+from rlds2reverb.replacements import require_arguments
 from rlds2reverb.specs import Nest, leaves
 
 from .environment import Environment
 from .envpool_environment import EnvPoolEnvironment
+from .suite_gym import OWN_OPTIONS
 
 
 def load(
     name: str,
-    env_id: int = 0,
+    env_id: int | None = None,
     discount: float = 1.0,
     max_episode_steps: int | None = None,
     gym_wrappers: Sequence[Callable[[Any], Any]] = (),
@@ -32,7 +34,7 @@ def load(
 
     Args:
       name: name of the environment in EnvPool, such as 'HalfCheetah-v5'.
-      env_id: must be 0; `TimeStep.env_id` is the index in the batch.
+      env_id: must be 0 or None; `TimeStep.env_id` is the index in the batch.
       discount: discount of all steps except terminal ones.
       max_episode_steps: number of steps after which episodes are truncated; None for the registered limit, 0 for no
         limit.
@@ -59,6 +61,7 @@ def load(
         raise ValueError("gym_wrappers cannot wrap environments of EnvPool; use env_wrappers, or backend='gymnasium'")
     if env_id:
         raise ValueError(f"env_id must be 0 for a batch of EnvPool, got {env_id}; leave it out")
+    require_arguments(lambda **options: None, options, "suite_envpool", "suite_gym.load", own=OWN_OPTIONS)
     known = envpool.list_all_envs()
     if name not in known:
         advice = suggest(name, known) or "; use backend='gymnasium' if it is registered there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
+from rlds2reverb.replacements import require_arguments
 from rlds2reverb.specs import ArraySpec
 
 from .environment import Environment
@@ -21,13 +23,14 @@ from .gymnasium_environment import GymnasiumEnvironment
 
 def load(
     name: str,
-    env_id: int = 0,
+    env_id: int | None = None,
     discount: float = 1.0,
     max_episode_steps: int | None = None,
     gym_wrappers: Sequence[Callable[[Any], Any]] = (),
     env_wrappers: Sequence[Callable[[Environment], Environment]] = (),
     *,
     info_fields: Sequence[str] | Mapping[str, ArraySpec] = (),
+    auto_reset: bool = True,
     **options: Any,
 ) -> Environment:
     """Creates an environment that is registered with Gymnasium.
@@ -38,24 +41,36 @@ def load(
 
     Args:
       name: id of the environment, such as 'Hopper-v5', or 'my_module:MyEnv-v0' to import a module first.
-      env_id: index of the environment in a batch.
+      env_id: index of the environment in a batch; None for 0.
       discount: discount of all steps except terminal ones.
       max_episode_steps: number of steps after which episodes are truncated; None for the registered limit, 0 for no
         limit.
       gym_wrappers: functions, such as classes of wrappers, that take and return a `gymnasium.Env`.
       env_wrappers: functions that take and return an `Environment`.
       info_fields: fields of `info` that become `TimeStep.env_info`; see `GymnasiumEnvironment`.
+      auto_reset: see `Environment`.
       **options: arguments of the environment, such as `render_mode`.
 
     Raises:
       ImportError: If Gymnasium or a dependency of the environment is not installed.
+      TypeError: If the environment has no such option; the message contains the most similar one, or the replacement of
+        one that ALF has.
       ValueError: If there is no environment of this name; the message contains the most similar one.
     """
     spec = find_spec(name)
+    with contextlib.suppress(ImportError, AttributeError, ValueError):  # Creating the environment raises them.
+        create = spec.entry_point
+        create = create if callable(create) else import_gymnasium().envs.registration.load_env_creator(create)
+        require_arguments(create, options.keys() - {"render_mode"}, name, "suite_gym.load", own=OWN_OPTIONS)
     env = make_gym(replace(spec, max_episode_steps=None, order_enforce=False), **options)
     duration = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-    convert = functools.partial(GymnasiumEnvironment, discount=discount, env_id=env_id, info_fields=info_fields)
+    own = {"discount": discount, "env_id": env_id or 0, "info_fields": info_fields, "auto_reset": auto_reset}
+    convert = functools.partial(GymnasiumEnvironment, **own)
     return wrap_in_order(env, gym_wrappers, convert, duration, env_wrappers)
+
+
+#: The arguments of `load` in which a typing error would make an option of the environment.
+OWN_OPTIONS = tuple(inspect.signature(load).parameters)[:-1]
 
 
 def wrap_in_order(
@@ -98,6 +113,8 @@ def find_spec(name: str) -> Any:
       ImportError, ValueError: See `load`.
     """
     gymnasium = import_gymnasium()
+    if not isinstance(name, str):
+        raise TypeError(f"the name of an environment must be a string, got {name!r}; use Multitask for several")
     module, _, name_in_module = name.rpartition(":")
     try:
         if module:

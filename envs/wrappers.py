@@ -87,7 +87,7 @@ class RandomFirstEpisodeLength(RandomWrapper):
     The truncated step is LAST, and its discount does not change. A termination in that same step stays one.
     """
 
-    def __init__(self, env: Environment, max_length: int, *, num_episodes: int = 1, seed: int = 0):
+    def __init__(self, env: Environment, max_length: int, num_episodes: int = 1, *, seed: int = 0):
         """Wraps an environment.
 
         Args:

@@ -1,7 +1,6 @@
 from .algorithms import register_agent as register_agent
 from .checkpoints import Checkpoint as Checkpoint, Checkpoints as Checkpoints
 from .comm_learner import BaseCommLearner as BaseCommLearner
-from .dataloader import Dataloader as Dataloader, setup_dataloader as setup_dataloader
 from .feeds import (
     Feed as Feed,
     InMemoryDataset as InMemoryDataset,

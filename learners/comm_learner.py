@@ -196,7 +196,7 @@ def make_learn_info(learner: Learner, *, is_finished: bool) -> dict[str, Any]:
     and `num_priorities`, `mean_priority` and `max_priority` describe the TD errors of the last call's items; without
     priorities they are 0.
     """
-    errors = np.abs(np.asarray(learner.priority_info.get("td_error", ()), np.float64))
+    errors = np.abs(np.asarray(learner.priority_info.get("priority", ()), np.float64))
     return {
         "step": learner.step,
         "loss": float(learner.learn_info.get("loss", np.nan)),

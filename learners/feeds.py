@@ -32,6 +32,9 @@ from rlds2reverb.encoding.packing import Packing, pack_columns, unpack, unpack_a
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
 from rlds2reverb.items import Items
+from rlds2reverb.replay.batches import Batch
+from rlds2reverb.replay.item_spec import WEIGHT, get_fields
+from rlds2reverb.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID, SampleInfo
 from rlds2reverb.sampling.importance import Beta, require_beta
 from rlds2reverb.specs import Nest, concatenate, describe, path_name
 from rlds2reverb.store.item_index import sample_uniformly
@@ -195,8 +198,20 @@ def split_experience_and_info(batch: Any) -> tuple[Nest, Any]:
     Raises:
       SpecMismatchError: If the items are dicts with other fields than those of a transition.
     """
-    data, info = _split_batch(batch)
+    data, info = _split_batch(_stack_samples(batch) if isinstance(batch, list) else batch)
     return convert_data(data), info
+
+
+def _stack_samples(items: list[Any]) -> Any:
+    """Returns the items that the `sample` of a buffer returned as one batch; those without an id have no info."""
+    if not items or not isinstance(items[0], Mapping):
+        raise TypeError("a list of items must contain dicts, as the sample of a buffer returns them")
+    fields = tree.map_structure(lambda *leaves: np.stack(leaves), *map(get_fields, items))
+    columns = {name: np.array([item.get(name) for item in items]) for name in (UNIQUE_ID, BUFFER_IDX, PRIORITY, WEIGHT)}
+    if UNIQUE_ID not in items[0]:
+        return fields, ()
+    weights, slots = columns[WEIGHT].astype(np.float32), columns[BUFFER_IDX]
+    return Batch(fields, SampleInfo(columns[UNIQUE_ID], (), (), columns[PRIORITY], (), weights, (), slot=slots))
 
 
 def _split_batch(batch: Any) -> tuple[Nest, Any]:

@@ -24,6 +24,8 @@ from rlds2reverb.errors import (
     SpecMismatchError,
     TrainingDivergedError as TrainingDivergedError,
 )
+from rlds2reverb.replacements import Replacing
+from rlds2reverb.sample_info import PRIORITY, make_update
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info
@@ -35,7 +37,7 @@ from .policy_export import copy_policy, export_policy
 from .priority_updates import PrioritySink, PriorityUpdates, require_sink
 from .run_directory import RunDirectory
 from .run_identity import as_plain_values, differences, require_same
-from .run_log import RunLog
+from .run_log import LogBuffer, RunLog
 from .train_loop import Augmentation, CallResult, TrainLoop, require_strategy
 from .warm_start import describe_specs, load_weights
 
@@ -51,7 +53,16 @@ _MAX_GROWTH = 4
 _MIN_SAVE_RATIO = 20
 
 
-class Learner(Closing):
+class IterationIndex(int):
+    """The index of an iteration, a number with the attribute `val` of DI-engine's `CountVar`."""
+
+    @property
+    def val(self) -> int:
+        """The number."""
+        return int(self)
+
+
+class Learner(Closing, Replacing):
     """A training loop for TF-Agents agents, with hooks around its iterations, after DI-engine's BaseLearner.
 
         with Learner("runs/iql", agent, sample_dataset(server, "replay", 256), hooks=[SaveCkptHook()]) as learner:
@@ -80,10 +91,15 @@ class Learner(Closing):
       run_dir: directory of checkpoints and logs.
       run: the `RunDirectory` that writes them.
       learn_info: scalars of the last iteration: `loss` and the agent's others.
-      priority_info: `info` and `td_error` of the last call's items; empty if the agent or the dataset has none.
+      priority_info: new priorities of the last call's items, DI-engine's dict for `update` of a buffer or manager:
+        `replay_unique_id`, `replay_buffer_idx`, `priority` (absolute TD errors) and, for a mixture, `dataset_index`;
+        empty if the agent or the dataset has none.
+      collector_envstep: number of environment steps passed to the last `train`, as in DI-engine; -1 if unknown.
       load_path: path of the loaded checkpoint, or '' if none.
       stop_reason: reason why the run ended early, or '' if it did not.
     """
+
+    replaces = ("BaseLearner",)
 
     def __init__(
         self,
@@ -173,6 +189,7 @@ class Learner(Closing):
         self.priority_info: dict[str, Any] = {}
         self.load_path = self.stop_reason = self._requested_stop = ""
         self._saved_at: int | None = None
+        self.collector_envstep = -1
         self._in_iteration = self._is_running = self._has_progress = False
         self._reported: BaseException | None = None
         with ExitStack() as resources:
@@ -220,9 +237,37 @@ class Learner(Closing):
         return self._loop.step
 
     @property
-    def last_iter(self) -> int:
+    def last_iter(self) -> IterationIndex:
         """The index of the last iteration in 'after_iter' hooks, else the number of completed iterations."""
-        return self.step - 1 if self._in_iteration else self.step
+        return IterationIndex(self.step - 1 if self._in_iteration else self.step)
+
+    @property
+    def train_iter(self) -> int:
+        """The same number as `last_iter`."""
+        return self.last_iter.val
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that train together."""
+        return self._loop.num_workers
+
+    @property
+    def logger(self) -> logging.Logger:
+        """The logger of `info` and `debug`."""
+        return _LOG
+
+    @property
+    def tb_logger(self) -> RunDirectory:
+        """The run's TensorBoard log, whose `add_scalar(name, value, step)` hooks can call."""
+        return self.run
+
+    def info(self, text: str) -> None:
+        """Logs a message with the rank of this process."""
+        self.logger.info("[RANK%d]: %s", self.rank, text)
+
+    def debug(self, text: str) -> None:
+        """Logs a debug message with the rank of this process."""
+        self.logger.debug("[RANK%d]: %s", self.rank, text)
 
     @property
     def policy(self) -> Any:
@@ -236,7 +281,7 @@ class Learner(Closing):
 
     @log_buffer.setter
     def log_buffer(self, means: dict[str, float]) -> None:
-        self._log.means = means
+        self._log.means = LogBuffer(means)
 
     @property
     def latest(self) -> dict[str, float]:
@@ -389,11 +434,13 @@ class Learner(Closing):
             self._call_size = min(possible, _MAX_GROWTH * self._call_size, _MAX_STEPS_PER_CALL)
             self._process_result(result, secs)
 
-    def train(self, batch: Any, weights: Any = None) -> dict[str, float]:
+    def train(self, batch: Any, envstep: int = -1, *, weights: Any = None) -> dict[str, float]:
         """Runs one iteration on a batch: 'before_iter' hooks, the agent's update, 'after_iter' hooks.
 
         Args:
-          batch: experience as the agent's `train` expects it, a `reverb.ReplaySample`, or a pair (experience, info).
+          batch: experience as the agent's `train` expects it, a `reverb.ReplaySample`, a pair (experience, info), or a
+            list of items as the `sample` of a buffer returns it.
+          envstep: see `collector_envstep`.
           weights: importance weights, float32 `[B]`; None for those in the info.
 
         Returns:
@@ -402,7 +449,9 @@ class Learner(Closing):
         Raises:
           TrainingDivergedError: If the loss or a weight is not finite.
         """
+        require_count("envstep", envstep, -1)
         experience, info = split_experience_and_info(batch)
+        self.collector_envstep = envstep
         self._require_td_errors()
         self.call_hook("before_iter")
         weights = getattr(info, "weight", None) if weights is None else weights
@@ -461,10 +510,10 @@ class Learner(Closing):
         """Records the results of a call that took `secs`, updates priorities, and calls the 'after_iter' hooks."""
         self.learn_info, self._has_progress = result.last, True
         has_priorities = result.td_errors is not None and hasattr(result.info, "key")
-        self.priority_info = {"info": result.info, "td_error": result.td_errors} if has_priorities else {}
+        self.priority_info = make_update(result.info, result.td_errors) if has_priorities else {}
         self._log.add(self.step, result, secs, has_priorities=has_priorities)
         if has_priorities:
-            self._priorities.submit(**self.priority_info)
+            self._priorities.submit(result.info, self.priority_info[PRIORITY])
         self.call_hook("after_iter")
 
     @contextmanager

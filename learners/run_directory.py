@@ -16,6 +16,7 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
+from rlds2reverb.replacements import Replacing
 from rlds2reverb.scores import d4rl_score
 
 from .csv_log import STEP, CsvLog
@@ -48,7 +49,7 @@ def count_priorities(priorities: Any) -> np.ndarray:
     return np.bincount(np.clip(bins, 0, None), minlength=len(PRIORITY_BINS))
 
 
-class RunDirectory(Closing):
+class RunDirectory(Closing, Replacing):
     """The directory of one training run; only one learner at a time can write to it.
 
         config.json       all options, the data's fingerprint, the environment, package versions
@@ -67,6 +68,8 @@ class RunDirectory(Closing):
       writes_events: whether to write `train/`; True by default.
       writes_evaluations: whether `evaluations.csv` belongs to this object; False if another process writes it.
     """
+
+    replaces = ("SummaryWriter",)
 
     def __init__(self, run_dir: str | Path):
         """Creates the directory if it is missing, and locks it until `close`.
@@ -149,6 +152,10 @@ class RunDirectory(Closing):
         require_count(STEP, step, 0)
         self._progress.append(step, values)
         self._summarize(step, values)
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Writes one number to the TensorBoard log only, as TensorBoard's `SummaryWriter` does."""
+        self._summarize(global_step, {tag: scalar_value})
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Appends a row to `evaluations.csv`, and its summary to the TensorBoard log."""

@@ -9,12 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.replacements import describe_unknown
+
 from .monitor import Monitor
 from .run_directory import RunDirectory, count_priorities
 from .train_loop import CallResult
 
 _LOG = logging.getLogger(__name__)
 _HISTOGRAMS = ("priority_counts", "weight_counts")
+
+
+class LogBuffer(dict[str, float]):
+    """The numbers to be logged, by name; those of DI-engine's `log_buffer["scalar"]`, which is the same object."""
+
+    def __missing__(self, name: str) -> LogBuffer:
+        if name != "scalar":
+            raise KeyError(describe_unknown("log_buffer", "key", name, self, "log_buffer"))
+        return self
 
 
 class RunLog:
@@ -120,7 +131,7 @@ class RunLog:
         return {
             "latest": {key: value for key, value in self.latest.items() if np.isfinite(value)},
             "recorded_at": self.recorded_at,
-            "buffer": {"means": self.means, "sums": self._sums, "counts": self._counts, **histograms},
+            "buffer": {"means": dict(self.means), "sums": self._sums, "counts": self._counts, **histograms},
             "monitor": self.monitor.state_dict(),
             "evaluations": {"best_return": best, "evaluated_at": self.evaluated_at},
         }
@@ -136,7 +147,7 @@ class RunLog:
         self._kept_steps = (step - bool(self.means), step - (not is_evaluated))
 
     def _load_buffer(self, state: Mapping[str, Any]) -> None:
-        self.means: dict[str, float] = dict(state.get("means", {}))
+        self.means = LogBuffer(state.get("means", {}))
         self._sums: dict[str, float] = dict(state.get("sums", {}))
         self._counts: dict[str, int] = dict(state.get("counts", {}))
         self.histograms = {name: np.asarray(state[name], np.int64) for name in _HISTOGRAMS if state.get(name)}

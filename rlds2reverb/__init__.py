@@ -10,6 +10,7 @@ import lazy_loader
 
 from rlds2reverb._keras import select_keras_2
 from rlds2reverb._system.logs import quiet_libraries
+from rlds2reverb.replacements import explain_missing
 
 __version__ = "0.1.0"
 
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = explain_missing(__getattr__)
 
 quiet_libraries()
 select_keras_2()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from numbers import Real
 from typing import Any
 
 from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.replacements import describe_unknown
 
 _YEAR_SECS = 365 * 24 * 3600
 
@@ -32,6 +33,14 @@ def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
         similar = suggest(value, allowed) if isinstance(value, str) else ""
         raise ArgumentError(f"must be one of {', '.join(map(repr, allowed))}, got {value!r}{similar}", about=name)
+
+
+def require_keys(name: str, keys: Iterable[Any], allowed: Iterable[str], *owners: str) -> None:
+    """Raises `ValueError` unless all keys of a dict are allowed; see `find_replacement` for `owners`."""
+    allowed = tuple(allowed)
+    for key in keys:
+        if key not in allowed:
+            raise ArgumentError(describe_unknown(name, "key", key, allowed, *owners))
 
 
 def require_defaults(config: Any, names: Sequence[str], reason: str) -> None:

@@ -19,7 +19,7 @@ from rlds2reverb.sample_info import SampleInfo
 from rlds2reverb.specs import Nest, concatenate, require_match
 
 #: Fields of `SampleInfo` that only buffers have, with -1 for unknown.
-_BUFFER_FIELDS = ("staleness", "collect_iter")
+_BUFFER_FIELDS = ("staleness", "collect_iter", "slot")
 
 
 def apportion(batch_size: int, shares: Iterable[float]) -> np.ndarray:

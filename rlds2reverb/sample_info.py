@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
+#: The keys of an update of priorities. The first three are DI-engine's; only a batch of a mixture has the last one.
+UNIQUE_ID, BUFFER_IDX, PRIORITY, DATASET_INDEX = "replay_unique_id", "replay_buffer_idx", "priority", "dataset_index"
+UPDATE_KEYS = (UNIQUE_ID, BUFFER_IDX, PRIORITY, DATASET_INDEX)
+
 
 class SampleInfo(NamedTuple):
     """The information about the items of a batch from Reverb tables, in-process buffers, or a mixture of these.
@@ -25,6 +31,7 @@ class SampleInfo(NamedTuple):
         buffer in `BufferManager.names`; () if not mixed.
       staleness: int64 `[B]`, number of learner iterations since it was collected, -1 if unknown; () on servers.
       collect_iter: int64 `[B]`, learner iteration in which it was collected, -1 if unknown; () on servers.
+      slot: int64 `[B]`, the place in its buffer, DI-engine's `replay_buffer_idx`; () on servers.
     """
 
     key: Any
@@ -38,6 +45,19 @@ class SampleInfo(NamedTuple):
     dataset_index: Any = ()
     staleness: Any = ()
     collect_iter: Any = ()
+    slot: Any = ()
+
+
+def make_update(info: Any, priorities: Any) -> dict[str, Any]:
+    """Returns DI-engine's dict for the `update` of priorities.
+
+    Args:
+      info: `SampleInfo` of the items, or one of Reverb.
+      priorities: new priorities, `[B]`.
+    """
+    update = {UNIQUE_ID: np.asarray(info.key), BUFFER_IDX: getattr(info, "slot", ()), PRIORITY: priorities}
+    index = getattr(info, "dataset_index", ())
+    return update if isinstance(index, tuple) else {**update, DATASET_INDEX: np.asarray(index)}
 
 
 class ReplaySample(NamedTuple):

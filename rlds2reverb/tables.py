@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 import tree
 
-from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.specs import Nest, with_bounds
 
 SelectorKind = Literal["uniform", "fifo", "lifo", "min_heap", "max_heap", "prioritized"]
@@ -38,10 +38,7 @@ class Selector:
     def __post_init__(self) -> None:
         require_one_of("selector", self.kind, get_args(SelectorKind))
         if self.kind == "prioritized":
-            if self.exponent is None or not 0 <= self.exponent <= 100:
-                raise ValueError(
-                    f"exponent of a prioritized selector must be a number in [0, 100], got {self.exponent}"
-                )
+            require_number("exponent of a prioritized selector", self.exponent, 0, 100)
         elif self.exponent is not None:
             raise ValueError(f"a {self.kind} selector takes no exponent, got {self.exponent}")
 
@@ -173,8 +170,12 @@ class TableConfig:
     rate_limiter: RateLimiter = RateLimiter()
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.isprintable() or len(self.name) > 100:
-            raise ValueError(f"name of a table must be 1 to 100 printable characters, got {self.name[:120]!r}")
+        if not isinstance(self.name, str) or not self.name or not self.name.isprintable() or len(self.name) > 100:
+            raise ValueError(f"name of a table must be 1 to 100 printable characters, got {self.name!r:.120}")
+        for name, kind in (("sampler", Selector), ("remover", Selector), ("rate_limiter", RateLimiter)):
+            if not isinstance(value := getattr(self, name), kind):
+                advice = f"use {kind.__name__}.parse for text"
+                raise TypeError(f"{name} of table {self.name!r} must be a {kind.__name__}, got {value!r}; {advice}")
         require_count(f"max_size of table {self.name!r}", self.capacity, 1, MAX_ITEMS)
         require_count(f"max_times_sampled of table {self.name!r}", self.max_times_sampled, 0, 2**31 - 1)
         limiter = self.rate_limiter

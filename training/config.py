@@ -19,6 +19,7 @@ from rlds2reverb._system.text import suggest
 from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, restore_algorithm
+from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, is_reference
 from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
@@ -173,7 +174,8 @@ class TrainingConfig:
       checkpoint_every_secs: Maximum number of seconds between checkpoints, whatever the number of updates.
       keep_checkpoints: Number of checkpoints to keep; older ones are deleted.
       log_every: Number of updates between log entries: progress lines, rows of progress.csv, and what trackers receive.
-      hooks: Hook to call during training, such as my_module:MyHook or 'my_module:MyHook(every=10)'.
+      hooks: Hook to call during training, such as my_module:MyHook, 'my_module:MyHook(every=10)' or
+        log_show_after_iter=10.
       track: Experiment trackers that receive the logged numbers: tensorboard, wandb or mlflow.
       drop_fields: Drop a field, such as observation/mission.
       cut_at_terminal: End each episode at its first terminal step.
@@ -595,8 +597,9 @@ def _read_hooks(hooks: Any) -> tuple[Any, ...]:
         raise TypeError(f"hooks must be a list, such as ['my_module:MyHook'], got {hooks!r}")
     hooks = tuple(hooks)
     for hook in hooks:
-        if isinstance(hook, str) and not is_reference(hook):
-            raise ArgumentError(f"must be written as 'my_module:MyHook', got {hook!r}", about="hooks")
+        if isinstance(hook, str) and not is_reference(hook) and read_shorthand(hook) == hook:
+            similar = suggest(hook.partition("=")[0], SHORTHAND)
+            raise ArgumentError(f"must be written as 'my_module:MyHook', got {hook!r}{similar}", about="hooks")
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks

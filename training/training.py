@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class Training(Closing):
             batches = stack.enter_context(self.data.open_batches(config))
             self._online = self._make_online(batches, stack)
             with full_disk_as_error(self.run_dir):
-                self.learner = stack.enter_context(self._make_learner(batches, [*self._make_hooks(), *custom_hooks]))
+                self.learner = stack.enter_context(self._make_learner(batches, self._make_hooks(custom_hooks)))
                 is_continued = self._restore(batches.fill if batches else lambda: None)
                 if self._online is not None:
                     with self._progress.activity("creating the environments"):
@@ -263,10 +263,11 @@ class Training(Closing):
             self._progress.note(Message(sentence, about="epochs", value=config.epochs))
         return config
 
-    def _make_hooks(self) -> list[LearnerHook]:
+    def _make_hooks(self, custom_hooks: Sequence[LearnerHook]) -> list[LearnerHook]:
         config = self.config
+        has_log = any(isinstance(hook, LogShowHook) for hook in custom_hooks)
         hooks: list[LearnerHook] = [
-            LogShowHook(every=config.log_every),
+            *([] if has_log else [LogShowHook(every=config.log_every)]),
             SaveCkptHook(every=config.checkpoint_every),
             SaveCkptHook(position="after_run"),
         ]
@@ -279,7 +280,7 @@ class Training(Closing):
             hooks.append(ValidationHook(self.agent, self.data.validation, every=config.log_every))
         if self._online is not None:
             hooks.append(self._online.make_hook())
-        return hooks
+        return [*hooks, *custom_hooks]
 
     def _evaluate(self, policy: Any) -> Evaluation | None:
         """Returns an evaluation; None if a signal has stopped the run before it was complete."""

@@ -24,7 +24,7 @@ HOOKS: dict[str, Callable[..., LearnerHook]] = {
 }
 
 #: The type of each hook in DI-engine's shorthand, and the option that its value stands for.
-_SHORTHAND = {
+SHORTHAND = {
     "load_ckpt_before_run": ("load_ckpt", "load_path"),
     "save_ckpt_after_iter": ("save_ckpt", "freq"),
     "save_ckpt_after_run": ("save_ckpt", None),
@@ -77,12 +77,22 @@ def hooks_from_config(config: Mapping[str, Any]) -> list[LearnerHook]:
     return hooks
 
 
+def read_shorthand(text: str) -> Any:
+    """Returns a hook of DI-engine's shorthand in the form `log_show_after_iter=10` as a dict, and any other text."""
+    name, _, value = text.partition("=")
+    if name not in SHORTHAND:
+        return text
+    words: dict[str, Any] = {"": True, "True": True, "False": False}
+    return {name: int(value) if value.isdecimal() else words.get(value, value)}
+
+
 def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
     """Creates hooks from any of the ways to specify them.
 
     Args:
       hooks: hooks; classes of hooks that need no arguments; references such as "my_module:MyHook", also with arguments
-        as in "my_module:MyHook(every=10)"; or configurations, see `hooks_from_config`.
+        as in "my_module:MyHook(every=10)"; or configurations, see `hooks_from_config`, also as text such as
+        "log_show_after_iter=10".
 
     Raises:
       TypeError: If something else is given.
@@ -91,6 +101,7 @@ def make_hooks(hooks: Iterable[Any]) -> list[LearnerHook]:
     """
     made: list[LearnerHook] = []
     for entry in hooks:
+        entry = read_shorthand(entry) if isinstance(entry, str) else entry
         if isinstance(entry, Mapping):
             made += hooks_from_config(entry)
             continue
@@ -115,11 +126,11 @@ def _construct(hook: Callable[..., LearnerHook]) -> LearnerHook:
 
 def _expand(name: str, value: Any) -> dict[str, Any]:
     """Returns the long form of a hook in the shorthand."""
-    if name not in _SHORTHAND and name in HOOKS:
+    if name not in SHORTHAND and name in HOOKS:
         raise TypeError(f"the value of hook {name!r} must be a dict, such as {{'type': {name!r}}}, got {value!r}")
-    if name not in _SHORTHAND:
-        raise ValueError(f"unknown hook {name!r}{advise(name, _SHORTHAND)}")
-    kind, option = _SHORTHAND[name]
+    if name not in SHORTHAND:
+        raise ValueError(f"unknown hook {name!r}{advise(name, SHORTHAND)}")
+    kind, option = SHORTHAND[name]
     if option is None:
         return {"type": kind, "position": "after_run"}
     return {"name": kind, "type": kind, "ext_args": {} if value is True else {option: value}}

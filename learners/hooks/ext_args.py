@@ -5,11 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .hook import LearnerHook
+from rlds2reverb._system.text import advise
 
-HookT = TypeVar("HookT", bound=type[LearnerHook])
+if TYPE_CHECKING:
+    from .hook import LearnerHook
+
+HookT = TypeVar("HookT", bound="type[LearnerHook]")
+
+
+class ExtArgs(dict[str, Any]):
+    """The `ext_args` of a hook, whose entries are also attributes, as those of DI-engine's EasyDict."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"ext_args has no {name!r}{advise(name, self) if self else ''}")
+        return self[name]
 
 
 def read_ext_args(hook: str, ext_args: Any) -> dict[str, Any]:

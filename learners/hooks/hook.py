@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import abc
 import enum
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb.replacements import ExplainingType, Replacing
+
+from .ext_args import ExtArgs
 
 Position = Literal["before_run", "after_run", "before_iter", "after_iter"]
 
@@ -29,7 +33,19 @@ class Phase(enum.IntEnum):
     LOG = 5
 
 
-class Hook(abc.ABC):
+class _HookType(ExplainingType):
+    """The type of hooks, whose constructors get `ext_args` with attributes."""
+
+    if not TYPE_CHECKING:  # Type checkers would accept any arguments.
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Creates a hook."""
+            if isinstance(kwargs.get("ext_args"), Mapping):
+                kwargs["ext_args"] = ExtArgs(kwargs["ext_args"])
+            return super().__call__(*args, **kwargs)
+
+
+class Hook(Replacing, metaclass=_HookType):
     """A named callable that is called with its owner.
 
     Attributes:
@@ -68,9 +84,26 @@ class LearnerHook(Hook):
     """
 
     phase: ClassVar[Phase] = Phase.OTHER
+    positions: ClassVar[Sequence[str]] = POSITIONS
 
-    def __init__(self, name: str, priority: float = 50, *, position: Position, every: int = 1):
+    def __init__(
+        self,
+        name: str,
+        priority: float = 50,
+        *,
+        position: Position,
+        every: int = 1,
+        ext_args: Mapping[str, Any] | None = None,
+    ):
         """Sets when the hook is called.
+
+        Args:
+          name: see `Hook`.
+          priority: see `Hook`.
+          position: see the class.
+          every: see the class.
+          ext_args: the subclass's own options, as in DI-engine, where `ext_args.freq` is one that the subclass applies
+            itself; kept as the attribute `ext_args`.
 
         Raises:
           ValueError: If the position is unknown, or a number is out of range.
@@ -78,7 +111,7 @@ class LearnerHook(Hook):
         super().__init__(name, priority)
         require_one_of("position", position, POSITIONS)
         require_count("every", every)
-        self.position, self.every = position, every
+        self.position, self.every, self.ext_args = position, every, ExtArgs(ext_args or {})
 
     @abc.abstractmethod
     def __call__(self, learner: Any) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID, SampleInfo
 
 from .configs import UNKNOWN_ITER
-from .item_spec import BUFFER_IDX, COLLECT_ITER, MASK, PRIORITY, STALENESS, UNIQUE_ID, USE, WEIGHT, ItemSpec
+from .item_spec import COLLECT_ITER, MASK, STALENESS, USE, WEIGHT, ItemSpec
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -64,7 +64,6 @@ class Sample(NamedTuple):
       columns: one array `[B, ...]` per leaf, or `[B, T, ...]` with a time axis.
       mask: bool `[B, T]`, False for padding; None if nothing can be padded.
       lengths: int64 `[B]`, number of steps per element in `to_dicts`; None for all `T`.
-      slots: int64 `[B]`, slots of the elements in the buffer.
       info: information about the elements, without a mask and with weights in float64.
     """
 
@@ -72,7 +71,6 @@ class Sample(NamedTuple):
     columns: list[np.ndarray]
     mask: np.ndarray | None
     lengths: np.ndarray | None
-    slots: np.ndarray
     info: SampleInfo
 
     def to_batch(self) -> Batch:
@@ -88,7 +86,7 @@ class Sample(NamedTuple):
         info = self.info
         extra: dict[str, Any] = {
             UNIQUE_ID: [f"{buffer_name}_{number}" for number in info.key.tolist()],
-            BUFFER_IDX: self.slots.tolist(),
+            BUFFER_IDX: info.slot.tolist(),
             WEIGHT: info.weight.tolist(),
             PRIORITY: info.priority.tolist(),
             USE: info.times_sampled.tolist(),

@@ -16,7 +16,8 @@ from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import copy_arrays, is_user_code
 from rlds2reverb.priorities import require_priorities
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.replacements import Replacing
+from rlds2reverb.sample_info import PRIORITY, SampleInfo
 from rlds2reverb.specs import Nest, leaves, map_structure
 
 from . import validation
@@ -24,7 +25,7 @@ from .batches import Batch, Sample, SampleCheck, SampleRefusal, stream_batches
 from .checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .contents import INITIAL_PRIORITY, Contents
-from .item_spec import COLLECT_ITER, PRIORITY, ItemRows, get_fields, take_first, to_arrays
+from .item_spec import COLLECT_ITER, ItemRows, get_fields, take_first, to_arrays
 from .monitors import BufferMonitor
 from .sampler import Candidates, require_possible, select_candidates
 from .transitions import make_transitions
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class ReplayBuffer(Closing):
+class ReplayBuffer(Closing, Replacing):
     """A buffer of items with priorities, use counts and limits. It is thread-safe; use it as a context manager.
 
     An item is a dict of numbers, arrays, or nested structures of them; all items have the structure of the first one.
@@ -54,11 +55,12 @@ class ReplayBuffer(Closing):
 
     #: The required kind of configuration; None for any.
     kind: ClassVar[str | None] = None
+    replaces = ("IBuffer", "NaiveReplayBuffer", "AdvancedReplayBuffer", "EpisodeReplayBuffer", "SequenceReplayBuffer")
 
     def __init__(
         self,
         name: str,
-        config: BufferConfig | None = None,
+        config: BufferConfig | Mapping[str, Any] | None = None,
         *,
         spec: Nest | None = None,
         mmap_dir: str | Path | None = None,
@@ -69,7 +71,7 @@ class ReplayBuffer(Closing):
 
         Args:
           name: name of the buffer, and prefix of its ids.
-          config: configuration; None for the defaults of the class.
+          config: configuration, or a dict of its options (see `BufferConfig.read`); None for the defaults of the class.
           spec: nest of arrays or specs with the structure of an item; None to take it from the first item.
           mmap_dir: directory for memory-mapped files that hold the data while the buffer is open; None for memory.
           checkpoint_root: directory of the buffer's checkpoints; None for no checkpoints.
@@ -81,11 +83,13 @@ class ReplayBuffer(Closing):
           SpecMismatchError: If the spec does not match the checkpoint.
           ResourceInUseError: If another buffer uses the checkpoint root.
         """
-        self.config = BufferConfig(kind=self.kind or "advanced") if config is None else config
+        self.config = BufferConfig.read(config or {}, self.kind)
         if self.kind and self.config.kind != self.kind:
             raise ValueError(f"{type(self).__name__} requires a config of kind {self.kind!r}, got {self.config.kind!r}")
         if not isinstance(name, str) or not name:
-            raise ValueError(f"the name of a buffer must be a non-empty string, got {name!r}")
+            raise ValueError(
+                f"the name of a buffer must be a non-empty string, got {name!r}; pass it before the configuration"
+            )
         self.name = name
         #: The lock of all methods; hold it to make several calls atomic.
         self.lock = threading.RLock()
@@ -205,9 +209,9 @@ class ReplayBuffer(Closing):
         """Adds stacked elements, all or none of them; much faster than `extend` for many elements.
 
         Args:
-          columns: nest of an item, with arrays `[N, ...]`.
-          priorities: one number, or `[N]`, as in `extend`; None for the highest up to now.
-          collect_iters: one integer, or `[N]`; None or -1 if unknown.
+          columns: nest of an item, with arrays `[N, ...]`; the optional keys are those of `extend`.
+          priorities: one number, or `[N]`, in place of the key `priority`; None for the highest up to now.
+          collect_iters: one integer, or `[N]`, in place of the key `collect_iter`; None or -1 if unknown.
 
         Returns:
           int64 `[N]`, numbers of the elements, which `update` accepts as ids; -1 for an episode that is too short.
@@ -218,6 +222,8 @@ class ReplayBuffer(Closing):
         arrays = to_arrays(get_fields(columns))
         with self._use_contents() as contents:
             rows = (contents.spec or contents.make_spec(take_first(arrays))).convert_columns(arrays)
+            priorities = columns.get(PRIORITY) if priorities is None else priorities
+            collect_iters = columns.get(COLLECT_ITER) if collect_iters is None else collect_iters
             return self._insert(rows, *validation.read_column_options(priorities, collect_iters, len(rows.lengths)))
 
     def extend_episodes(
@@ -289,9 +295,9 @@ class ReplayBuffer(Closing):
         Implements `sampling.PrioritySink.update`; `priority` and dicts are DI-engine's.
 
         Args:
-          info: the info of a batch, or a dict with `replay_unique_id`, ids from `sample` or `extend`, and `priority`,
-            one number from 0 to 1e12 per id. For duplicate ids the last priority wins. Without priorities nothing
-            happens.
+          info: the info of a batch, or a dict such as `Learner.priority_info`: `replay_unique_id`, ids from `sample` or
+            `extend`; `priority`, one number from 0 to 1e12 per id; and optionally `replay_buffer_idx`, which has no
+            effect. For duplicate ids the last priority wins. Without priorities nothing happens.
           td_errors: TD errors, one per id, whose absolute values are the priorities.
           priority: priorities that replace those in the info.
 
@@ -300,9 +306,9 @@ class ReplayBuffer(Closing):
 
         Raises:
           TypeError: If the info is neither a dict nor the info of a batch.
-          ValueError: If a priority is out of its range (see `extend`), there is not one per id, an id belongs to a
-            different buffer, a manager sampled the batch, or both `td_errors` and `priority` are set; nothing is
-            changed then.
+          ValueError: If a key is unknown, a priority is out of its range (see `extend`), there is not one per id, an id
+            belongs to a different buffer, a manager sampled the batch, or both `td_errors` and `priority` are set;
+            nothing is changed then.
         """
         update = validation.read_update(self._holder, info, td_errors, priority)
         if update is None:
@@ -584,7 +590,7 @@ class SequenceReplayBuffer(ReplayBuffer):
 
 def make_buffer(
     name: str,
-    config: BufferConfig,
+    config: BufferConfig | Mapping[str, Any],
     *,
     spec: Nest | None = None,
     mmap_dir: str | Path | None = None,
@@ -592,6 +598,7 @@ def make_buffer(
     seed: int | None = None,
 ) -> ReplayBuffer:
     """Creates a buffer of the class for `config.kind`; arguments are those of `ReplayBuffer`."""
+    config = BufferConfig.read(config)
     classes = (NaiveReplayBuffer, AdvancedReplayBuffer, EpisodeReplayBuffer, SequenceReplayBuffer)
     buffer_class = {own.kind: own for own in classes}[config.kind]
     return buffer_class(name, config, spec=spec, mmap_dir=mmap_dir, checkpoint_root=checkpoint_root, seed=seed)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
+from rlds2reverb._arguments import require_count, require_defaults, require_keys, require_number, require_one_of
 from rlds2reverb.tables import MAX_PRIORITY
 
 #: The learner iteration of an element without a `collect_iter`.
 UNKNOWN_ITER = -1
+#: DI-engine's names of options.
+_NAMES = {"type": "kind", "buffer_type": "kind", "replay_buffer_size": "max_size"}
 _MAX_SIZE = 100_000_000
 _MAX_COUNT = 2**31 - 1
 #: The sum of `_MAX_SIZE` times `MAX_PRIORITY` to this power is finite.
@@ -97,6 +101,32 @@ class BufferConfig:
         if self.window is None:
             require_defaults(self, ("window_sampling", "short_episodes"), "without a window")
         self._check_rates()
+
+    @classmethod
+    def read(cls, config: BufferConfig | Mapping[str, Any], kind: str | None = None) -> BufferConfig:
+        """Returns a configuration: itself, or one with the options of a dict, under their names here or in DI-engine.
+
+        Args:
+          config: a configuration, or a dict of options.
+          kind: value of `kind` if the dict has none; None for the default.
+
+        Raises:
+          TypeError: If it is neither.
+          ValueError: If an option is unknown or out of range.
+        """
+        if isinstance(config, cls):
+            return config
+        if not isinstance(config, Mapping):
+            raise TypeError(f"the configuration of a buffer must be a BufferConfig or a dict, got {config!r}")
+        given = {**config, **config.get("thruput_controller", {})}
+        options = {_NAMES.get(name, name): value for name, value in given.items() if name != "thruput_controller"}
+        require_keys("config", options, [field.name for field in fields(cls)], "buffer config")
+        for name in ("max_use", "max_staleness"):
+            if options.get(name) == math.inf:
+                options[name] = None
+        if isinstance(limits := options.get("push_sample_rate_limit"), Mapping):
+            options["push_sample_rate_limit"] = limits["min"], limits["max"]
+        return cls(**({"kind": kind} if kind else {}) | options)
 
     def _check_rates(self) -> None:
         limits = self.push_sample_rate_limit

@@ -178,11 +178,12 @@ class Contents:
             server=np.zeros(size, np.int32),
             staleness=elements.compute_staleness(slots, learner_iter),
             collect_iter=elements.collect_iters[slots],
+            slot=slots,
         )
         self.sample_count += size
         if config.anneal_step and size:
             self.beta = min(1.0, self.beta + (1 - config.beta) / config.anneal_step)
-        return Sample(self.spec, columns, mask, lengths, slots, info), exhausted
+        return Sample(self.spec, columns, mask, lengths, info), exhausted
 
     def _read(self, slots: np.ndarray) -> tuple[list[np.ndarray], np.ndarray | None, np.ndarray | None]:
         """Returns the `columns`, `mask` and `lengths` of a `Sample`, with a random window of each element if set."""

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.errors import ArgumentError, SpecMismatchError
+from rlds2reverb.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID
 from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, map_structure, path_name, require_match
 
-PRIORITY, COLLECT_ITER = "priority", "collect_iter"
-UNIQUE_ID, BUFFER_IDX, WEIGHT, USE, STALENESS = "replay_unique_id", "replay_buffer_idx", "IS", "use", "staleness"
+COLLECT_ITER, WEIGHT, USE, STALENESS = "collect_iter", "IS", "use", "staleness"
 #: Field of padded windows and episodes: bool, False for padding.
 MASK = "mask"
+#: Keys that would be fields by mistake; those of the functions that take columns.
+_MISNAMED = {"priorities": PRIORITY, "collect_iters": COLLECT_ITER}
 #: Keys of an item that are not fields: the two options of a push, and what sampling adds.
 RESERVED_KEYS = frozenset({PRIORITY, COLLECT_ITER, UNIQUE_ID, BUFFER_IDX, WEIGHT, USE, STALENESS})
 
@@ -226,11 +228,15 @@ def get_fields(item: Any) -> dict[str, Any]:
 
     Raises:
       TypeError: If it is not a mapping with string keys.
+      ValueError: If it has a key such as `priorities`, which would be a field instead of the priority.
     """
     if not isinstance(item, Mapping):
         raise TypeError(f"an item must be a dict of fields, such as {{'obs': array}}, got {type(item).__name__}")
     if wrong := [key for key in item if not isinstance(key, str)]:
         raise TypeError(f"the keys of an item must be strings, got {wrong[0]!r}; rename the field")
+    for misnamed, name in _MISNAMED.items():
+        if misnamed in item:
+            raise ArgumentError(f"an item cannot have the field {misnamed!r}; use {name!r}, or rename it")
     return {key: value for key, value in item.items() if key not in RESERVED_KEYS}
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.mixtures import allocate_items, apportion, join_batches, require_same_items
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.replacements import Replacing
+from rlds2reverb.sample_info import PRIORITY, UNIQUE_ID, SampleInfo
 from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure
 
 from . import validation
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class BufferManager(Closing):
+class BufferManager(Closing, Replacing):
     """Several replay buffers by name. It is thread-safe; use it as a context manager, or call `close`.
 
     `manager['demo']` is one of the buffers, which can also be used directly.
@@ -39,9 +40,11 @@ class BufferManager(Closing):
       monitors: monitors of the buffers by name (`monitors.table` prints them side by side).
     """
 
+    replaces = ("BufferManager",)
+
     def __init__(
         self,
-        configs: Mapping[str, BufferConfig],
+        configs: Mapping[str, BufferConfig | Mapping[str, Any]],
         *,
         sample_ratio: Mapping[str, float] | None = None,
         checkpoint_root: str | Path | None = None,
@@ -51,7 +54,7 @@ class BufferManager(Closing):
         """Creates the buffers and restores their newest checkpoints if there are any.
 
         Args:
-          configs: configurations of the buffers, by name.
+          configs: configurations of the buffers, or dicts of their options (see `BufferConfig.read`), by name.
           sample_ratio: default for calls without one; see `sample`.
           checkpoint_root: directory with one subdirectory of checkpoints per buffer; None for no checkpoints.
           mmap_dir: directory with one subdirectory of memory-mapped data per buffer; None for memory.
@@ -93,9 +96,9 @@ class BufferManager(Closing):
         """Returns the number of items in all buffers."""
         return sum(map(len, self._buffers.values()))
 
-    def count(self, buffer_name: str) -> int:
-        """Returns the number of items in a buffer; raises `ValueError` if the name is unknown."""
-        return len(self[buffer_name])
+    def count(self, buffer_name: str | None = None) -> int:
+        """Returns the number of items in a buffer, or in the smallest one; raises `ValueError` for an unknown name."""
+        return min(map(len, self._buffers.values())) if buffer_name is None else len(self[buffer_name])
 
     def push_data(self, data: Any, buffer_name: str) -> list[str]:
         """Appends one item (a mapping) or a list of items to a buffer, and returns their `replay_unique_id`s.
@@ -123,9 +126,9 @@ class BufferManager(Closing):
     def sample(
         self,
         batch_size: int | Mapping[str, int],
-        sample_ratio: Mapping[str, float] | None = None,
+        sample_ratio: Mapping[str, float] | int | None = None,
+        cur_learner_iter: int | Mapping[str, float] | None = None,
         *,
-        cur_learner_iter: int | None = None,
         exact: bool = False,
     ) -> Any:
         """Samples items as dicts from several buffers.
@@ -136,7 +139,7 @@ class BufferManager(Closing):
         Args:
           batch_size: number of items; or numbers by buffer name, without a ratio.
           sample_ratio: relative shares of the buffers; None for the manager's ratio, or its only buffer.
-          cur_learner_iter: learner iteration; None if unknown.
+          cur_learner_iter: learner iteration; None if unknown. As in DI-engine, it can also precede the ratio.
           exact: whether to split the batch by largest remainders and return the items buffer by buffer, instead of
             selecting the buffer of each item at random.
 
@@ -149,13 +152,14 @@ class BufferManager(Closing):
           ValueError: If a buffer is unknown, the ratio or a size is invalid, or a buffer in the ratio can never return
             the whole batch.
         """
+        sample_ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
         if isinstance(batch_size, Mapping):
             if sample_ratio is not None:
                 raise ValueError("sample_ratio cannot be set if batch_size has numbers by buffer; use one number")
             owners, counts = None, batch_size
         else:
             owners, counts = self._select_owners(batch_size, sample_ratio, exact)
-        samples = self._sample_each(counts, cur_learner_iter, ReplayBuffer.sample, must_match=False)
+        samples = self._sample_each(counts, learner_iter, ReplayBuffer.sample, must_match=False)
         if isinstance(samples, SampleRefusal):
             return None
         if owners is None:
@@ -166,9 +170,9 @@ class BufferManager(Closing):
     def sample_batch(
         self,
         batch_size: int,
-        sample_ratio: Mapping[str, float] | None = None,
+        sample_ratio: Mapping[str, float] | int | None = None,
+        cur_learner_iter: int | Mapping[str, float] | None = None,
         *,
-        cur_learner_iter: int | None = None,
         exact: bool = False,
     ) -> Batch | SampleRefusal:
         """Samples one batch of columns from several buffers; several times as fast as `sample`, with its arguments.
@@ -177,11 +181,12 @@ class BufferManager(Closing):
         Raises `SpecMismatchError` if the items of the buffers differ, naming the field. A refused sample returns a
         `SampleRefusal`, which is false in a condition.
         """
+        sample_ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
         owners, counts = self._select_owners(batch_size, sample_ratio, exact)
         sizes = {name: count for name, count in counts.items() if count}
         if not sizes:
             return self._make_empty_batch(next(iter(counts)))
-        samples = self._sample_each(sizes, cur_learner_iter, ReplayBuffer.sample_batch, must_match=True)
+        samples = self._sample_each(sizes, learner_iter, ReplayBuffer.sample_batch, must_match=True)
         if isinstance(samples, SampleRefusal):
             return samples
         joined = self._join(samples)
@@ -287,16 +292,21 @@ class BufferManager(Closing):
         Implements `sampling.PrioritySink.update`; each buffer adds its own `priority_eps`.
 
         Args:
-          info: the info of a batch that the manager sampled, or a dict with `replay_unique_id`s and as many `priority`
-            numbers in [0, 1e12]; see `ReplayBuffer.update`. Without priorities nothing happens.
+          info: the info of a batch that the manager sampled; or a dict with `replay_unique_id`s and as many `priority`
+            numbers in [0, 1e12], such as `Learner.priority_info` (see `ReplayBuffer.update`); or, as in DI-engine, a
+            dict of these by the name of the buffer. Without priorities nothing happens.
           td_errors: TD errors, one per id, whose absolute values are the priorities.
           priority: priorities that replace those in the info.
 
         Raises:
           TypeError: If the info is neither a dict nor the info of a batch.
-          ValueError: If the buffer of an id is unknown, there are no ids, or a priority is invalid; nothing is changed
-            then. A batch that was sampled from a buffer directly can be passed only to the `update` of that buffer.
+          ValueError: If a key or the buffer of an id is unknown, there are no ids, or a priority is invalid; nothing is
+            changed then. A batch that was sampled from a buffer directly can be passed only to the `update` of that
+            buffer.
         """
+        if isinstance(info, Mapping) and info and info.keys() <= set(self.names):
+            parts = info.values()
+            info = {key: [value for part in parts for value in part[key]] for key in (UNIQUE_ID, PRIORITY)}
         update = validation.read_update("a manager", info, td_errors, priority)
         if update is None:
             return 0
@@ -384,10 +394,10 @@ class BufferManager(Closing):
             states = {name: buffer.state_dict() for name, buffer in self._buffers.items() if buffer.spec is not None}
         return {name: self[name].checkpoint_folder.write(partial(dict, {"": state})) for name, state in states.items()}
 
-    def clear(self) -> None:
-        """Removes all items from all buffers."""
-        for buffer in self._buffers.values():
-            buffer.clear()
+    def clear(self, buffer_name: Iterable[str] | None = None) -> None:
+        """Removes all items from the buffers of these names, or from all buffers."""
+        for name in self.names if buffer_name is None else buffer_name:
+            self[name].clear()
 
     def close(self) -> None:
         """Closes all buffers. Idempotent."""
@@ -402,6 +412,8 @@ class BufferManager(Closing):
             if self._shares is None:
                 raise ValueError(f"sample_ratio must be set for the buffers {_join(self.names)}")
             return self._shares
+        if not isinstance(ratio, Mapping):
+            raise TypeError(f"sample_ratio must be a dict of the buffers' shares, got {ratio!r}")
         self._require_known(ratio)
         shares = np.array(list(ratio.values()), np.float64)
         if not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
@@ -428,6 +440,12 @@ def _require_names(names: Iterable[str]) -> None:
 def _drop_sizes(spec: ArraySpec) -> ArraySpec:
     """Replaces the size 0 of an empty batch's time axis, which varies, by None."""
     return ArraySpec(tuple(size or None for size in spec.shape), spec.dtype)
+
+
+def _read_order(first: Any, second: Any) -> tuple[Any, Any]:
+    """Returns a sampling ratio and a learner iteration, which may be given in the opposite order."""
+    is_swapped = isinstance(first, (int, np.integer)) or isinstance(second, Mapping)
+    return (second, first) if is_swapped else (first, second)
 
 
 def _join(names: Iterable[str]) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb._arguments import require_keys
 from rlds2reverb.priorities import require_priorities as require_valid, to_float64
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.sample_info import DATASET_INDEX, PRIORITY, UNIQUE_ID, UPDATE_KEYS, SampleInfo, make_update
 from rlds2reverb.tables import MAX_PRIORITY
 
 from .batches import Batch
 from .configs import UNKNOWN_ITER, BufferConfig
-from .item_spec import COLLECT_ITER, PRIORITY, UNIQUE_ID, get_fields
+from .item_spec import COLLECT_ITER, get_fields
 
 #: Any number of this many digits fits in 63 bits.
 _MAX_DIGITS = 18
@@ -133,15 +134,15 @@ def read_update(
 
     Raises:
       TypeError: If the info is neither a mapping nor the info of a batch.
-      ValueError: If there are no ids, not one number as the priority of each id, or two kinds of priorities.
+      ValueError: If a key is unknown, there are no ids, not one number as the priority of each id, or two kinds of
+        priorities.
     """
-    owners = None
     if isinstance(info, SampleInfo):
-        owners = None if isinstance(info.dataset_index, tuple) else np.asarray(info.dataset_index)
-        info = {UNIQUE_ID: np.asarray(info.key), PRIORITY: info.priority}
+        info = make_update(info, info.priority)
     if not isinstance(info, Mapping):
         got = "a Batch; pass its info" if isinstance(info, Batch) else f"{type(info).__name__}"
         raise TypeError(f"info must be the info of a batch, or a dict with {UNIQUE_ID!r} and {PRIORITY!r}, got {got}")
+    require_keys("info", info, UPDATE_KEYS)
     if td_errors is not None and priority is not None:
         raise ValueError("td_errors and priority cannot both be set; pass one of them")
     values = next((given for given in (td_errors, priority) if given is not None), info.get(PRIORITY))
@@ -162,6 +163,7 @@ def read_update(
             f"an update of {holder} must have one priority per id, got {len(ids)} ids and priorities of shape "
             f"{list(priorities.shape)}"
         )
+    owners = None if DATASET_INDEX not in info else np.asarray(info[DATASET_INDEX])
     return ids, priorities if td_errors is None else np.abs(priorities), owners
 
 

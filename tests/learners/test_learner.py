@@ -79,13 +79,13 @@ def test_after_iter_hooks_see_the_update_and_its_priority_info(tmp_path):
             super().__init__("record", position=position)
 
         def __call__(self, learner):
-            error = learner.priority_info.get("td_error")
+            error = learner.priority_info.get("priority")
             records.append((float(agent.estimate), None if error is None else error.tolist()))
 
     with Learner(tmp_path, agent, batches(), hooks=[Record("before_iter"), Record("after_iter")]) as learner:
         learner.train(reverb.ReplaySample(make_info([7, 8]), transitions([2.0, 4.0])))
         assert records == [(0.0, None), (0.75, [2.0, 4.0])]  # The update uses the weights of 0.5, the errors do not.
-        assert learner.priority_info["info"].key.tolist() == [7, 8]
+        assert learner.priority_info["replay_unique_id"].tolist() == [7, 8]
         learner.train(transitions([2.0, 4.0]))
         assert learner.priority_info == {}
         learner.train(transitions([2.0, 4.0]), weights=tf.zeros([2]))

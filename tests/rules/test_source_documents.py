@@ -1,0 +1,262 @@
+"""The rule: a call copied from a document of DI-engine, ALF or TF-Agents works, or its error names the replacement."""
+
+import math
+import re
+import warnings
+from collections import deque
+
+import numpy as np
+import pytest
+from reference_impls import assert_equal_nests
+from small_agents import MeanAgent, batches
+
+from rlds2reverb import TableConfig
+from rlds2reverb.adders import di_engine
+from rlds2reverb.adders.di_engine import Adder
+from rlds2reverb.learners import Learner
+from rlds2reverb.learners.hooks import (
+    LearnerHook,
+    LogShowHook,
+    SaveCkptHook,
+    hooks_from_config,
+    make_hooks,
+    register_learner_hook,
+)
+from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, NaiveReplayBuffer
+from rlds2reverb.training.config import TrainingConfig
+
+STEPS = [
+    {"obs": t, "action": 0, "reward": 1.0, "next_obs": t + 1, "done": t == 4, "value": 0.5, "logit": None}
+    for t in range(5)
+]
+
+
+def transition(reward):
+    """Returns an item that is a transition for `MeanAgent`."""
+    zeros = {"observation": np.zeros(2, np.float32), "next_observation": np.zeros(2, np.float32)}
+    return {**zeros, "action": np.zeros(1, np.float32), "reward": np.float32(reward), "discount": np.float32(1)}
+
+
+@pytest.fixture
+def manager():
+    config = {"replay_buffer_size": 100, "max_use": math.inf, "thruput_controller": {"sample_min_limit_ratio": 1}}
+    with BufferManager({"a": {"type": "advanced", **config}}) as manager:
+        manager.push_data([transition(reward) for reward in range(20)], "a")
+        yield manager
+
+
+# --- DI-engine's Adder
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (lambda: Adder(False, 4), "use_cuda"),
+        (lambda: Adder(True, unroll_len=4), "use_cuda"),
+        (lambda: Adder(use_cuda=False, unroll_len=4, last_fn_type="last"), "use_cuda"),
+        (lambda: Adder(False, 4, "last", None), "use_cuda"),
+    ],
+)
+def test_adder_ignores_use_cuda_with_a_warning(make, flag):
+    with pytest.warns(UserWarning, match=f"{flag} has no effect"):
+        adder = make()
+    assert len(adder.get_train_sample(STEPS)) == len(Adder(4).get_train_sample(STEPS)) == 2
+    assert len(adder.get_train_sample(STEPS, 2)) == len(Adder().get_train_sample(STEPS, 2)) == 3
+
+
+@pytest.mark.parametrize("function", [Adder.get_gae, di_engine.get_gae], ids=["class", "module"])
+def test_get_gae_ignores_cuda_with_a_warning(function):
+    expected = Adder.get_gae(STEPS, 0.0, 0.9, 0.9)
+    with pytest.warns(UserWarning, match="cuda has no effect"):
+        assert function(STEPS, 0.0, 0.9, 0.9, False) == expected
+    with pytest.warns(UserWarning, match="cuda has no effect"):
+        assert Adder.get_gae_with_default_last_value(STEPS, True, 0.9, 0.9, cuda=False) == expected
+
+
+def test_trajectory_length_can_be_the_text_inf():
+    assert Adder.get_traj(deque(STEPS), "inf") == STEPS
+    assert_equal_nests(Adder(4).get_nstep_return_data(STEPS, 2, "inf"), Adder.get_nstep_return_data(STEPS, 2))
+    assert "value_gamma" not in Adder.get_nstep_return_data(STEPS, 2, correct_terminate_gamma=False)[0]
+    with pytest.raises(ValueError, match="traj_len must be a length, got a bool; pass cum_reward by name"):
+        Adder.get_nstep_return_data(STEPS, 2, True)
+
+
+OVERRIDES = {"method": lambda function: function, "class": classmethod, "static": staticmethod}
+
+
+@pytest.mark.parametrize("kind", OVERRIDES)
+@pytest.mark.parametrize("is_instance", [True, False])
+def test_all_functions_of_the_adder_can_be_overridden(kind, is_instance):
+    if kind == "method" and not is_instance:
+        pytest.skip("a method needs an instance")
+    names = [name for name in vars(Adder) if not name.startswith("_")]
+    assert len(names) == 5
+    for name in names:
+        subclass = type("Mine", (Adder,), {name: OVERRIDES[kind](lambda *args, **kwargs: "mine")})
+        receiver = subclass(4) if is_instance else subclass
+        assert getattr(receiver, name)(STEPS) == "mine"
+    subclass = type("Mine", (Adder,), {"get_gae": OVERRIDES[kind](lambda *args, **kwargs: "mine")})
+    receiver = subclass(4) if is_instance else subclass
+    assert receiver.get_gae_with_default_last_value(STEPS, True, 0.9, 0.9) == "mine"
+
+
+def test_an_override_can_call_the_function_that_it_overrides():
+    class First(Adder):
+        def get_train_sample(self, data):
+            return super().get_train_sample(data)[:1]
+
+    assert len(First(2).get_train_sample(STEPS)) == 1
+
+
+# --- Keys of updates and items
+
+
+@pytest.mark.parametrize("key", ["priorities", "td_error", "info", "replay_unique_ids", "prio", "IS"])
+@pytest.mark.parametrize("holder", ["buffer", "manager"])
+def test_update_with_an_unknown_key_raises_and_changes_nothing(manager, holder, key):
+    target = manager if holder == "manager" else manager["a"]
+    with pytest.raises(ValueError, match=f"info has no key '{key}'"):
+        target.update({"replay_unique_id": ["a_0"], "priority": [9.0], key: [9.0]})
+    assert manager["a"].highest_priority == 1.0
+
+
+@pytest.mark.parametrize(("key", "right"), [("priorities", "priority"), ("collect_iters", "collect_iter")])
+def test_items_with_a_misnamed_option_raise(key, right):
+    with NaiveReplayBuffer("a") as buffer:
+        for push in (buffer.append, lambda item: buffer.extend([item]), buffer.extend_columns):
+            with pytest.raises(ValueError, match=f"an item cannot have the field '{key}'; use '{right}'"):
+                push({"x": np.ones(1), key: np.ones(1)})
+
+
+def test_options_of_columns_have_the_effect_of_those_of_items():
+    with AdvancedReplayBuffer("a", {"priority_eps": 0.0}) as buffer:
+        buffer.extend_columns({"x": np.ones(2), "priority": np.array([0.0, 5.0]), "collect_iter": np.array([3, 4])})
+        (item,) = buffer.sample(1)
+        assert (item["priority"], item["collect_iter"]) == (5.0, 4)
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_manager_update_accepts_the_priority_info_of_the_learner(manager, tmp_path, is_list):
+    with Learner(tmp_path, MeanAgent(), manager["a"].dataset(4)) as learner:
+        batch = manager.sample(4, 0) if is_list else manager["a"].sample_batch(4)
+        learner.train(batch)
+        info = learner.priority_info
+        assert list(info) == ["replay_unique_id", "replay_buffer_idx", "priority"]
+        if is_list:
+            assert info["replay_buffer_idx"].tolist() == [item["replay_buffer_idx"] for item in batch]
+            assert info["replay_unique_id"].tolist() == [item["replay_unique_id"] for item in batch]
+            assert info["priority"].tolist() == [item["reward"] for item in batch]
+            assert manager.update(info) == manager.update({"a": info}) == 4
+        assert manager["a"].update(info) == 4
+        learner.train(batches().element_spec and next(iter(batches())))
+        assert learner.priority_info == {} and manager.update(learner.priority_info) == 0
+
+
+def test_learner_of_a_mixture_has_a_priority_info_for_its_manager(tmp_path):
+    configs = {name: BufferConfig(max_size=50, priority_eps=0.0, alpha=1.0) for name in "ab"}
+    with BufferManager(configs, sample_ratio={"a": 1, "b": 1}) as manager:
+        for name in "ab":
+            manager.push_data([transition(reward) for reward in range(8)], name)
+        with Learner(tmp_path, MeanAgent(), manager.dataset(4)) as learner:
+            learner.start(2)
+            assert manager.update(learner.priority_info) == 8
+            assert learner.priority_info["dataset_index"].tolist() == [0, 0, 1, 1] * 2
+
+
+# --- Buffers, their manager and tables
+
+
+def test_manager_samples_with_the_learner_iteration_before_the_ratio(manager):
+    assert len(manager.sample(4, 0)) == len(manager.sample(4, 0, {"a": 1})) == len(manager.sample(4, {"a": 1}, 0)) == 4
+    assert len(manager.sample_batch(4, 0).info.key) == 4
+    assert manager.count() == manager.count("a") == 20
+    manager.clear(["a"])
+    assert manager.count("a") == 0
+    assert manager["a"].config == BufferConfig(max_size=100)
+
+
+# --- Hooks
+
+
+class Recorder(LearnerHook):
+    """A hook as in DI-engine's documents: it passes all arguments on, and uses the names of `BaseLearner`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.freq = kwargs["ext_args"].freq
+        self.seen = []
+
+    def __call__(self, engine):
+        if engine.last_iter.val % self.freq == 0:
+            self.seen.append(engine.last_iter.val)
+            engine.info(f"{engine.name} of {engine.world_size} at {engine.train_iter}")
+            engine.debug("details")
+            engine.logger.info("text")
+            engine.tb_logger.add_scalar("mine/seen", len(self.seen), engine.last_iter.val)
+            engine.log_buffer["scalar"]["seen"] = float(len(self.seen))
+
+
+class Named(LearnerHook):
+    def __init__(self, *args, ext_args={}, **kwargs):  # noqa: B006 - as in DI-engine's documents
+        super().__init__(*args, **kwargs)
+        self.freq = ext_args.freq
+
+    def __call__(self, engine):
+        pass
+
+
+def test_hooks_of_the_documents_work(tmp_path, caplog):
+    config = {"type": "recorder", "priority": 10, "position": "after_iter", "ext_args": {"freq": 2}}
+    register_learner_hook("recorder", Recorder)
+    hooks = hooks_from_config({"mine": config})
+    with caplog.at_level("INFO"), Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
+        learner.start(5)
+        assert hooks[0].seen == [0, 2, 4] and learner.log_buffer["seen"] == 3.0
+        learner.train(next(iter(batches())), 128)
+        assert learner.collector_envstep == 128
+        with pytest.raises(KeyError, match="log_buffer has no key 'histogram'"):
+            learner.log_buffer["histogram"]
+    assert "[RANK0]: learner of 1 at 2" in caplog.text and list((tmp_path / "train").iterdir())
+    assert set(Recorder.positions) == {"before_run", "after_run", "before_iter", "after_iter"}
+
+
+def test_ext_args_have_attributes():
+    register_learner_hook("named", Named)
+    (hook,) = hooks_from_config({"named": {"position": "after_iter", "ext_args": {"freq": 3}}})
+    assert hook.freq == 3
+    with pytest.raises(AttributeError, match="ext_args has no 'frq'; did you mean 'freq'"):
+        Recorder("mine", position="after_iter", ext_args={"freq": 3}).ext_args.frq  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "every"),
+    [("log_show_after_iter=10", LogShowHook, 10), ("save_ckpt_after_iter=5", SaveCkptHook, 5),
+     ("save_ckpt_after_run", SaveCkptHook, 10_000), ("save_ckpt_after_run=True", SaveCkptHook, 10_000)],
+)  # fmt: skip
+def test_shorthand_of_hooks_can_be_text(text, kind, every):
+    (hook,) = make_hooks(TrainingConfig("bc", hooks=[text]).hooks)
+    assert (type(hook), hook.every) == (kind, every)
+    assert make_hooks(["log_show_after_iter=False"]) == []
+    with pytest.raises(ValueError, match="got 'log_show_after_itr=5'; did you mean 'log_show_after_iter'"):
+        TrainingConfig("bc", hooks=["log_show_after_itr=5"])
+
+
+# --- Errors that name the replacement
+
+E = re.escape
+ERRORS = {
+    "selector as text": (lambda: TableConfig("replay", sampler="prioritized"), TypeError, "Selector.parse"),
+    "remover as text": (lambda: TableConfig("replay", remover="fifo"), TypeError, "Selector.parse"),
+    "limiter as text": (lambda: TableConfig("t", rate_limiter="min_size:1"), TypeError, "RateLimiter.parse"),
+    "name first": (lambda: AdvancedReplayBuffer({"replay_buffer_size": 1}), ValueError, "pass it before the config"),
+    "unknown option": (lambda: BufferManager({"a": {"max_sise": 1}}), ValueError, "did you mean 'max_size'"),
+    "no config": (lambda: BufferManager({"buffer_name": ["a"]}), TypeError, "must be a BufferConfig or a dict"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_error_names_the_replacement(name):
+    call, kind, message = ERRORS[name]
+    with warnings.catch_warnings(), pytest.raises(kind, match=message):
+        warnings.simplefilter("ignore")
+        call()
