@@ -84,6 +84,7 @@ class Evaluator:
         max_episode_steps: int | None = None,
         discount: float | None = None,
         with_goals: bool = False,
+        info_fields: Sequence[str] = (),
         timeout_secs: float = 60.0,
     ):
         """Creates and closes one environment to read its spaces.
@@ -100,6 +101,7 @@ class Evaluator:
           discount: discount factor in [0, 1] of `Evaluation.discounted_return`; None for none.
           with_goals: whether policies observe goals; environments that do not show them yet are then wrapped in
             `GoalTasks`.
+          info_fields: names of numbers in `info` to sum up in `Evaluation.env_info`; see `GymnasiumEnvironment`.
           timeout_secs: maximum duration of a step of all environments, and of the creation of each.
 
         Raises:
@@ -117,6 +119,7 @@ class Evaluator:
             require_number("discount", discount, 0, 1)
         self.reference_returns, self.discount = reference_returns, discount
         self._chosen_limit, self._timeout_secs, self._with_goals = max_episode_steps, timeout_secs, with_goals
+        self._info_fields = tuple(info_fields)
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
             self.observation_spec, self.action_space, limit = thread.call(self._read_spaces)
@@ -194,12 +197,15 @@ class Evaluator:
         actions, place = PolicyActions(policy, self.action_space), "episode {env}, step {step}"
         rollout = Rollout(envs, actions, name=self.name, place=place, call=thread.call)
         rewards: list[np.ndarray] = []
+        sums = {name: np.zeros(self.num_episodes) for name in self._info_fields}
         while rollout.is_used.any():
             if should_stop():
                 return None
             time_step = next(rollout)
             rewards.append(np.where(rollout.is_transition, time_step.reward, 0.0))
             _require_finite(rewards[-1], rollout)
+            for name, total in sums.items():
+                total += np.where(rollout.is_transition, time_step.env_info[name], 0.0)
             rollout.is_used = time_step.step_type != LAST
         returns, lengths, is_terminal = rollout.returns, rollout.lengths, time_step.discount == 0
         num_cut_off = 0 if self.is_limited else int((~is_terminal & (lengths >= self.max_episode_steps)).sum())
@@ -212,7 +218,7 @@ class Evaluator:
             )
         return Evaluation(
             returns, lengths, self.seeds, self.reference_returns, actions.num_clipped, discounted, num_cut_off,
-            _collect(envs, "is_success", bool), _collect(envs, "task_id", np.int64),
+            _collect(envs, "is_success", bool), _collect(envs, "task_id", np.int64), sums or None,
         )  # fmt: skip
 
     def _describe_cut_off(self, number: int) -> str:
@@ -235,7 +241,11 @@ class Evaluator:
 
     def _create_env(self, index: int) -> Environment:
         return make_environment(
-            self._make_env, env_id=index, max_episode_steps=self._chosen_limit, with_goals=self._with_goals
+            self._make_env,
+            env_id=index,
+            max_episode_steps=self._chosen_limit,
+            info_fields=self._info_fields,
+            with_goals=self._with_goals,
         )
 
     def _create_episode(self, index: int, seed: int) -> Environment:
@@ -253,6 +263,9 @@ class Evaluator:
             if not isinstance(action_spec, ArraySpec):
                 raise TypeError(f"the action space of {self.name} must be a Box or a discrete space, got {space}")
             require_number_rewards(env, self.name)
+            for name, spec in env.env_info_spec().items() if self._info_fields else ():
+                if name in self._info_fields and (spec.shape or spec.dtype.kind not in "biuf"):
+                    raise ValueError(f"info_fields must name single numbers, but {name!r} is {spec}")
             return env.observation_spec(), make_space(action_spec) if space is None else space, find_time_limit(env)
 
 

@@ -108,6 +108,7 @@ class RunLog:
             value = getattr(evaluation, key, None)
             if value is not None:
                 numbers[f"evaluation/{key}"] = float(value)
+        numbers |= {f"evaluation/{name}": value for name, value in getattr(evaluation, "means", {}).items()}
         self._record(step, numbers)
         if hasattr(evaluation, "returns"):
             self._run.log_evaluation(step, evaluation)

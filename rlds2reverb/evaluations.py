@@ -30,6 +30,8 @@ class Evaluation:
       successes: bool [N], whether each episode reached its goal; None if the environment does not tell, see
         `GymnasiumEnvironment`.
       tasks: int64 [N], the number of each episode's task; None without several tasks, see `GoalTasks`.
+      env_info: float64 [N], the sum of each of the `info_fields` over each episode, by name (ALF's
+        `AverageEnvInfoMetric`); None without them.
     """
 
     returns: np.ndarray
@@ -41,6 +43,7 @@ class Evaluation:
     num_cut_off: int = 0
     successes: np.ndarray | None = None
     tasks: np.ndarray | None = None
+    env_info: dict[str, np.ndarray] | None = None
 
     @property
     def mean(self) -> float:
@@ -69,14 +72,25 @@ class Evaluation:
             return {}
         return {int(task): float(self.successes[self.tasks == task].mean()) for task in np.unique(self.tasks)}
 
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each sum in `env_info` over the episodes, by 'env_info/NAME'."""
+        return {f"env_info/{name}": float(values.mean()) for name, values in (self.env_info or {}).items()}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns the results as JSON values."""
         plain = {
             name: np.asarray(value).tolist() if isinstance(value, (np.ndarray, tuple)) else value
             for name, value in vars(self).items()
+            if name != "env_info"
         }
         computed = {"mean": self.mean, "std": self.std, "score": self.score, "success_rate": self.success_rate}
-        return {**computed, **({"success_rates": self.success_rates} if self.success_rates else {}), **plain}
+        return {
+            **computed,
+            **({"success_rates": self.success_rates} if self.success_rates else {}),
+            **plain,
+            **self.means,
+        }
 
     def __str__(self) -> str:
         text = f"return {self.mean:,.1f} ± {self.std:,.1f} over {len(self.returns):,} episodes"

@@ -152,13 +152,13 @@ class BufferManager(Closing, Replacing):
           ValueError: If a buffer is unknown, the ratio or a size is invalid, or a buffer in the ratio can never return
             the whole batch.
         """
-        sample_ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
+        ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
         if isinstance(batch_size, Mapping):
-            if sample_ratio is not None:
+            if ratio is not None:
                 raise ValueError("sample_ratio cannot be set if batch_size has numbers by buffer; use one number")
             owners, counts = None, batch_size
         else:
-            owners, counts = self._select_owners(batch_size, sample_ratio, exact)
+            owners, counts = self._select_owners(batch_size, ratio, exact)
         samples = self._sample_each(counts, learner_iter, ReplayBuffer.sample, must_match=False)
         if isinstance(samples, SampleRefusal):
             return None
@@ -181,8 +181,8 @@ class BufferManager(Closing, Replacing):
         Raises `SpecMismatchError` if the items of the buffers differ, naming the field. A refused sample returns a
         `SampleRefusal`, which is false in a condition.
         """
-        sample_ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
-        owners, counts = self._select_owners(batch_size, sample_ratio, exact)
+        ratio, learner_iter = _read_order(sample_ratio, cur_learner_iter)
+        owners, counts = self._select_owners(batch_size, ratio, exact)
         sizes = {name: count for name, count in counts.items() if count}
         if not sizes:
             return self._make_empty_batch(next(iter(counts)))

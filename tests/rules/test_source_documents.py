@@ -1,19 +1,25 @@
 """The rule: a call copied from a document of DI-engine, ALF or TF-Agents works, or its error names the replacement."""
 
+import functools
+import inspect
 import math
-import re
 import warnings
 from collections import deque
 
+import gymnasium
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
 from small_agents import MeanAgent, batches
+from tf_agents.policies import random_tf_policy
+from tf_agents.specs import tensor_spec
 
-from rlds2reverb import TableConfig
+import rlds2reverb
+from rlds2reverb import TableConfig, adders, envs, learners, replay
 from rlds2reverb.adders import di_engine
 from rlds2reverb.adders.di_engine import Adder
-from rlds2reverb.learners import Learner
+from rlds2reverb.envs import suite_dm_control, suite_gym
+from rlds2reverb.learners import Learner, RunDirectory, hooks
 from rlds2reverb.learners.hooks import (
     LearnerHook,
     LogShowHook,
@@ -22,6 +28,7 @@ from rlds2reverb.learners.hooks import (
     make_hooks,
     register_learner_hook,
 )
+from rlds2reverb.replacements import read_replacements
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, NaiveReplayBuffer
 from rlds2reverb.training.config import TrainingConfig
 
@@ -158,9 +165,9 @@ def test_learner_of_a_mixture_has_a_priority_info_for_its_manager(tmp_path):
         for name in "ab":
             manager.push_data([transition(reward) for reward in range(8)], name)
         with Learner(tmp_path, MeanAgent(), manager.dataset(4)) as learner:
-            learner.start(2)
-            assert manager.update(learner.priority_info) == 8
-            assert learner.priority_info["dataset_index"].tolist() == [0, 0, 1, 1] * 2
+            learner.start(1)
+            assert manager.update(learner.priority_info) == 4
+            assert learner.priority_info["dataset_index"].tolist() == [0, 0, 1, 1]
 
 
 # --- Buffers, their manager and tables
@@ -208,10 +215,10 @@ class Named(LearnerHook):
 def test_hooks_of_the_documents_work(tmp_path, caplog):
     config = {"type": "recorder", "priority": 10, "position": "after_iter", "ext_args": {"freq": 2}}
     register_learner_hook("recorder", Recorder)
-    hooks = hooks_from_config({"mine": config})
-    with caplog.at_level("INFO"), Learner(tmp_path, MeanAgent(), batches(), hooks=hooks) as learner:
+    made = hooks_from_config({"mine": config})
+    with caplog.at_level("INFO"), Learner(tmp_path, MeanAgent(), batches(), hooks=made) as learner:
         learner.start(5)
-        assert hooks[0].seen == [0, 2, 4] and learner.log_buffer["seen"] == 3.0
+        assert made[0].seen == [0, 2, 4] and learner.log_buffer["seen"] == 3.0
         learner.train(next(iter(batches())), 128)
         assert learner.collector_envstep == 128
         with pytest.raises(KeyError, match="log_buffer has no key 'histogram'"):
@@ -243,7 +250,6 @@ def test_shorthand_of_hooks_can_be_text(text, kind, every):
 
 # --- Errors that name the replacement
 
-E = re.escape
 ERRORS = {
     "selector as text": (lambda: TableConfig("replay", sampler="prioritized"), TypeError, "Selector.parse"),
     "remover as text": (lambda: TableConfig("replay", remover="fifo"), TypeError, "Selector.parse"),
@@ -260,3 +266,132 @@ def test_error_names_the_replacement(name):
     with warnings.catch_warnings(), pytest.raises(kind, match=message):
         warnings.simplefilter("ignore")
         call()
+
+
+# --- ALF's environments
+
+
+def load(**options):
+    return suite_gym.load("CartPole-v1", **options)
+
+
+def test_suites_accept_auto_reset_and_no_env_id():
+    with load(env_id=None, auto_reset=False, max_episode_steps=1, env_wrappers=[envs.ActionObservation]) as env:
+        env.reset()
+        env.step(np.int64(0))
+        with pytest.raises(RuntimeError, match="the episode has ended; call reset"):
+            env.step(np.int64(0))
+    box = gymnasium.spaces.Box(-1, 1, (2,))
+    image = gymnasium.spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    assert envs.ObservationClip(Constant(box), -0.1, 0.1).observation_space.high.max() == np.float32(0.1)
+    assert envs.EpisodicRandomFrameCrop(Constant(image), 0.5, "channels_last", False).observation_space.shape[0] == 2
+    assert envs.EpisodicRandomFrameCrop(Constant(image)).observation_space.shape == (3, 3, 3)
+    assert envs.FrameFlip(Constant(image), 1, 0, "channels_last").observation_space.shape == (4, 4, 3)
+
+
+class Constant(gymnasium.Env):
+    """An environment with a given observation space, whose info has numbers."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, observation_space):
+        self.observation_space = observation_space
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {"cost": 0.0, "place": np.zeros(2)}
+
+    def step(self, action):
+        return self.observation_space.low, 1.0, False, False, {"cost": 2.0, "place": np.zeros(2)}
+
+
+def test_evaluation_sums_the_env_info_of_each_episode():
+    def make():
+        return Constant(gymnasium.spaces.Box(-1, 1, (2,)))
+
+    policy = load_policy_of(make)
+    evaluation = envs.evaluate(make, policy, 2, max_episode_steps=3, info_fields=["cost"])
+    assert evaluation.env_info["cost"].tolist() == [6.0, 6.0] and evaluation.as_dict()["env_info/cost"] == 6.0
+    with pytest.raises(ValueError, match="info_fields must name single numbers, but 'place' is"):
+        envs.Evaluator(make, info_fields=["place"])
+
+
+def load_policy_of(make):
+    env = envs.to_py_environment(envs.GymnasiumEnvironment(make()))
+    spec = tensor_spec.from_spec((env.time_step_spec(), env.action_spec()))
+    return random_tf_policy.RandomTFPolicy(*spec)
+
+
+@pytest.mark.parametrize("name", read_replacements()["ALF suite_gym.load"])
+def test_options_of_alf_are_refused_by_the_suites(name):
+    if name == "suite_gym.load":
+        return
+    for call in (
+        load,
+        functools.partial(envs.create_environment, "CartPole-v1"),
+        functools.partial(suite_dm_control.load, "a:b"),
+    ):
+        with pytest.raises(TypeError, match=f"has no argument '{name}'(; use| instead|:) "):
+            call(**{name: None})
+
+
+@pytest.mark.parametrize("name", read_replacements()["ALF create_environment"])
+def test_arguments_of_create_environment_are_refused(name):
+    if name != "create_environment":
+        with pytest.raises(TypeError, match=f"create_environment has no argument '{name}'(; use|:) "):
+            envs.create_environment("CartPole-v1", **{name: 1})
+
+
+CLASSES = [Learner, RunDirectory, envs.Environment, AdvancedReplayBuffer, BufferManager]
+
+
+@pytest.mark.parametrize("holder", CLASSES, ids=lambda holder: holder.__name__)
+def test_attributes_of_other_libraries_exist_or_have_a_replacement(holder):
+    sections = [section for section in read_replacements() if section.split(" ", 1)[1] in holder.replaces]
+    assert len(sections) == len(holder.replaces)
+    part = type(holder.__name__, (holder,), dict.fromkeys(getattr(holder, "__abstractmethods__", ())))
+    for section in sections:
+        for name, text in read_replacements()[section].items():
+            if text != "same" and not hasattr(part, name):
+                with pytest.raises(AttributeError, match=f"no attribute '{name}'(; use .* in place of|: )"):
+                    getattr(object.__new__(part), name)
+
+
+MODULES = [rlds2reverb, learners, hooks, replay, adders, envs]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_classes_of_other_libraries_exist_or_have_a_replacement(module):
+    names = [section.split(" ", 1)[1] for section in read_replacements()]
+    names += [name for section, texts in read_replacements().items() if "names" in section for name in texts]
+    names = [name for name in names if name[0].isupper() and name not in module.__all__]
+    assert len(names) > 100
+    for name in names:
+        with pytest.raises(ImportError, match=f"there is no {name}(; use .* in place of|: )"):
+            exec(f"from {module.__name__} import {name}")
+    assert not hasattr(module, "NoSuchName")
+
+
+HOLDERS = [envs.DiscreteAction, envs.ThreadEnvironment, AdvancedReplayBuffer, BufferManager, Learner]
+
+
+@pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: holder.__name__)
+def test_constructors_name_a_similar_argument(holder):
+    parameter = [*inspect.signature(holder).parameters][-1]
+    with pytest.raises(TypeError, match=f"has no argument '{parameter}x'; did you mean '{parameter}'"):
+        holder(**{f"{parameter}x": 1})
+
+
+def test_typing_errors_name_the_own_option_first():
+    with pytest.raises(TypeError, match="has no argument 'gym_wraper'; did you mean 'gym_wrappers'"):
+        load(gym_wraper=[])
+    with pytest.raises(
+        TypeError, match="create_environment has no argument 'num_paralel'; did you mean 'num_parallel'"
+    ):
+        envs.create_environment("CartPole-v1", num_paralel=2)
+    with pytest.raises(TypeError, match="has no argument 'sutton_barto_rewrd'; did you mean 'sutton_barto_reward'"):
+        load(sutton_barto_rewrd=True)
+    with pytest.raises(TypeError, match="pass it as suite="):
+        envs.create_environment("CartPole-v1", suite_gym.load)
+    with pytest.raises(TypeError, match="use Multitask for several"):
+        envs.create_environment(["CartPole-v1"])
+    load(sutton_barto_reward=True, render_mode="rgb_array").close()
