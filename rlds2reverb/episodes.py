@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
@@ -17,6 +17,14 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, make_step_spec,
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
 _SAME_SPEC_ADVICE = "convert all episodes to the same spec, or convert them into separate tables"
+
+
+class Contradiction(NamedTuple):
+    """Two statements of a dataset about an episode that differ: the step (None for the whole episode), and both."""
+
+    step: int | None
+    field: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Episode:
       timestamps: times in seconds `[T]` that the source has for the transitions apart from `steps`, or None.
       metadata: fields of the episode apart from its steps, such as RLDS's `episode_metadata`: nested dicts of arrays.
         Strings are bytes in arrays of objects, and a single value is an array of shape `[]`.
+      contradictions: statements of the dataset about this episode that differ from its rows.
     """
 
     steps: dict[str, Nest]
@@ -50,6 +59,7 @@ class Episode:
     unknown_final_observation: bool = False
     timestamps: np.ndarray | None = None
     metadata: dict[str, Nest] = field(default_factory=dict)
+    contradictions: tuple[Contradiction, ...] = ()
 
     @property
     def num_steps(self) -> int:

@@ -38,19 +38,19 @@ def read_array_records(split: Any, features: Any, decoders: Any) -> tf.data.Data
 
     def read() -> Iterator[bytes]:
         for part in instructions:
-            yield from _read_records(part.filename, part.skip, part.skip + part.take)
+            yield from _read_records(part.filename, part.skip, part.skip + part.take, part.examples_in_shard)
 
     records = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([], tf.string))
     decode = without_autograph(lambda record: features.deserialize_example(record, decoders=decoders))
     return PythonDataset(records.map(decode))
 
 
-def _read_records(path: str, first: int, stop: int) -> Iterator[bytes]:
-    """Yields a range of the records of a file."""
+def _read_records(path: str, first: int, stop: int, num_records: int) -> Iterator[bytes]:
+    """Yields a range of the records of a file that must have this number of them."""
     reader = _import_array_record().ArrayRecordReader(path)
     try:
-        if reader.num_records() < stop:
-            raise ValueError(f"a file must have at least {stop} records, got {reader.num_records()}")
+        if reader.num_records() != num_records:
+            raise ValueError(f"a file must have {num_records} records as in shard_lengths, got {reader.num_records()}")
         for begin in range(first, stop, _RECORDS_PER_READ):
             yield from reader.read(begin, min(begin + _RECORDS_PER_READ, stop))
     finally:

@@ -238,6 +238,9 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     require_new_names(extra_fields, where)
     available = set(available)
     found = {name: [key for key in (name, *ALIASES.get(name, ())) if key in available] for name in KEYS}
+    for names in found.values():
+        if len(names) > 1:
+            raise SourceError(f"{where} has {' and '.join(names)}, which mean the same; leave one of them out")
     keys = {name: matches[0] for name, matches in found.items() if matches}
     dones = next((key for key in DONES if key in available), None)
     if dones and TERMINALS not in keys:

@@ -20,13 +20,17 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 
+from .agreement import Fact, add_contradictions, find_contradictions
 from .columns import as_flags, make_log_episode
 from .d4rl import require_new_names
 from .formats import Format
 from .json_files import as_dict
 from .lerobot_meta import (
+    BOOKKEEPING,
     DONE,
     EPISODE_INDEX,
+    FRAME_INDEX,
+    INDEX,
     REWARD,
     SUCCESS,
     TASK,
@@ -37,6 +41,7 @@ from .lerobot_meta import (
     Metadata,
     StoredEpisode,
     read_metadata,
+    require_separate_spans,
 )
 from .source import Source, split_metadata
 
@@ -82,6 +87,7 @@ def open_lerobot(
     if cameras is not None:
         metadata.features = _select_cameras(metadata, cameras)
     features = metadata.features
+    require_separate_spans(metadata, [name for name, feature in features.items() if feature.dtype == "video"])
     if split is not None:
         metadata.episodes = _select_split(metadata, split)
     reader = _EpisodeReader(metadata, _select_fields(metadata, extra_fields), done or _choose_done(features))
@@ -102,9 +108,24 @@ def _choose_done(features: Mapping[str, Feature]) -> str:
 
 def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tuple[str, ...]:
     sentences: list[str] = []
-    num_rows, expected = sum(episode.num_rows for episode in metadata.episodes), metadata.info.get("total_frames")
-    if expected not in (num_rows, None):
-        sentences.append(f"{name}: info.json says {expected} rows, but the episodes that meta/ lists have {num_rows:,}")
+    num_rows = sum(episode.num_rows for episode in metadata.episodes)
+    totals: list[Fact] = [
+        (
+            "rows",
+            "total_frames in info.json",
+            metadata.info.get("total_frames"),
+            "the sum of lengths in meta/",
+            num_rows,
+        ),
+        (
+            "tasks",
+            "total_tasks in info.json",
+            metadata.info.get("total_tasks"),
+            "the number in meta/",
+            len(metadata.tasks),
+        ),
+    ]
+    sentences += [f"{name}: {found.message}" for found in find_contradictions(totals)]
     if metadata.num_undecided and done is None:
         assumed = _choose_done(metadata.features)
         (other,) = set(DONE_MEANINGS) - {assumed}
@@ -167,7 +188,13 @@ class _EpisodeReader:
     def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str):
         self._metadata, self._paths, self._done = metadata, paths, done
         features = metadata.features
-        own = (REWARD, DONE, SUCCESS, TRUNCATED, EPISODE_INDEX, *([TASK_INDEX] if metadata.tasks else []), TIMESTAMP)
+        own = [
+            REWARD,
+            DONE,
+            SUCCESS,
+            TRUNCATED,
+            *(name for name in BOOKKEEPING if name != TASK_INDEX or metadata.tasks),
+        ]
         needed = dict.fromkeys([*paths, *(name for name in own if name in features)])
         self._videos = [name for name in paths if features[name].dtype == "video"]
         if self._videos and TIMESTAMP not in features:
@@ -218,7 +245,7 @@ class _EpisodeReader:
         for name in self._images:
             columns[name] = decode_images(table[name], features[name].shape, f"{where}: '{name}'")
         for name in self._videos:
-            video, start = stored.videos[name]
+            video, start, _ = stored.videos[name]
             times = start + columns[TIMESTAMP].astype(np.float64)
             columns[name] = read_frames(video, times, features[name].shape, f"{where}: '{name}'")
         nest: dict[str, Any] = {}
@@ -235,9 +262,19 @@ class _EpisodeReader:
             where, index, observations, actions, rewards=rewards, terminated=is_terminal, extras=nest
         )
         timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
-        return replace(
-            episode, unterminated=not is_ended, seed=stored.seed, timestamps=timestamps, metadata=stored.metadata
-        )
+        episode = replace(episode, unterminated=not is_ended, timestamps=timestamps, metadata=stored.metadata)
+        return add_contradictions(replace(episode, seed=stored.seed), *self._list_facts(columns, stored, where))
+
+    def _list_facts(self, columns: Mapping[str, np.ndarray], stored: StoredEpisode, where: str) -> Iterator[Fact]:
+        """Yields what rows state about their places and tasks."""
+        rows = np.arange(stored.num_rows)
+        yield FRAME_INDEX, FRAME_INDEX, columns.get(FRAME_INDEX), "the row requires", rows
+        yield INDEX, INDEX, columns.get(INDEX), "the row requires", rows + columns.get(INDEX, rows)[0]
+        listed = [text.encode() for text in stored.tasks if isinstance(text, str)]
+        if TASK_INDEX in columns and listed:
+            texts = self._find_tasks(columns[TASK_INDEX], where)
+            stated = np.where(np.isin(texts, listed), texts, np.array(listed[0], object))
+            yield TASK_INDEX, "the task of the row", texts, "meta/ lists", stated
 
     def _find_tasks(self, indices: np.ndarray, where: str) -> np.ndarray:
         tasks = self._metadata.tasks

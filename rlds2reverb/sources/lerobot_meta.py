@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,16 @@ from rlds2reverb import fields
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import Nest
 
+from .agreement import require_agreement
 from .episode_metadata import make_metadata, to_metadata_array
 from .json_files import as_dict, read_json
 
 #: The text of the task of each step.
 TASK = "task"
 TIMESTAMP, EPISODE_INDEX, TASK_INDEX = "timestamp", "episode_index", "task_index"
+FRAME_INDEX, INDEX = "frame_index", "index"
 #: Columns that LeRobot makes itself.
-BOOKKEEPING = (TIMESTAMP, "frame_index", EPISODE_INDEX, "index", TASK_INDEX)
+BOOKKEEPING = (TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX)
 REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "next.truncated"
 _ENDS = (DONE, SUCCESS, TRUNCATED)
 #: File in which rlds2reverb describes the steps that it wrote, and the environment.
@@ -31,6 +34,8 @@ _PLACEHOLDER = re.compile(r"\{(episode_chunk|episode_index|chunk_index|file_inde
 #: Dtypes of metadata, which JSON does not keep.
 _NUMBER = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 _MAX_DIMENSIONS = 5
+#: Maximum overlap of the spans of two episodes in frames, and maximum deviation of a span from its length.
+_MAX_OVERLAP, _MAX_DRIFT = 0.5, 0.01
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class StoredEpisode:
       num_rows: its number of rows.
       data: the parquet file.
       first_row: its first row in that file.
-      videos: the video and the time of the first frame in it, by camera.
+      videos: the video, the time of the first frame in it, and that of the end, by camera.
+      tasks: texts of the tasks of its rows; empty if they are not stated.
       seed: seed of the environment, if rlds2reverb wrote the dataset.
       metadata: further fields in `meta/`; see `Episode.metadata`.
     """
@@ -68,7 +74,8 @@ class StoredEpisode:
     num_rows: int
     data: Path
     first_row: int
-    videos: Mapping[str, tuple[Path, float]]
+    videos: Mapping[str, tuple[Path, float, float | None]]
+    tasks: Sequence[Any] = ()
     seed: int | None = None
     metadata: dict[str, Nest] = field(default_factory=dict)
 
@@ -137,6 +144,36 @@ def read_metadata(root: Path) -> Metadata:
         raise SourceError(f"{root}: episode {empty[0]} has no rows; remove it, or copy or download the dataset again")
     undecided = 0 if own else sum(_is_undecided(maxima, features) for _, maxima, _ in rows)
     return Metadata(root, info, features, tasks, episodes, own, unread, undecided)
+
+
+def _list_tasks(row: Mapping[str, Any]) -> Sequence[Any]:
+    tasks = row.get("tasks")
+    return tasks if isinstance(tasks, list) else ()
+
+
+def require_separate_spans(metadata: Metadata, cameras: Sequence[str]) -> None:
+    """Raises `SourceError` if the span of an episode in a video has another length, or reaches into the next one.
+
+    Some writers set `to_timestamp` to the time of the last frame, in all episodes.
+    """
+    fps: Any = metadata.info.get("fps")
+    if not isinstance(fps, (int, float)) or fps <= 0:
+        return
+    for name in cameras:
+        spans = [(*episode.videos[name], episode) for episode in metadata.episodes]
+        offsets = [0.0 if stop is None else (stop - start) * fps - stored.num_rows for _, start, stop, stored in spans]
+        usual = np.clip(min(offsets, key=abs, default=0.0), -1, 1)
+        starts = sorted((video, start, stored.index) for video, start, _, stored in spans)
+        following = dict(itertools.pairwise(starts))
+        for (video, start, stop, stored), offset in zip(spans, offsets, strict=True):
+            where = f"{metadata.root.name}: episode {stored.index}: the span of '{name}' in {video.name}"
+            end = round(start + stored.num_rows / fps, 6)
+            stated = f"length {stored.num_rows} and fps {fps:g} require"
+            if abs(offset - usual) > max(_MAX_OVERLAP, _MAX_DRIFT * stored.num_rows):
+                require_agreement(where, (name, "to_timestamp", stop, stated, end))
+            other, begin, index = following.get((video, start, stored.index), (None, 0.0, 0))
+            if other == video and (end - begin) * fps > _MAX_OVERLAP:
+                require_agreement(where, (name, f"from_timestamp of episode {index}", begin, stated, f"{end} or more"))
 
 
 def _make_metadata(
@@ -270,10 +307,10 @@ def _read_v2(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     for row in map(as_dict, read_json(path)):
         index, length = _require_integers(row, [EPISODE_INDEX, "length"], path)
         values = {EPISODE_INDEX: index, "episode_chunk": index // max(chunks_size, 1)}
-        videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0) for name in cameras}
+        videos = {name: (_locate(root, info, "video_path", video_key=name, **values), 0.0, None) for name in cameras}
         data = _locate(root, info, "data_path", **values)
         maxima = {name: as_dict(stats.get(index, {}).get(name)).get("max") for name in _ENDS}
-        episodes.append((StoredEpisode(index, length, data, 0, videos), maxima, row))
+        episodes.append((StoredEpisode(index, length, data, 0, videos, _list_tasks(row)), maxima, row))
     return tasks, sorted(episodes, key=lambda entry: entry[0].index)
 
 
@@ -290,8 +327,9 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     if not files:
         raise SourceError(f"{meta / 'episodes'} has no parquet files; copy or download the dataset again")
     names = [EPISODE_INDEX, "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
-    positions = [f"videos/{name}/{key}" for name in cameras for key in ("chunk_index", "file_index", "from_timestamp")]
-    wanted = {*names, *positions, *(f"stats/{name}/max" for name in _ENDS), "seed"}
+    keys = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+    positions = [f"videos/{name}/{key}" for name in cameras for key in keys]
+    wanted = {*names, *positions, "tasks", "dataset_to_index", *(f"stats/{name}/max" for name in _ENDS), "seed"}
     found: list[tuple[Path, dict[str, Any]]] = []
     for file in files:
         found += [(file, row) for row in read_rows(file, lambda name: name in wanted or _is_metadata(name))]
@@ -300,21 +338,31 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     for file, row in sorted(found, key=lambda pair: _require_integers(pair[1], [EPISODE_INDEX], pair[0])):
         index, length, chunk, number, start = _require_integers(row, names, file)
         data = _locate(root, info, "data_path", chunk_index=chunk, file_index=number)
+        stop = (
+            "length",
+            "dataset_to_index",
+            row.get("dataset_to_index"),
+            "dataset_from_index + length",
+            start + length,
+        )
+        require_agreement(f"{file}: episode {index}", stop)
         first_row = start - first_rows.setdefault(data, start)
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
         maxima = {name: row.get(f"stats/{name}/max") for name in _ENDS}
-        episodes.append((StoredEpisode(index, length, data, first_row, videos), maxima, row))
+        episodes.append((StoredEpisode(index, length, data, first_row, videos, _list_tasks(row)), maxima, row))
     return tasks, episodes
 
 
 def _locate_video(
     root: Path, info: Mapping[str, Any], name: str, row: Mapping[str, Any], file: Path
-) -> tuple[Path, float]:
+) -> tuple[Path, float, float | None]:
     chunk, number = _require_integers(row, [f"videos/{name}/{key}_index" for key in ("chunk", "file")], file)
     start = row.get(f"videos/{name}/from_timestamp")
     if not isinstance(start, (int, float)) or not 0 <= start < float("inf"):
         raise SourceError(f"{file}: videos/{name}/from_timestamp must be a number >= 0, got {start!r}")
-    return _locate(root, info, "video_path", video_key=name, chunk_index=chunk, file_index=number), float(start)
+    stop = row.get(f"videos/{name}/to_timestamp")
+    end = float(stop) if isinstance(stop, (int, float)) else None
+    return _locate(root, info, "video_path", video_key=name, chunk_index=chunk, file_index=number), float(start), end
 
 
 def _make_tasks(rows: Sequence[Any], text: str, path: Path) -> dict[int, bytes]:

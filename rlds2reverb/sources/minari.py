@@ -20,6 +20,7 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import map_structure
 
 from . import hdf5
+from .agreement import add_contradictions, require_agreement
 from .columns import as_columns, as_flags, make_log_episode
 from .d4rl import require_new_names
 from .episode_metadata import make_metadata
@@ -92,12 +93,13 @@ def open_minari(
         ) from error
     directory = location if isinstance(location, Path) else _download_if_missing(location)
     metadata = _read_metadata(directory)
-    num_groups = sum(_check_file(file) for file in sorted((directory / "data").glob("*.hdf5")))
-    if metadata["data_format"] == "hdf5" and num_groups != metadata["total_episodes"]:
-        raise SourceError(
-            f"{directory} contains {num_groups} episodes, but its metadata.json says {metadata['total_episodes']}; "
-            "copy or download it again"
-        )
+    lengths = [length for file in sorted((directory / "data").glob("*.hdf5")) for length in _check_file(file)]
+    if metadata["data_format"] == "hdf5":
+        totals = {"total_episodes": len(lengths), "total_steps": None if None in lengths else sum(lengths)}
+        facts = [
+            (key, f"{key} in metadata.json", metadata[key], "in the files", total) for key, total in totals.items()
+        ]
+        require_agreement(str(directory), *facts)
     try:
         storage = MinariStorage.read(directory / "data")
     except Exception as error:  # minari raises AssertionError and lets through any error of its parsers.
@@ -188,9 +190,17 @@ def _read_episodes(
         extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
         seed = metadata.get("seed")
         made = _make_episode(episode, extras, index, where)
-        yield replace(
+        length = (
+            "length",
+            "total_steps",
+            metadata.get("total_steps"),
+            "the number of rewards",
+            len(episode["rewards"]),
+        )
+        made = replace(
             made, seed=None if seed is None else int(seed), metadata=make_metadata(metadata, RESERVED_OF_EPISODES)
         )
+        yield add_contradictions(made, length)
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:
@@ -235,14 +245,15 @@ def _fit_rows(column: np.ndarray, num_steps: int, where: str) -> np.ndarray:
     return column[:num_steps]
 
 
-def _check_file(path: Path) -> int:
-    """Checks every object that minari will open in a file, and returns the number of episodes."""
+def _check_file(path: Path) -> list[Any]:
+    """Checks every object that minari will open in a file, and returns the length of each episode, if stated."""
     with hdf5.open_hdf5(path) as file:
         datasets = [member for _, member in hdf5.walk(file) if isinstance(member, h5py.Dataset)]
         for dataset in datasets:
             hdf5.require_safe([dataset], f"{path.name}: '{dataset.name}'")
         hdf5.require_safe(datasets, f"{path.name}: all columns together")
-        return sum(name.startswith("episode_") for name in hdf5.list_names(file))
+        names = [name for name in hdf5.list_names(file) if name.startswith("episode_")]
+        return [file[name].attrs.get("total_steps") for name in names]
 
 
 def _is_directory(location: Any) -> bool:

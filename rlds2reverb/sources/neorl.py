@@ -18,6 +18,7 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 
 from . import d4rl, npz
+from .agreement import require_agreement
 from .columns import as_columns, as_flags
 from .formats import Format
 from .source import Source
@@ -84,6 +85,8 @@ def _find_ends(
             f"number of rows; got {index[:5].tolist()} to {index[-1:].tolist()}"
         )
     last = ends.astype(np.int64) - 1
+    is_last = np.isin(np.arange(len(done)), last)
+    require_agreement(name, (_DONE, "done", done & ~is_last, "inside the trajectories of index, it must be", False))
     is_terminal = done[last]
     warnings: tuple[str, ...] = ()
     if is_terminal.all():

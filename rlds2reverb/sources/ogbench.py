@@ -27,6 +27,7 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.ownership import copy_arrays
 
 from . import d4rl, minari, npz
+from .agreement import require_agreement
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ContinuityCheck
 from .formats import Format
@@ -206,6 +207,9 @@ def _find_trajectories(name: str, columns: Mapping[str, Any]) -> tuple[list[int]
     is_compact = _VALIDS in columns
     key = _VALIDS if is_compact else d4rl.TERMINALS
     flags = as_flags(as_columns(columns[key][:], f"{name}: '{key}'"), f"{name}: {key}")
+    if is_compact:
+        terminals = as_flags(as_columns(columns[d4rl.TERMINALS][:], name), f"{name}: {d4rl.TERMINALS}")
+        require_agreement(name, (_VALIDS, "terminals", terminals | flags, "where valids is 0, it must be", True))
     starts = [0, *(np.flatnonzero(flags != is_compact) + 1).tolist()]
     is_unterminated = starts[-1] < len(flags)
     return [*starts, len(flags)] if is_unterminated else starts, is_unterminated

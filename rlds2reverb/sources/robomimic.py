@@ -24,6 +24,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from . import hdf5, npz
+from .agreement import add_contradictions, find_contradictions
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ContinuityCheck
 from .episode_metadata import read_attributes
@@ -73,6 +74,15 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     with hdf5.open_hdf5(path) as file:
         demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
         contents = _survey(file, demos)
+        if split is None:
+            total = (
+                "rows",
+                "the attribute total",
+                file["data"].attrs.get("total"),
+                "the sum of rows",
+                contents.num_rows,
+            )
+            warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions([total]))
         described = _describe_environment(file)
     demos, count = contents.demos, len(contents.demos)
     described["metadata"] = {**described.get("metadata", {}), **contents.metadata}
@@ -316,7 +326,9 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     is_terminal = contents.is_terminal[index]
     episode = make_log_episode(demo.where, index, observations, actions, **columns, terminated=is_terminal)
     is_unterminated = bool(contents.unterminated and contents.unterminated[index])
-    return replace(episode, unterminated=is_unterminated, metadata=read_attributes(demo.group, RESERVED))
+    made = replace(episode, unterminated=is_unterminated, metadata=read_attributes(demo.group, RESERVED))
+    stated = demo.group.attrs.get("num_samples")
+    return add_contradictions(made, ("length", "num_samples", stated, "the number of actions", len(actions)))
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

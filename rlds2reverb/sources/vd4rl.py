@@ -20,6 +20,7 @@ from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
 from . import hdf5, npz
+from .agreement import add_contradictions, require_agreement
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .formats import Format
 from .source import Source
@@ -29,7 +30,7 @@ _OBSERVATIONS = ("image", "observation")
 _FIRST, _LAST = 0, 2
 _TERMINALS_LOST = "{}: DrQ-v2 stores the discount 0 of terminal states as 1, so that they cannot be recognised"
 #: `TIME-ID-LENGTH.npz` of DreamerV2 and `TIME_INDEX_LENGTH.npz` of DrQ-v2.
-_FILE_NAME = re.compile(r"\d{8}T\d{6}(?:-[0-9a-f]+-\d+|_(?P<index>\d+)_\d+)\.npz")
+_FILE_NAME = re.compile(r"\d{8}T\d{6}(?:-[0-9a-f]+|_(?P<index>\d+))[-_](?P<length>\d{1,9})\.npz")
 
 
 def open_folder(folder: Path) -> Source:
@@ -57,7 +58,12 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
                     )
                 names = (*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, fields.IS_TERMINAL)
                 columns = {key: as_columns(arrays[key].read(), f"{where}: '{key}'") for key in names if key in arrays}
-            yield _make_episode(where, index, columns)
+            made, stated = _make_episode(where, index, columns), _FILE_NAME.fullmatch(paths[index].name)
+            lengths = (made.num_transitions, made.num_steps)  # DrQ-v2 states the first, and DreamerV2 the second.
+            if stated and int(stated["length"]) not in lengths:
+                fact = ("length", "the length in the file's name", int(stated["length"]), "it has the rows", lengths[1])
+                made = add_contradictions(made, fact)
+            yield made
 
     warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
     count = len(paths)
@@ -82,6 +88,8 @@ def open_file(path: Path) -> Source:
         step_types = columns[_STEP_TYPE][()].reshape(-1)
     if step_types[0] != _FIRST:
         raise SourceError(f"{path.name}: step_type must be 0 in the first one of the rows, got {step_types[0]}")
+    follows_last = step_types[1:][step_types[:-1] == _LAST]
+    require_agreement(path.name, (_STEP_TYPE, "step_type", follows_last, "after a last step, it must be", _FIRST))
     starts = [*np.flatnonzero(step_types == _FIRST).tolist(), len(step_types)]
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:

@@ -33,6 +33,7 @@ class _Check(Protocol):
 _CHECKS: tuple[Callable[[Source], _Check], ...] = (
     *(values.Numbers, values.Constants, outliers.Jumps, actions.ActionBounds, images.FrozenCameras),
     *(ends.Rewards, ends.Lengths, conventions.Conventions, resets.Autoresets),
+    episodes.Contradictions,
 )
 _BLOCK_CHECKS: tuple[Callable[[Block, Tallies], None], ...] = (
     *(actions.find_repetitions, images.find_odd_images, ends.find_odd_ends, episodes.find_empty_texts),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from rlds2reverb import fields
@@ -9,12 +11,31 @@ from rlds2reverb.fingerprints import episode_digests
 
 from ..source import Source
 from .blocks import Block
-from .findings import CHECKS, Tallies
+from .findings import CHECKS, Finding, Tallies, Tally
 
 #: Last parts of the names of fields with times or numbers of frames.
 _TIME_NAMES = ("timestamp", "timestamps", "time_stamp", "sim_time", "time", "frame_index")
 #: Deviations of times, in intervals: a single interval, the sum up to a step, and a gap.
 _MAX_JITTER, _MAX_DRIFT, _MIN_GAP = 0.2, 0.5, 1.5
+
+
+class Contradictions:
+    """Statements about episodes that differ from their rows, which the reader has found."""
+
+    def __init__(self, source: Source):
+        self._found: dict[str, tuple[Tally, str]] = {}
+
+    def add(self, block: Block) -> None:
+        """Adds a block."""
+        for episode in block.batch.episodes:
+            for step, field, message in episode.contradictions:
+                tally, _ = self._found.setdefault(field, (Tally(), message))
+                tally.add_counts(1, 1, episode.index, step)
+
+    def finish(self) -> Iterator[Finding]:
+        """Yields what was found, with the values of the first episode."""
+        for field, (tally, message) in self._found.items():
+            yield from tally.report("contradiction", field, message)
 
 
 class Copies:

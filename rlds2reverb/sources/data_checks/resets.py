@@ -20,7 +20,7 @@ from rlds2reverb.specs import leaves
 
 from ..source import Source
 from .blocks import Block
-from .findings import CHECKS, Finding, Tally
+from .findings import Finding, Tally
 
 #: Names of the checks of both modes.
 NEXT_STEP_CHECK, SAME_STEP_CHECK = "reset-steps", "reset-observations"
@@ -124,18 +124,15 @@ class Autoresets:
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
-        name, (next_step, same_step) = (
-            fields.OBSERVATION,
-            (CHECKS[check][1] for check in (NEXT_STEP_CHECK, SAME_STEP_CHECK)),
-        )
-        num = self._begins.count
+        name, num = fields.OBSERVATION, self._begins.count
         has_rare_zeros = self._num_zeros < _MAX_RARE * self._num_others
         by_chance = ((self._num_zeros + 1) / (self._num_others + 1)) ** num
         all_zero = has_rare_zeros and num == self._num_zero_begins and by_chance <= _MAX_BY_CHANCE
+        message = "an episode begins with the reset after the one before, {}"
         if self._begins.log_shares <= self._ends.log_shares and (self._begins.are_likely or all_zero):
-            yield from self._begins.report(NEXT_STEP_CHECK, name, f"{next_step}, from its final state")
+            yield from self._begins.report(NEXT_STEP_CHECK, name, message.format("from its final state"))
         elif self._ends.are_likely:
-            yield from self._ends.report(SAME_STEP_CHECK, name, same_step)
+            sentence = "an episode ends in the first observation of the next one"
+            yield from self._ends.report(SAME_STEP_CHECK, name, sentence)
         if has_rare_zeros and self._unknown.are_likely and self._unknown.count >= max(2, self._num_unknown / 2):
-            message = f"{next_step}, with a jump of the observation and the reward 0"
-            yield from self._unknown.report(NEXT_STEP_CHECK, name, message)
+            yield from self._unknown.report(NEXT_STEP_CHECK, name, message.format("with a jump and the reward 0"))

@@ -108,7 +108,9 @@ def test_damaged_array_records_raise(prepared, tmp_path):
     with pytest.raises(SourceError, match="is damaged at episode 5"):
         load(tmp_path)
     second.write_bytes(first.read_bytes())
-    with pytest.raises(SourceError, match="is damaged at episode 2 .*a file must have at least 3 records, got 2"):
+    with pytest.raises(
+        SourceError, match="is damaged at episode 2 .*a file must have 3 records as in shard_lengths, got 2"
+    ):
         load(tmp_path)
 
 

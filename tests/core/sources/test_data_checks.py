@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from rlds2reverb import check_dataset, load
 from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.episodes import Contradiction
 from rlds2reverb.sources.data_checks import CHECKS, SEVERITIES, DatasetChecks
 from rlds2reverb.sources.data_checks.actions import find_runs
 from rlds2reverb.sources.data_checks.outliers import LargestValues
@@ -82,7 +83,11 @@ def make_episodes(name):
 
 def make_source(episodes):
     env_spec = json.dumps({"id": "Walker-v0", "max_episode_steps": 100})
+    contradictions = [steps.pop("contradictions", ()) for steps in episodes]
     source = load(episodes)
+    if any(contradictions):
+        pairs = list(zip(source.read(), contradictions, strict=True))
+        source = replace(source, read=lambda: (replace(episode, contradictions=found) for episode, found in pairs))
     return replace(source, env_spec=env_spec) if "timestamp" not in episodes[0] else source
 
 
@@ -146,6 +151,10 @@ def insert_resets(data):
         first = {"observation": final, "action": steps["action"][3:4], "reward": np.zeros(1, np.float32)}
         steps = {name: np.concatenate([first[name], column]) for name, column in steps.items()}
         data[number] = finish_steps(steps, terminal=bool(data[number]["is_terminal"][-1]))
+
+
+def contradict_length(data):
+    data[2]["contradictions"] = (Contradiction(None, "length", "length is 9, but the number of rows 62"),)
 
 
 def reset_final_observations(data):
@@ -221,6 +230,7 @@ DEFECTS = [
     ("discount 0 inside of an episode", "walker", fill("discount", 30, 0), "discount-disagrees-with-end", (1, 2, 30)),
     ("resets among the steps", "walker", insert_resets, "reset-steps", (7, 1, 0), "episode-longer-than-limit"),
     ("final observations of the next episodes", "walker", reset_final_observations, "reset-observations", (7, 0, 59)),
+    ("length that the rows contradict", "walker", contradict_length, "contradiction", (1, 2, None)),
     ("end flag without transitions", "walker", single_step, "single-step-episodes", (1, 8, None)),
     ("episode stored twice", "arm", lambda data: data.append(data[2]), "duplicate-episodes", (1, 8, None)),
     ("episode beyond the limit", "walker", lengthen, "episode-longer-than-limit", (1, 1, 100)),

@@ -144,14 +144,14 @@ def test_number_of_rows_that_differs_from_the_description_is_reported(copy):
     root = copy("v3.0/c3")
     assert not any("info.json" in warning for warning in load(root).warnings)
     edit_json(root / "meta/info.json", total_frames=85)
-    warning = f"{root.name}: info.json says 85 rows, but the episodes that meta/ lists have 84"
+    warning = f"{root.name}: total_frames in info.json is 85, but the sum of lengths in meta/ 84"
     assert warning in load(root).warnings
 
 
 def test_rows_that_the_description_leaves_out_raise(copy):
     root = copy("v3.0/c3")
     (path,) = root.glob("meta/episodes/*/*.parquet")
-    table = pq.read_table(path)
+    table = pq.read_table(path).drop_columns(["dataset_to_index"])  # It would contradict the length.
     lengths = table["length"].to_pylist()
     for number in (0, len(lengths) - 1):
         shorter = [length - (place == number) for place, length in enumerate(lengths)]
