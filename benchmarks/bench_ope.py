@@ -132,7 +132,8 @@ def measure_ranking(data: str, env: str, out: Path, *, updates: int, ensemble: i
     runs = []
     for algo, steps, options in RUNS:
         name = "-".join([algo, str(steps), *map(str, options.values())])
-        normalize = {"reward": "iql_locomotion"} if algo == "iql" else {}
+        normalize: dict[str, Any] = {"reward": "iql_locomotion"} if algo == "iql" else {}
+        normalize |= {"normalize_observations": False} if algo == "bc" else {}
         config = {
             "steps": steps,
             "env": "none",

@@ -45,11 +45,13 @@ REBRAC_PRESETS = {
 }
 #: Numbers of episodes after which a bandit chooses.
 NUM_EPISODES = (1, 10, 100)
+#: The published settings of cloning and FQL.
+_PUBLISHED = {"normalize_observations": False}
 #: The options of each variant that is compared.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "bc": {"algo": "bc"},
-    "bc_10": {"algo": "bc", "top_percent": 10},
-    "bc_50": {"algo": "bc", "top_percent": 50},
+    "bc": {"algo": "bc", **_PUBLISHED},
+    "bc_10": {"algo": "bc", "top_percent": 10, **_PUBLISHED},
+    "bc_50": {"algo": "bc", "top_percent": 50, **_PUBLISHED},
     "iql": {"algo": "iql"},
     "iql_constant_rate": {"algo": "iql", "hyperparameters": {"num_updates": None}},
     "iql_3step": {"algo": "iql", "n_step": 3},
@@ -68,7 +70,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "hyperparameters": {"num_density_updates": 20_000, "density_hidden_sizes": [[256, 256]]},
     },
     # Published networks have four layers of 512.
-    "fql": {"algo": "fql", "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [[256, 256]]}},
+    "fql": {
+        "algo": "fql",
+        "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [[256, 256]]},
+        **_PUBLISHED,
+    },
 }
 
 

@@ -36,7 +36,7 @@ TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "cube-single-play-singletask-v0",
         "ogbench:cube-single-singletask-v0",
         {
-            "bc": {"algo": "bc"},
+            "bc": {"algo": "bc", "normalize_observations": False},
             "iql": {"algo": "iql", "hyperparameters": {"temperature": 1.0}},
             "rebrac": {"algo": "rebrac", "hyperparameters": {"actor_penalty": 0.1, "critic_penalty": 0.0}},
             "fql": {"algo": "fql", "presets": "fql-ogbench-cube-scene"},

@@ -43,7 +43,8 @@ class Algorithm:
         `train_sequence_length`.
       batch_size: published number of items per batch.
       has_td_errors: whether updates return TD errors, which prioritized sampling requires; None if unknown.
-      normalizes_observations: whether the published results use normalised observations.
+      normalizes_observations: whether observations are normalised by default: if the published results use normalised
+        observations, and for cloning, flows and goals, whose data are often in units such as degrees.
       step_info: names of numbers that depend on a step's whole episode, which the agent receives as the policy info of
         transitions: 'return_to_go', the discounted return from the step on, which is undiscounted in windows, and
         'time_step', the step's number.
@@ -82,7 +83,7 @@ class Algorithm:
 _ATARI: dict[str, Any] = {"actions": "discrete", "batch_size": 32}
 #: What agents with goals have in common; the batch size is that of OGBench (Park et al. 2025, arXiv:2410.20092). They
 #: do not learn from the rewards of a dataset.
-_GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors": False}
+_GOALS: dict[str, Any] = {"items": "goals", "batch_size": 1024, "has_td_errors": False, "normalizes_observations": True}
 
 #: All algorithms by name.
 ALGORITHMS: dict[str, Algorithm] = {
@@ -101,6 +102,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "Fujimoto & Gu 2021 (baseline), arXiv:2106.06860",
             data="expert demonstrations, also without rewards",
             has_td_errors=False,
+            normalizes_observations=True,
         ),
         "cal_ql": Algorithm(
             "cql:CQLAgent",
@@ -142,6 +144,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "discrete",
             data="expert demonstrations, also without rewards",
             has_td_errors=False,
+            normalizes_observations=True,
         ),
         "discrete_bcq": Algorithm(
             "discrete_bcq:DiscreteBCQAgent",
@@ -194,6 +197,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "flow Q-learning",
             "Park, Li & Levine 2025, arXiv:2502.02538",
             data="several ways to act: play, demonstrations",
+            normalizes_observations=True,
         ),
         "gcbc": Algorithm(
             "gcbc:GCBCAgent",
@@ -298,7 +302,7 @@ def register_agent(
     items: Items | None = None,
     batch_size: int = _BATCH_SIZE,
     has_td_errors: bool | None = None,
-    normalizes_observations: bool = False,
+    normalizes_observations: bool | None = None,
     step_info: Sequence[str] = (),
     summary: str = "",
 ) -> None:
@@ -317,14 +321,14 @@ def register_agent(
       agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)` and returns a
         `TFAgent`. Its other arguments are the hyperparameters.
       actions: kind of actions, which is checked before the data are read; None to let the agent check its action spec.
-        For subclasses of the agents of rlds2reverb, None inherits the value of the base class; so do `items` and
-        `has_td_errors`.
+        For subclasses of the agents of rlds2reverb, None inherits the value of the base class; so do `items`,
+        `has_td_errors` and `normalizes_observations`.
       items: whether the agent learns from transitions (batches of `Transition` [B, ...]) or trajectories (batches of
         `Trajectory` [B, T, ...]), or from goals, see `GoalSampling`; None to follow its `train_sequence_length`.
       batch_size: default number of items per batch.
       has_td_errors: whether the agent returns `td_error` [B] in `LossInfo.extra`, which prioritized sampling requires;
         None to find out when it is required.
-      normalizes_observations: whether observations are normalised by default.
+      normalizes_observations: whether observations are normalised by default; None for no, unless it is inherited.
       step_info: numbers that the agent receives as the policy info of transitions, 'return_to_go' or 'time_step'; see
         `Algorithm`.
       summary: full name, for `rlds2reverb agents`.
@@ -390,6 +394,13 @@ def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
     return algorithm
 
 
+def accepts_statistics(agent: Callable[..., Any]) -> bool:
+    """Returns whether a class or function accepts the statistics that normalise observations."""
+    from .agents.hyperparameters import read_declarations
+
+    return read_declarations(agent).keys() >= {"observation_mean", "observation_std"}
+
+
 def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
     if not callable(agent):
         raise TypeError(f"an agent must be a class or function that creates it, got {agent!r}")
@@ -407,4 +418,5 @@ def _describe_own(name: str, agent: Callable[..., Any]) -> Algorithm:
     base = next((candidate for candidate in bases if candidate is not None), None)
     if base is not None:
         own = replace(own, actions=base.actions, items=base.items, has_td_errors=base.has_td_errors)
+        own = replace(own, normalizes_observations=base.normalizes_observations and accepts_statistics(agent))
     return own

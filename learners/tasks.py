@@ -97,7 +97,7 @@ def read_policy(policy: Mapping[str, Any]) -> PolicyTask:
     hyperparameters, observation = dict(policy.get("hyperparameters") or {}), specs["observation"]
     for name in _STATISTICS:
         if hyperparameters.get(name) is not None:
-            hyperparameters[name] = tree.map_structure_up_to(observation, np.float32, hyperparameters[name])
+            hyperparameters[name] = tree.map_structure_up_to(observation, np.float64, hyperparameters[name])
     return PolicyTask(policy["algo"], ts.time_step_spec(observation), specs["action"], hyperparameters)
 
 

@@ -18,7 +18,13 @@ from rlds2reverb._arguments import require_count
 from rlds2reverb._system.text import suggest
 from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code
 from rlds2reverb.errors import ArgumentError, Message
-from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm, restore_algorithm
+from rlds2reverb.learners.algorithms import (
+    RUN_HYPERPARAMETERS,
+    Algorithm,
+    accepts_statistics,
+    get_algorithm,
+    restore_algorithm,
+)
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, is_reference
@@ -123,8 +129,8 @@ def check_options(config: Any) -> None:
 class TrainingConfig:
     """The options of a training run. Creating one checks every value, before any data are read.
 
-    `batch_size` and `normalize_observations` are None in a call to choose what was published for the algorithm; the
-    attributes then contain that choice. With `epochs`, `steps` is None until `for_items` has computed it. `algo` is
+    `batch_size` and `normalize_observations` are None in a call to choose the default of the algorithm; the attributes
+    then contain that choice. With `epochs`, `steps` is None until `for_items` has computed it. `algo` is
     always a string, even if the custom agent was passed as a class or function. The entries below are also the texts of
     `--help` and of the documentation.
 
@@ -181,7 +187,8 @@ class TrainingConfig:
       cut_at_terminal: End each episode at its first terminal step.
       reward: Transform rewards: iql_locomotion, iql_antmaze, cql_antmaze, or scale:SCALE[:SHIFT] for (r - SHIFT) *
         SCALE.
-      normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset.
+      normalize_observations: Replace observations by (o - mean) / (std + 0.001), with statistics of the dataset;
+        constant elements by 0.
       clip_actions: Clip actions to just inside their bounds (by 1e-5 of half the range).
       action_bounds: Minimum and maximum of the actions.
 
@@ -247,7 +254,7 @@ class TrainingConfig:
     cut_at_terminal: bool = _preprocessing(False, identifies=True)
     reward: str | None = _preprocessing(None, "unchanged", metavar="RECIPE", identifies=True)
     normalize_observations: bool | None = _preprocessing(
-        None, "as published for the algorithm, mostly not", identifies=True
+        None, "as published; True for cloning, flows, goals and chunks", identifies=True
     )
     clip_actions: bool = _preprocessing(False, identifies=True)
     action_bounds: tuple[float, float] | None = _preprocessing(
@@ -272,7 +279,7 @@ class TrainingConfig:
             drop_fields=tuple(self.drop_fields),
             hyperparameters=dict(self.hyperparameters),
         )
-        defaults = {"batch_size": algorithm.batch_size, "normalize_observations": algorithm.normalizes_observations}
+        defaults = {"batch_size": algorithm.batch_size, "normalize_observations": self.normalizes_by_default}
         if self.epochs is None:
             defaults["steps"] = DEFAULT_STEPS
         vars(self).update({name: value for name, value in defaults.items() if getattr(self, name) is None})
@@ -430,7 +437,18 @@ class TrainingConfig:
             raise ArgumentError("requires a dataset, whose best episodes it selects", about="top_percent")
         if self.validation:
             raise ArgumentError("requires a dataset, whose episodes it holds out", about="validation")
-        return self.replace(steps=0)
+        return self.without_statistics().replace(steps=0)
+
+    def without_statistics(self) -> TrainingConfig:
+        """Returns the configuration of a run on data without statistics of the observations.
+
+        Raises:
+          ArgumentError: If observations are to be normalised, but not by default.
+        """
+        if self.normalize_observations and not self.normalizes_by_default:
+            sentence = "requires a dataset, whose statistics it uses"
+            raise ArgumentError(sentence, about="normalize_observations", value=True)
+        return self.replace(normalize_observations=False)
 
     def for_items(self, num_items: int) -> TrainingConfig:
         """Returns the configuration of a run on a dataset with this number of items: `epochs` determine `steps`."""
@@ -439,6 +457,14 @@ class TrainingConfig:
         config = self.replace()
         vars(config).update(steps=-(-self.epochs * num_items // (self.batch_size or 1)))
         return config
+
+    @property
+    def normalizes_by_default(self) -> bool:
+        """Whether observations are normalised unless `normalize_observations` is set."""
+        algorithm = get_algorithm(self.algo)
+        if self.chunk_length == 1 or algorithm.normalizes_observations:
+            return algorithm.normalizes_observations
+        return algorithm.factory is None or accepts_statistics(algorithm.factory)
 
     @property
     def num_updates(self) -> int | None:

@@ -15,14 +15,15 @@ from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, Traje
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.adders import NStep
 from rlds2reverb.client import split_servers
-from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, get_algorithm
+from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, accepts_statistics, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.action_specs import ADVICE, describe_bounds
+from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.goals import GoalSampling
@@ -33,6 +34,8 @@ from .config import TrainingConfig
 #: Exponent of the importance weights at the beginning and at the end of a run with prioritized replay (Schaul et al.
 #: 2016, table 3, proportional).
 FIRST_BETA, LAST_BETA = 0.4, 1.0
+#: What to do with floats that stand for discrete actions.
+WHOLE_NUMBERS = "cast whole numbers to integers (one-hot vectors by argmax)"
 #: Number of batches to prepare ahead.
 PREFETCH = 4
 
@@ -40,7 +43,7 @@ _AnyServer = TypeVar("_AnyServer", bound=ReplayServer | ShardedReplayServer)
 
 
 class Moments(NamedTuple):
-    """The numbers that agents subtract from the observations and divide them by: nests of float32.
+    """The numbers that agents subtract from the observations and divide them by: nests of float64.
 
     The divisor is the standard deviation + 0.001, and infinity for constant elements, which become 0. Integers, such as
     images, are not normalised: they have 0 and 1.
@@ -234,6 +237,23 @@ def find_goal_sampling(config: TrainingConfig, time_step_spec: Any, action_spec:
     return sampling
 
 
+def warn_large(moments: ObservationMoments, config: TrainingConfig, *, has_statistics: bool = True) -> list[str]:
+    """Returns a warning if observations that an agent receives without normalisation exceed 10 in size; else none.
+
+    `has_statistics` is whether the data determine the mean and the standard deviation.
+    """
+    found = [] if "observation_mean" in config.hyperparameters else moments.describe_large()
+    algorithm = get_algorithm(config.algo)
+    sentence = f"observations of more than 10 in size slow down or prevent learning: {'; '.join(found)}; "
+    if not has_statistics:
+        message = sentence + "normalise them with the hyperparameters observation_mean and observation_std"
+    elif algorithm.factory is None or accepts_statistics(algorithm.factory):
+        message = Message(sentence + "normalise them", normalize_observations=True)
+    else:
+        message = sentence + "normalise them in the agent"
+    return [message] if found else []
+
+
 def require_trainable(step_spec: Nest, config: TrainingConfig, action_space: Any) -> None:
     """Checks the fields of a dataset before it is read.
 
@@ -281,9 +301,10 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
             f"{tuple(action_space.shape)}; " + ADVICE
         )
     if action_space is not None and np.issubdtype(action_space.dtype, np.integer) != is_discrete:
+        cast = "" if is_discrete else f"{WHOLE_NUMBERS}, or "
         raise SpecMismatchError(
             f"the dataset's actions are {spec.dtype.name}, but those of the environment "
-            f"{np.dtype(action_space.dtype).name}; " + ADVICE
+            f"{np.dtype(action_space.dtype).name}; {cast}" + ADVICE
         )
     if is_discrete and spec.shape == (1,):
         raise SpecMismatchError(f"discrete actions must be single integers, got {got}; remove the last axis")
@@ -297,9 +318,10 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
     kind = "discrete" if is_discrete else "continuous"
     if algorithm.actions not in (kind, None):
         names = ", ".join(name for name, other in ALGORITHMS.items() if other.actions == kind)
+        cast = "cast numbers of a scale to floats" if is_discrete else WHOLE_NUMBERS
         raise SpecMismatchError(
-            f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); use "
-            f"one of {names}"
+            f"{algorithm.name} requires {algorithm.actions} actions, but those of the dataset are {kind} ({got}); "
+            f"{cast}, or use one of {names}"
         )
 
 

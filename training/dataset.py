@@ -23,7 +23,8 @@ from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut, decode_images
 from rlds2reverb.sources import Source
-from rlds2reverb.sources.action_specs import describe_bounds, make_action_spec
+from rlds2reverb.sources.action_specs import OF_DATA, describe_bounds, make_action_spec
+from rlds2reverb.sources.data_checks import Finding
 from rlds2reverb.sources.loaded_steps import (
     LoadedSteps,
     Preparation,
@@ -51,6 +52,7 @@ from .data import (
     require_trainable,
     sample_table,
     start_isolated,
+    warn_large,
 )
 from .step_info import SOURCE_FIELDS, make_step_info
 
@@ -138,6 +140,8 @@ def open_dataset(
         has_advice=config.env is not None,
     )
     notes += [] if about_bounds is None else [about_bounds]
+    if about_bounds is not None and OF_DATA in about_bounds:
+        warnings += [_describe_odd(finding) for finding in dataset.odd_actions]
     clipping = dataset.count_clipped(action_spec)
     if clipping.counts[1] and config.clip_actions:
         notes.append(clipping.describe())
@@ -150,6 +154,8 @@ def open_dataset(
     notes += about_selection
     if config.normalize_observations:
         notes += dataset.moments.describe_constants()
+    else:
+        warnings += warn_large(dataset.moments, config)
     time_step_spec, moments = _describe_observations(dataset, config)
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
@@ -239,6 +245,13 @@ def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
             got = "no such field" if spec is None else describe(spec) if isinstance(spec, ArraySpec) else "a nest"
             have = ", ".join(map(repr, sorted(step_spec)))
             raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
+
+
+def _describe_odd(finding: Finding) -> Message:
+    """Returns a warning about actions that determine the bounds alone, to which all others are scaled."""
+    counts = f"{finding.count:,} steps, the first in {finding.place}" if finding.count > 1 else finding.place
+    sentence = f"all actions are scaled to a few: {finding.field} is {finding.message} ({counts}); {finding.advice}"
+    return Message(f"{sentence}, or set the bounds", action_bounds=...)
 
 
 def _describe_observations(dataset: LoadedSteps, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:

@@ -24,6 +24,7 @@ from rlds2reverb.sources import load
 
 from .config import TrainingConfig, declared_options
 from .environment_spec import name_env
+from .sources import fit_config
 
 #: File of the plan in the directory of an experiment.
 PLAN_FILE = "plan.json"
@@ -308,7 +309,7 @@ def _make_run_config(config: TrainingConfig, source: Any, seed: int) -> Training
                 f"hook {describe_reference(hook)} cannot be copied for each run ({error}); pass a class without "
                 "arguments, or text such as 'my_module:MyHook(every=10)'"
             ) from error
-    return (config.without_data() if source is None else config).replace(seed=seed, hooks=hooks)
+    return fit_config(source, config).replace(seed=seed, hooks=hooks)
 
 
 def _require_options(owner: str, options: Mapping[str, Any], valid: set[str]) -> None:

@@ -62,6 +62,17 @@ def open_source(source: Any) -> Source | TableLocation:
     return find_tables(source) or keep_images_encoded(load(source))
 
 
+def fit_config(source: Any, config: TrainingConfig) -> TrainingConfig:
+    """Returns the options of a run on a source, without what it cannot have: see `without_data` and `open_data`.
+
+    Raises:
+      ValueError: If an option requires a dataset.
+    """
+    if source is None:
+        return config.without_data()
+    return config if find_tables(source) is None else config.without_statistics()
+
+
 def find_fingerprint(source: Any, config: TrainingConfig) -> str | None:
     """Returns the `TrainingData.fingerprint` of a source; None for the tables of servers, whose content may change."""
     if source is None:

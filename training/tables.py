@@ -29,6 +29,7 @@ from rlds2reverb.server.shards import find_shards, find_table_directories
 from rlds2reverb.sources.action_specs import make_action_spec
 from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.sources.loaded_steps import convert_columns
+from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, path_name
 from rlds2reverb.store.goals import add_goal
@@ -43,6 +44,7 @@ from .data import (
     require_trainable_actions,
     sample_table,
     start_isolated,
+    warn_large,
 )
 from .dataset import make_cut
 from .sampled_episodes import SampledEpisodes
@@ -157,6 +159,7 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         if not has_one_priority and config.sampler == "uniform":
             sentence = "the table samples items by priority; do the same here for importance weights"
             warnings.append(Message(sentence, sampler="prioritized"))
+        warnings += warn_large(_measure_observations(table, sample), config, has_statistics=False)
         if get_algorithm(config.algo).normalizes_observations and "observation_mean" not in config.hyperparameters:
             notes.append(
                 f"observations are not normalised, because {name} has no statistics; set the hyperparameters "
@@ -176,6 +179,19 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         warnings=tuple(warnings),
         _resources=resources,
     )
+
+
+def _measure_observations(table: ServedTable, sample: Any) -> ObservationMoments:
+    """Returns the moments of the observations of some items of a table."""
+    specs = tree.map_structure(
+        lambda leaf: ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype.as_numpy_dtype)), table.row_spec["observation"]
+    )
+    moments = ObservationMoments(specs)
+    observation = sample.data["observation"] if isinstance(sample.data, dict) else sample.data.observation
+    for column, leaf in zip(tree.flatten(observation), moments.leaves, strict=True):
+        if leaf is not None:
+            leaf.add(column.numpy().reshape(-1, *leaf.max_size.shape))
+    return moments
 
 
 def choose_table(names: Sequence[str]) -> str:

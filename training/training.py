@@ -34,7 +34,7 @@ from .environment import environment_key
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .progress import Progress, raise_if_interrupted
-from .sources import open_environment, open_evaluated_data
+from .sources import fit_config, open_environment, open_evaluated_data
 from .trackers import TENSORBOARD, RunTrackers
 from .validation import ValidationHook
 
@@ -131,7 +131,7 @@ class Training(Closing):
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
-        self.config = config = config.without_data() if source is None else config
+        self.config = config = fit_config(source, config)
         self.run_dir = find_run_dir(run_dir)
         require_single_run(self.run_dir)
         self._progress = progress or Progress(quiet=True)

@@ -22,6 +22,9 @@ class BCAgent(OfflineAgent):
 
     The first is the "BC" baseline of TD3+BC (Fujimoto & Gu 2021, eq. 3 without Q); the second is IQL's actor with all
     advantage weights 1 (Kostrikov et al. 2021, eq. 7 with beta = 0). For top-x % cloning, train on the best episodes.
+
+    With chunks of actions, both are means over the actions that exist: those after the end of an episode, for which the
+    policy info contains a `mask` [B, length], have no weight.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class BCAgent(OfflineAgent):
 
     def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
+        weights = batch.action_weights()
         if isinstance(self._actor, GaussianActor):
-            return -self._actor.log_prob(batch.observation, batch.action)
-        return tf.reduce_mean(tf.square(self._actor.mode(batch.observation) - batch.action), axis=-1)
+            return -tf.reduce_sum(weights * self._actor.log_probs(batch.observation, batch.action), axis=-1)
+        return tf.reduce_mean(weights * tf.square(self._actor.mode(batch.observation) - batch.action), axis=-1)

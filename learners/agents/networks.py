@@ -240,9 +240,13 @@ class GaussianActor(tf.Module):
 
     def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns the log densities, float32 [B], of actions [B, A]."""
+        return tf.reduce_sum(self.log_probs(observation, action), axis=-1)
+
+    def log_probs(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
+        """Returns the log densities of the elements of actions [B, A], float32 [B, A]."""
         log_std = tf.clip_by_value(self.log_std, *self._bounds)
         z = (action - self.mode(observation)) * tf.exp(-log_std)
-        return -0.5 * tf.reduce_sum(tf.square(z) + 2.0 * log_std + np.float32(np.log(2 * np.pi)), axis=-1)
+        return -0.5 * (tf.square(z) + 2.0 * log_std + np.float32(np.log(2 * np.pi)))
 
     def sample(self, observation: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Returns sampled actions, clipped to [-1, 1], float32 [B, A]. `seed` is [2] integers."""

@@ -38,7 +38,8 @@ class TransitionBatch(NamedTuple):
       next_action: like `action`, the data's action at `next_observation`; None if the experience does not contain it.
       next_action_mask: float32 [B], 0 where the episode ends at `next_observation` and `next_action` is meaningless;
         None if `next_action` is.
-      step_info: float32 or int32 [B] by name, what `Algorithm.step_info` declares; empty if the experience has none.
+      step_info: float32 or int32 [B] by name, what `Algorithm.step_info` declares; and `mask`, bool [B, length], False
+        for the padding of chunks of actions. Empty if the experience has neither.
       goals: float32 [B, D] by name, other normalised observations with goals, see `GoalAgent`; empty without goals.
     """
 
@@ -52,6 +53,17 @@ class TransitionBatch(NamedTuple):
     next_action_mask: tf.Tensor | None = None
     goals: Mapping[str, tf.Tensor] = MappingProxyType({})
     step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
+
+    def action_weights(self) -> tf.Tensor:
+        """Returns factors of the losses of the elements of actions, float32 [B, A], or 1 without a mask of chunks.
+
+        They are 0 for padding and equal for all others, with the mean 1 in the batch.
+        """
+        if "mask" not in self.step_info:
+            return tf.constant(1.0)
+        mask = tf.cast(self.step_info["mask"], tf.float32)
+        size = self.action.shape[-1] // mask.shape[-1]
+        return tf.repeat(mask / tf.reduce_mean(mask), size, axis=-1)
 
 
 class OfflineAgent(tf_agent.TFAgent):

@@ -50,15 +50,20 @@ class Observations(tf.Module):
         if mean is not None:
             flat_mean = self._flatten_statistic("observation_mean", mean, specs)
             flat_std = self._flatten_statistic("observation_std", std, specs)
-            if not np.isfinite(flat_mean).all():
+            if not np.isfinite(flat_mean.astype(np.float32)).all():
                 raise ValueError("observation_mean must be finite, got NaN or infinite means; check the observations")
-            if not np.all(flat_std > 0):
+            if not np.all(flat_std.astype(np.float32) > 0):
                 raise ValueError(
                     f"observation_std must be positive, got {flat_std.min()}; "
                     "add a small constant such as 1e-3 for constant features"
                 )
-            self._mean = tf.Variable(flat_mean, trainable=False, name="observation_mean")
-            self._scale = tf.Variable(np.float32(1) / flat_std, trainable=False, name="observation_scale")
+            mean = flat_mean.astype(np.float32)
+            rest = flat_mean - mean
+            self._mean = tf.Variable(mean, trainable=False, name="observation_mean")
+            self._scale = tf.Variable(1 / flat_std, trainable=False, dtype=tf.float32, name="observation_scale")
+            # What rounding takes from the mean matters at large offsets. It is subtracted after the scaling, because
+            # exports would combine two subtractions into one.
+            self._shift = tf.Variable(rest / flat_std, trainable=False, dtype=tf.float32, name="observation_shift")
 
     def __call__(self, observation: Any) -> tf.Tensor:
         """Returns the normalised observations, float32 [B, D], with fields in the order of `tf.nest.flatten`."""
@@ -68,12 +73,12 @@ class Observations(tf.Module):
             for leaf, size in zip(leaves, self._sizes, strict=True)
         ]
         joined = flat[0] if len(flat) == 1 else tf.concat(flat, axis=1)
-        return joined if self._mean is None else (joined - self._mean) * self._scale
+        return joined if self._mean is None else (joined - self._mean) * self._scale - self._shift
 
     def _flatten_statistic(self, name: str, value: Any, specs: list[Any]) -> np.ndarray:
-        """Checks a statistic against the spec, and returns it as float32 [D]."""
+        """Checks a statistic against the spec, and returns it as float64 [D]."""
         try:
-            leaves = [np.asarray(leaf, np.float32) for leaf in tree.flatten_up_to(self._spec, value)]
+            leaves = [np.asarray(leaf, np.float64) for leaf in tree.flatten_up_to(self._spec, value)]
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name} must be a nest like the observation spec: {error}") from error
         for spec, leaf in zip(specs, leaves, strict=True):
@@ -146,8 +151,8 @@ class DiscreteActions(tf.Module):
         spec = _single_spec(spec)
         if not spec.dtype.is_integer:
             raise ValueError(
-                f"actions must be integers of shape [], got {describe(spec)}; use an algorithm for continuous actions "
-                f"({_algorithms('continuous')})"
+                f"actions must be integers of shape [], got {describe(spec)}; cast whole numbers to integers, or use "
+                f"an algorithm for continuous actions ({_algorithms('continuous')})"
             )
         self.spec = spec
         self._minimum = int(spec.minimum)

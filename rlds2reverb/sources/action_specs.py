@@ -13,6 +13,8 @@ from rlds2reverb.spaces import action_bounds, describes, make_array_space
 from .action_statistics import ActionStatistics
 
 _MAX_LISTED = 8
+#: The origin of bounds that nothing else determines.
+OF_DATA = "the minimum and maximum of the data"
 #: What to do if actions do not match those of the environment.
 ADVICE = Message("pass the environment that the dataset was recorded in", env=...)
 #: End of a sentence about bounds that may be wrong.
@@ -95,7 +97,7 @@ def _choose_discrete(actions: ActionStatistics, space: Any, origin: str, *, is_c
             f"the number of discrete actions is unknown, because {problem}; re-encode the actions as 0, 1, 2, ..., or "
             + ADVICE
         )
-    return first, last, "the minimum and maximum of the data"
+    return first, last, OF_DATA
 
 
 def _choose_continuous(
@@ -116,9 +118,9 @@ def _choose_continuous(
             f"{_list_values(np.ravel(actions.high))}" + _BOUNDS_ADVICE
         )
     if space is None:
-        return widest_low, widest_high, "the minimum and maximum of the data"
+        return widest_low, widest_high, OF_DATA
     low, high = np.where(has_bounds, low, widest_low), np.where(has_bounds, high, widest_high)
-    return low, high, f"{origin}, or the minimum and maximum of the data where those are infinite"
+    return low, high, f"{origin}, or {OF_DATA} where those are infinite"
 
 
 def _are_within_one(actions: ActionStatistics) -> bool:

@@ -24,6 +24,10 @@ from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 
 from .action_statistics import ActionStatistics, describe_joined_actions, join_actions
+from .data_checks import Finding
+from .data_checks.actions import ActionBounds
+from .data_checks.blocks import Block
+from .data_checks.outliers import Jumps
 from .moments import ObservationMoments, mark_transitions
 from .source import Source
 from .store import cache_store, find_store, open_columns
@@ -91,6 +95,7 @@ class LoadedSteps:
       fingerprint: fingerprint of the content.
       moments: moments of the observations.
       actions: statistics of the actions.
+      odd_actions: findings about actions far above all others, which matter if the data determine the bounds.
       left_out: counts of data that are in no transition.
       texts: paths of text in observations, which is left out.
       num_empty: number of episodes without steps, which are left out.
@@ -102,6 +107,7 @@ class LoadedSteps:
     fingerprint: str
     moments: ObservationMoments
     actions: ActionStatistics
+    odd_actions: Sequence[Finding]
     left_out: LeftOut
     texts: Sequence[str]
     num_empty: int
@@ -278,12 +284,14 @@ class _Builder:
         self.fingerprint, self.left_out = Fingerprint(), LeftOut()
         self.moments = ObservationMoments(self.step_spec[fields.OBSERVATION])
         self.actions = ActionStatistics(cast_spec(action_spec))
+        self._checks = [] if source.action_space is not None else [Jumps(source), ActionBounds(source)]
 
     def add(self, raw: EpisodeBatch) -> None:
         """Validates some episodes and keeps those with transitions."""
         without_images = self._observations.hide_images(raw)  # Images need not be decoded to validate the episodes.
         without_images.require_valid(self.step_spec)
         self.moments.add_batch(without_images)  # Before the cast, which would round the times of a clock.
+        self._check_actions(raw)
         self.left_out.count_left_out(raw)
         batch = _convert_batch(raw)
         if self._stored is None or not self._has_raw_digests:
@@ -309,8 +317,17 @@ class _Builder:
             steps = self._steps.finish()
         elif self._has_raw_digests:
             fingerprint = steps.fingerprint
-        statistics = (np.array(self.returns), fingerprint, self.moments, self.actions, self.left_out)
+        found = [finding for check in self._checks for finding in check.finish()]
+        odd = [finding for finding in found if finding.check == "actions-out-of-bounds"]
+        statistics = (np.array(self.returns), fingerprint, self.moments, self.actions, odd, self.left_out)
         return LoadedSteps(steps, self.step_spec, *statistics, texts, num_empty)
+
+    def _check_actions(self, raw: EpisodeBatch) -> None:
+        names = (fields.ACTION, *fields.FLAG_FIELDS)
+        if self._checks and not self.actions.is_discrete:
+            block = Block(raw.with_steps({name: raw.steps[name] for name in names}))
+            for check in self._checks:
+                check.add(block)
 
 
 def _sum_rewards(batch: EpisodeBatch) -> list[float]:

@@ -21,6 +21,8 @@ from .exact_sums import UNIT_BITS, sum_exactly, sum_squares_exactly
 #: Added to standard deviations (Fujimoto & Gu 2021, section 5: "a small normalization constant" of 1e-3).
 STD_EPS = 1e-3
 _MAX_LISTED_PLACES = 8
+#: Maximum size of observations that networks learn well from without normalisation.
+MAX_SIZE = 10.0
 #: The limit of numbers whose squares are computed exactly.
 _MAX_VALUE = 2.0**500
 
@@ -39,6 +41,7 @@ class LeafMoments:
         self._count = 0
         self._sum = self._squares = np.zeros(math.prod(shape), object)
         self._is_usable = np.ones(math.prod(shape), bool)
+        self._max_size = np.zeros(math.prod(shape))
 
     def add(self, rows: np.ndarray) -> None:
         """Adds rows `[T, ...]`."""
@@ -46,6 +49,7 @@ class LeafMoments:
         usable = np.abs(rows) < _MAX_VALUE
         rows = np.where(usable, rows, 0.0)
         self._count += len(rows)
+        self._max_size = np.maximum(self._max_size, np.abs(rows).max(axis=0, initial=0.0))
         self._is_usable = self._is_usable & usable.all(axis=0)
         self._sum = self._sum + sum_exactly(rows)
         self._squares = self._squares + sum_squares_exactly(rows)
@@ -56,10 +60,12 @@ class LeafMoments:
         self._sum = self._sum + other._sum
         self._squares = self._squares + other._squares
         self._is_usable = self._is_usable & other._is_usable
+        self._max_size = np.maximum(self._max_size, other._max_size)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the exact sums as plain values, for JSON."""
-        arrays = {"sum": self._sum, "squares": self._squares, "is_usable": self._is_usable}
+        names = ("sum", "squares", "is_usable", "max_size")
+        arrays = {name: getattr(self, f"_{name}") for name in names}
         return {"shape": self._shape, "count": self._count, **{name: array.tolist() for name, array in arrays.items()}}
 
     @classmethod
@@ -68,6 +74,7 @@ class LeafMoments:
         moments = cls(tuple(values["shape"]))
         moments._count, moments._is_usable = values["count"], np.array(values["is_usable"], bool)
         moments._sum, moments._squares = (np.array(values[name], object) for name in ("sum", "squares"))
+        moments._max_size = np.array(values["max_size"])
         return moments
 
     @property
@@ -85,6 +92,11 @@ class LeafMoments:
         """The standard deviation of each element, float64; NaN for elements that are not finite in all rows."""
         variance = self._round(self._squares * self._share - (self._sum * self._share) ** 2)
         return np.sqrt(np.maximum(variance, 0))  # The squares of numbers below 1e-150 are rounded.
+
+    @property
+    def max_size(self) -> np.ndarray:
+        """The largest absolute value of each element, float64."""
+        return self._max_size.reshape(self._shape)
 
     @property
     def _share(self) -> Fraction:
@@ -176,25 +188,38 @@ class ObservationMoments:
         return moments
 
     def agent_statistics(self, eps: float = STD_EPS) -> tuple[Nest, Nest]:
-        """Returns what agents subtract and divide by: two nests of float32, 0 and 1 for leaves without moments."""
+        """Returns what agents subtract and divide by: two nests of float64, 0 and 1 for leaves without moments."""
         means, divisors = [], []
         for leaf, spec in zip(self.leaves, tree.flatten(self.spec), strict=True):
-            means.append(np.zeros(spec.shape, np.float32) if leaf is None else leaf.mean.astype(np.float32))
-            divisors.append(np.ones(spec.shape, np.float32) if leaf is None else leaf.divisor(eps).astype(np.float32))
+            means.append(np.zeros(spec.shape) if leaf is None else leaf.mean)
+            divisors.append(np.ones(spec.shape) if leaf is None else leaf.divisor(eps))
         return tree.unflatten_as(self.spec, means), tree.unflatten_as(self.spec, divisors)
 
     def describe_constants(self) -> list[str]:
         """Returns a sentence for each leaf that has constant elements."""
         notes = []
         for (path, _), leaf in zip(leaves({fields.OBSERVATION: self.spec}), self.leaves, strict=True):
-            places = [] if leaf is None else [list(map(int, place)) for place in np.argwhere(leaf.std == 0)]
-            if places:
-                listed = ", ".join(map(str, places[:_MAX_LISTED_PLACES]))
-                where = "" if places == [[]] else f" at {listed}"
-                num_more = len(places) - _MAX_LISTED_PLACES
-                more = f" and {num_more} more places" if num_more > 0 else ""
-                notes.append(f"{path_name(path, 'step')} is constant{where}{more} and was normalised to zeros there")
+            if leaf is not None and (leaf.std == 0).any():
+                where = _list_places(leaf.std == 0)
+                notes.append(f"{path_name(path, 'step')} is constant{where} and was normalised to zeros there")
         return notes
+
+    def describe_large(self) -> list[str]:
+        """Returns a description of each leaf with elements above 10 in size: where, and the largest size."""
+        pairs = zip(leaves({fields.OBSERVATION: self.spec}), self.leaves, strict=True)
+        return [
+            f"{path_name(path, 'step')}{_list_places(leaf.max_size > MAX_SIZE)}, up to {leaf.max_size.max():.4g}"
+            for (path, _), leaf in pairs
+            if leaf is not None and (leaf.max_size > MAX_SIZE).any()
+        ]
+
+
+def _list_places(is_listed: np.ndarray) -> str:
+    """Returns the first of the elements of an array that are marked, such as ' at [0], [3]'; '' for a number."""
+    places = [list(map(int, place)) for place in np.argwhere(is_listed)]
+    num_more = len(places) - _MAX_LISTED_PLACES
+    more = f" and {num_more} more places" if num_more > 0 else ""
+    return "" if not is_listed.ndim else f" at {', '.join(map(str, places[:_MAX_LISTED_PLACES]))}{more}"
 
 
 def mark_transitions(num_steps: np.ndarray) -> np.ndarray:

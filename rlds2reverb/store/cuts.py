@@ -115,8 +115,8 @@ class ChunkTransitions(Transitions):
     begin no items, because their chunks would be incomplete.
 
     Attributes:
-      repeats_last: whether items start at these steps too. The last action of the episode is then repeated, as Chi et
-        al. (2023), "Diffusion Policy", arXiv:2303.04137, do in their code; for behavioural cloning.
+      repeats_last: whether items start at these steps too, for behavioural cloning. The last action of the episode is
+        then repeated, and the policy info contains `mask`, bool `[N, n]`, False for the repetitions.
     """
 
     repeats_last: bool = False
@@ -128,9 +128,10 @@ class ChunkTransitions(Transitions):
 
     def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> dict[str, Nest]:
         """Implements `Cut.read`."""
-        places = np.minimum(rows[:, None] + np.arange(self.n), last_rows[:, None] - 1)
-        actions = take(places.ravel(), (fields.ACTION,))[fields.ACTION]
-        return {**super().read(take, rows, last_rows), fields.ACTION: actions.reshape(len(rows), -1)}
+        places, ends = rows[:, None] + np.arange(self.n), last_rows[:, None]
+        actions = take(np.minimum(places, ends - 1).ravel(), (fields.ACTION,))[fields.ACTION]
+        item = {**super().read(take, rows, last_rows), fields.ACTION: actions.reshape(len(rows), -1)}
+        return {**item, fields.POLICY_INFO: {"mask": places < ends}} if self.repeats_last else item
 
 
 @dataclass(frozen=True)

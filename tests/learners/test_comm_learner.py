@@ -163,7 +163,7 @@ def test_task_survives_json():
     policy = read_policy(json.loads(json.dumps(task))["policy"])
     assert policy.time_step_spec == specs and policy.action_spec == action and policy.algo == "td3_bc"
     assert policy.hyperparameters["observation_mean"]["a"].tolist() == [1, 1, 1]
-    assert policy.hyperparameters["observation_mean"]["b"].dtype == np.float32
+    assert policy.hyperparameters["observation_mean"]["b"].dtype == np.float64
 
 
 @pytest.mark.parametrize(

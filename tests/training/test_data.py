@@ -28,6 +28,7 @@ from rlds2reverb.training.data import start_isolated
 from rlds2reverb.training.sources import open_data, open_source
 
 IQL = TrainingConfig("iql")
+NORMALIZED = IQL.replace(normalize_observations=True)
 DQN = TrainingConfig("dqn")
 
 
@@ -142,7 +143,7 @@ def test_moments_are_those_of_the_transform():
     log = make_log(np.zeros((100, 1)), observations=columns)
     moments = open_data([log], TrainingConfig("iql", normalize_observations=True)).moments
     assert moments.std["clock"] == pytest.approx(28_866.07, abs=0.01)
-    assert moments.std["constant"] == np.inf and moments.mean["constant"] == np.float32(0.1)
+    assert moments.std["constant"] == np.inf and moments.mean["constant"] == 0.1
     assert moments.mean["pixel"] == 0 and moments.std["pixel"] == 1
     _, statistics = apply_transforms(load([log]), [NormalizeObservations()])
     assert statistics["observation_std"]["clock"] + 1e-3 == pytest.approx(float(moments.std["clock"]))
@@ -202,7 +203,7 @@ def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
 
 def test_actions_are_clipped_to_the_bounds_less_a_margin():
     log = make_continuous(-7, 0.5, 2)
-    got = open_data([log], IQL.replace(clip_actions=True), action_space=Box(-2, 2, (1,)))
+    got = open_data([log], NORMALIZED.replace(clip_actions=True), action_space=Box(-2, 2, (1,)))
     np.testing.assert_array_equal(read_items(got)["action"][:, 0], np.float32([-2 + 2e-5, 0.5, 2 - 2e-5]))
     note = "1 of 3 actions (33.3 %) are outside their bounds, by up to 5, and are clipped"
     assert got.notes == (note,) and got.warnings == ()
@@ -215,7 +216,7 @@ def test_actions_are_clipped_to_the_bounds_less_a_margin():
 
 
 def test_actions_outside_the_bounds_of_the_environment_are_counted():
-    got = open_data([make_continuous(-7, 0.5, 1.000001)], IQL, action_space=Box(-1, 1, (1,)))
+    got = open_data([make_continuous(-7, 0.5, 1.000001)], NORMALIZED, action_space=Box(-1, 1, (1,)))
     assert got.warnings == (
         "1 of 3 actions (33.3 %) are outside their bounds, by up to 6, and are not clipped to [-1, 1]; "
         "they can be (clip_actions=True)",
@@ -443,7 +444,7 @@ def test_warnings_of_the_source_and_left_out_data_are_reported():
     log["observations"] = log["observations"][:-1]
     source = load([log])
     source.warnings = ("mind the gap",)
-    got = open_data(source, IQL)
+    got = open_data(source, NORMALIZED)
     assert got.warnings == ("mind the gap",) and "the last transitions of 1 truncated episodes" in got.notes[0]
 
 

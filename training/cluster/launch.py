@@ -26,6 +26,7 @@ from ..config import TrainingConfig
 from ..dataset import EpisodeData
 from ..directories import find_run_dir, require_single_run
 from ..progress import Progress, raise_if_interrupted
+from ..sources import fit_config
 from ..training import require_same_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import call_actor
@@ -79,7 +80,7 @@ class ClusterTraining(Closing):
           Exception: See `Training`.
         """
         self._ray = ray = import_ray()
-        self.config = config = config.without_data() if source is None else config
+        self.config = config = fit_config(source, config)
         self.cluster = cluster or ClusterConfig()
         self.run_dir = find_run_dir(run_dir).resolve()
         require_single_run(self.run_dir)

@@ -50,7 +50,7 @@ def test_constants_and_integers_are_not_normalised():
     moments = ObservationMoments.from_episodes(steps, make_step_spec(nest), "test")
     mean, divisor = moments.agent_statistics(0.5)
     assert mean["image"].tolist() == [0, 0] and divisor["image"].tolist() == [1, 1]
-    assert mean["state"].dtype == divisor["state"].dtype == np.float32
+    assert mean["state"].dtype == divisor["state"].dtype == np.float64
     assert divisor["state"].tolist() == [np.inf, 1.5] and moments.num_transitions == 2
     note = "step['observation']['state'] is constant at [0] and was normalised to zeros there"
     assert moments.describe_constants() == [note]

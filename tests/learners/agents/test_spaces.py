@@ -110,7 +110,8 @@ def test_discrete_actions_convert_to_zero_based_and_back():
     assert back.dtype == tf.int64
     continuous = r"an algorithm for continuous actions \(awac, bc, .*td3_bc, xql\)"
     with pytest.raises(
-        ValueError, match=rf"actions must be integers of shape \[\], got float32 \[2\]; use {continuous}"
+        ValueError,
+        match=rf"actions must be integers of shape \[\], got float32 \[2\]; cast whole numbers to integers, or use {continuous}",
     ):
         DiscreteActions(bounded_spec(-1, 1))
     with pytest.raises(ValueError, match=r"number of discrete actions must be from 2 to 2\*\*20, got 0 to 0"):
