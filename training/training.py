@@ -29,12 +29,14 @@ from rlds2reverb.sources.loading import has_custom_format
 
 from .config import AUTO, TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
+from .dataset import ItemData
 from .directories import find_run_dir, require_single_run
 from .environment import environment_key
 from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .progress import Progress, raise_if_interrupted
 from .sources import fit_config, open_environment, open_evaluated_data
+from .stuck_actions import warn_stuck
 from .trackers import TENSORBOARD, RunTrackers
 from .validation import ValidationHook
 
@@ -204,6 +206,9 @@ class Training(Closing):
                 self.learner.advance(self.config.num_offline_updates)
                 if self._online is not None:
                     self._online.run(self.learner)
+            if isinstance(self.data, ItemData) and not self.learner.stop_reason:
+                for warning in warn_stuck(self.agent.policy, self.data.action_spec, self.data.items, self.config):
+                    self._progress.warn(warning)
             with self._progress.activity("exporting the policy"):
                 last = self.learner.export_policy(self.run_dir / POLICY_FOLDER)
                 if self.learner.export_best_policy(self.run_dir / BEST_POLICY_FOLDER, current=last) is None:
