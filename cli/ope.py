@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+from rlds2reverb.training.progress import Progress
 
 from . import checks, output
 from .declarations import EXISTING_DIRECTORY, option
 from .number_types import at_least_0, at_least_1, fraction
 from .options import combine, open_source, reading_options
 from .output import json_option
-from .quiet import import_quietly, status
+from .quiet import import_quietly
 
 if TYPE_CHECKING:
     from rlds2reverb.training.policy_estimates import PolicyEstimate
@@ -66,9 +67,9 @@ def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool,
 
     RUN_OR_POLICY is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
     runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only fqe
-    evaluates them.
+    evaluates them. If the command is stopped, the same one continues.
     """
-    estimates = run_estimates([policy], methods, options)
+    estimates = run_estimates([policy], methods, options, as_json=as_json)
     if out is not None:
         import_quietly("rlds2reverb.training.policy_estimates")
         from rlds2reverb.training.policy_estimates import save_estimates
@@ -78,20 +79,22 @@ def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool,
     output.print_result(document, "\n\n".join(map(str, estimates)), as_json=as_json)
 
 
-def run_estimates(policies: Sequence[Path], methods: Sequence[str], options: dict[str, Any]) -> list[PolicyEstimate]:
-    """Returns the estimates of the methods for each policy."""
+def run_estimates(
+    policies: Sequence[Path], methods: Sequence[str], options: dict[str, Any], *, as_json: bool
+) -> list[PolicyEstimate]:
+    """Returns the estimates of the methods for each policy, and shows the progress unless the output is JSON."""
     source = open_source(options)
     import_quietly("tensorflow", "tf_agents.agents.tf_agent")
     from rlds2reverb.learners.fitted_q import FittedQOptions
     from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 
     fqe = FittedQOptions(num_updates=options["updates"], ensemble_size=options["ensemble"], seed=options["seed"])
-    with status(f"evaluating {', '.join(map(str, policies))}"):
-        return evaluate_policies(
-            policies,
-            source,
-            methods,
-            held_out=_EPISODES[options["episodes"]],
-            fqe=fqe,
-            **{name: options[name] for name in ("gamma", "behaviour", "confidence")},
-        )
+    return evaluate_policies(
+        policies,
+        source,
+        methods,
+        Progress(quiet=as_json, describe=output.name_options),
+        held_out=_EPISODES[options["episodes"]],
+        fqe=fqe,
+        **{name: options[name] for name in ("gamma", "behaviour", "confidence")},
+    )

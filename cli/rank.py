@@ -33,9 +33,9 @@ def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: boo
 
     RUN is the --run-dir of rlds2reverb train, or a directory with a policy. Use data that no policy was trained on, or
     hold out episodes with train --validation. The table shows the policies from the highest to the lowest estimate;
-    the order of policies whose intervals overlap is not certain.
+    the order of policies whose intervals overlap is not certain. If the command is stopped, the same one continues.
     """
-    found = run_estimates(list(dict.fromkeys(policies)), [method], options)
+    found = run_estimates(list(dict.fromkeys(policies)), [method], options, as_json=as_json)
     from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates, order_estimates
 
     estimates = order_estimates(found)

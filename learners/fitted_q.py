@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,25 +177,27 @@ class FittedQ(tf.Module):
         self._target.track(self._network, self._options.target_update_rate)
         return loss
 
-    def fit(self, read: Callable[[int, int], PolicyTransitions], *, num_per_call: int = 100) -> None:
-        """Makes all updates.
+    @property
+    def trackables(self) -> dict[str, tf.Module]:
+        """What a checkpoint must contain so that a fit continues from it."""
+        return {"network": self._network, "target": self._target, "optimizer": self._optimizer}
+
+    def fit(self, batches: PolicyTransitions, first: int) -> None:
+        """Makes some of the updates.
 
         Args:
-          read: function `(first, count)` that returns the batches of some updates as arrays [count, B, ...]; weights
-            are [count, K, B].
-          num_per_call: maximum number of updates in one call of the graph, whose batches are in memory.
+          batches: batches of the updates as arrays [n, B, ...]; weights are [n, K, B].
+          first: number of updates made before.
 
         Raises:
           TrainingDivergedError: If the loss is not finite.
         """
-        for first in range(0, self._options.num_updates, num_per_call):
-            batches = read(first, min(num_per_call, self._options.num_updates - first))
-            loss = float(self._train(tf.nest.map_structure(tf.convert_to_tensor, batches)))
-            if not np.isfinite(loss):
-                raise TrainingDivergedError(
-                    f"the loss of fitted Q evaluation is {loss} after {first:,} updates; lower the learning rate, or "
-                    "check the rewards with validate"
-                )
+        loss = float(self._train(tf.nest.map_structure(tf.convert_to_tensor, batches)))
+        if not np.isfinite(loss):
+            raise TrainingDivergedError(
+                f"the loss of fitted Q evaluation is {loss} after {first:,} updates; lower the learning rate, or "
+                "check the rewards with validate"
+            )
 
     def _run_updates(self, batches: PolicyTransitions) -> tf.Tensor:
         """Makes one update with each of the batches [n, B, ...], and returns the last loss."""

@@ -14,6 +14,7 @@ from tf_agents.trajectories import TimeStep
 from tf_agents.utils import nest_utils
 
 from rlds2reverb import fields
+from rlds2reverb._system.sealed_files import file_digest
 from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
@@ -21,7 +22,7 @@ from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
 from rlds2reverb.onnx_policies import is_onnx_file
 from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.saved_policies import load_policy
+from rlds2reverb.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
 from rlds2reverb.specs import Nest, describe, leaves, path_name
 from rlds2reverb.store.cuts import Take
 from rlds2reverb.trajectories import FIRST, MID
@@ -53,7 +54,7 @@ class EvaluatedPolicy:
           TypeError: If it is not a policy.
           ValueError: If there is no policy in the directory, it is an ONNX file, or it has unsupported actions.
         """
-        self.run, self._policy, self.name = _load(policy)
+        self.run, self._policy, self.name, self._files = _load(policy)
         state = self._policy.get_initial_state(batch_size=1)
         self.has_state = bool(tf.nest.flatten(state))
         algo = None if self.run is None else self.run.configuration.get("algo")
@@ -68,6 +69,16 @@ class EvaluatedPolicy:
             *batched, tf.TensorSpec([2], tf.int32)
         )
         self._is_random: bool | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The directory of its run, or else its own; None if it was not loaded from a directory."""
+        return self._files if self.run is None else self.run.path
+
+    def fingerprint(self) -> list[str]:
+        """Returns the digests of its files."""
+        patterns = ("saved_model.pb", "policy_specs.pbtxt", "variables/*") if self._files else ()
+        return [file_digest(path) for pattern in patterns for path in sorted(self._files.glob(pattern))]  # type: ignore[union-attr]
 
     @property
     def is_discrete(self) -> bool:
@@ -212,15 +223,15 @@ class EvaluatedPolicy:
         return tf.nest.map_structure(tf.convert_to_tensor, TimeStep(*columns, pruned))
 
 
-def _load(policy: Any) -> tuple[Run | None, Any, str]:
-    """Returns the run of a policy or None, the policy, and its name."""
+def _load(policy: Any) -> tuple[Run | None, Any, str, Path | None]:
+    """Returns the run of a policy or None, the policy, its name, and the directory of its files or None."""
     if isinstance(policy, Run):
-        return policy, policy.policy, str(policy.path)
+        return policy, policy.policy, str(policy.path), policy.path / POLICY_FOLDER
     if not isinstance(policy, (str, Path)):
-        return None, BatchedPolicy(policy, 1).policy, getattr(policy, "name", None) or type(policy).__name__
+        return None, BatchedPolicy(policy, 1).policy, getattr(policy, "name", None) or type(policy).__name__, None
     folder = Path(policy).expanduser()
     if is_onnx_file(folder):
         raise ValueError(f"a policy must be a training run or a SavedModel, but {folder} is an ONNX file; pass its run")
     require_one_run(folder)
-    owner = folder.parent if (folder / "saved_model.pb").is_file() else folder
-    return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy)
+    owner, files = (folder.parent, folder) if is_saved_model(folder) else (folder, folder / POLICY_FOLDER)
+    return (load_run(owner) if is_run_directory(owner) else None), load_policy(folder), str(policy), files

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from rlds2reverb import fields
+from rlds2reverb import __version__, fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
+from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.spaces import Observations
+from rlds2reverb.learners.checkpoints import Checkpoints
 from rlds2reverb.learners.fitted_q import FittedQ, FittedQOptions, PolicyTransitions
 from rlds2reverb.learners.off_policy_evaluation import (
     ESTIMATORS,
@@ -32,7 +37,8 @@ from rlds2reverb.store.item_index import sample_uniformly
 from .data import Moments
 from .evaluated_policies import EvaluatedPolicy
 from .evaluation_data import ROWS_PER_CALL, EvaluationData, EvaluationSource
-from .policy_estimates import PolicyEstimate, order_estimates
+from .policy_estimates import PolicyEstimate, load_estimate, order_estimates
+from .progress import Progress, format_time_left
 
 #: Value of `behaviour` for probabilities that behavioural cloning estimates, and prefix of a field of probabilities.
 CLONED, _PROBABILITIES = "cloned", "log:"
@@ -42,6 +48,10 @@ _NUM_READ = 16_384
 _MIN_EPISODES = 10
 #: Number of time constants after which 95 % of the distance to the fixed point are covered.
 _MIN_TIME_CONSTANTS = 3
+#: Directory of the estimates and fits of a policy, next to its files.
+_ESTIMATES = "estimates"
+#: Seconds between two checkpoints of a fit, and between two lines about its progress, live and elsewhere.
+_SAVE_SECS, _LIVE_SECS, _LINE_SECS = 30.0, 0.5, 10.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,9 @@ class OffPolicySettings:
         require_count("num_resamples", self.num_resamples, 10)
 
 
-def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: Any) -> PolicyEstimate:
+def evaluate_offline(
+    policy: Any, source: Any, method: str = "fqe", *, progress: bool = True, **settings: Any
+) -> PolicyEstimate:
     """Estimates the discounted return of a policy from data that other policies recorded, without an environment.
 
         print(evaluate_offline("runs/iql", "hopper_medium-v2.hdf5"))
@@ -91,12 +103,16 @@ def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: 
     reward -1 for each step before. Policies with a state, such as Decision Transformer's, are asked for their actions
     along the episodes of the data.
 
+    The estimate of a policy in a directory is saved in its `estimates/`, and so is every half minute of a fit. The same
+    call uses them, with a note, if policy, data, settings and version are the same by content.
+
     Args:
       policy: a `Run` (its last policy), the directory of a run or of a SavedModel, or a TF-Agents `TFPolicy`. The
         policies that `train` writes take the best or most likely action, whose probability is 1.
       source: a dataset; see `load`.
       method: 'fqe' for fitted Q evaluation; 'is', 'pdis', 'wis' and 'wpdis' for (weighted, per-decision) importance
         sampling; 'dr' and 'wdr' for (weighted) doubly robust estimation.
+      progress: whether to show progress on stderr or in the notebook.
       **settings: attributes of `OffPolicySettings`.
 
     Raises:
@@ -106,10 +122,12 @@ def evaluate_offline(policy: Any, source: Any, method: str = "fqe", **settings: 
       TrainingDivergedError: If fitted Q evaluation diverges.
       Exception: See `load_policy`, and `open_data` for the data.
     """
-    return evaluate_policies([policy], source, [method], **settings)[0]
+    return evaluate_policies([policy], source, [method], Progress(quiet=not progress), **settings)[0]
 
 
-def rank_policies(policies: Iterable[Any], source: Any, method: str = "fqe", **settings: Any) -> list[PolicyEstimate]:
+def rank_policies(
+    policies: Iterable[Any], source: Any, method: str = "fqe", *, progress: bool = True, **settings: Any
+) -> list[PolicyEstimate]:
     """Estimates the discounted returns of several policies, and returns the estimates from the highest to the lowest.
 
         for result in rank_policies(["runs/iql", "runs/td3_bc"], "held_out.hdf5"):
@@ -119,22 +137,30 @@ def rank_policies(policies: Iterable[Any], source: Any, method: str = "fqe", **s
       policies: policies; see `evaluate_offline`.
       source: a dataset, best one that no policy was trained on.
       method: see `evaluate_offline`.
+      progress: see `evaluate_offline`.
       **settings: attributes of `OffPolicySettings`.
 
     Raises:
       ValueError: If there are no policies.
       Exception: See `evaluate_offline`.
     """
-    estimates = evaluate_policies(list(policies), source, [method], **settings)
+    estimates = evaluate_policies(list(policies), source, [method], Progress(quiet=not progress), **settings)
     if not estimates:
         raise ValueError("policies must contain at least one policy")
     return order_estimates(estimates)
 
 
 def evaluate_policies(
-    policies: Sequence[Any], source: Any, methods: Sequence[str], **settings: Any
+    policies: Sequence[Any],
+    source: Any,
+    methods: Sequence[str],
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> list[PolicyEstimate]:
-    """Returns the estimates of several methods for each policy, which share what they can; see `evaluate_offline`."""
+    """Returns the estimates of several methods for each policy, which share what they can; see `evaluate_offline`.
+
+    All estimates but the last one are printed as soon as they are known.
+    """
     for method in methods:
         require_one_of("method", method, list(ESTIMATORS))
     chosen = OffPolicySettings(**settings)
@@ -143,12 +169,17 @@ def evaluate_policies(
         sentence = f"has no effect on {', '.join(methods)}; add a method that uses probabilities: {names}"
         raise ArgumentError(sentence, about="behaviour", value=chosen.behaviour)
     field_names = () if chosen.behaviour == CLONED else (chosen.behaviour.removeprefix(_PROBABILITIES),)
-    opened, results = EvaluationSource(source), []
+    progress, results = progress or Progress(quiet=True), list[PolicyEstimate]()
+    opened = EvaluationSource(source)
     for policy in map(EvaluatedPolicy, policies):
         dataset = opened.open(policy, field_names)
         data = EvaluationData(policy, dataset, gamma=chosen.gamma, held_out=chosen.held_out, seed=chosen.fqe.seed)
-        evaluation = _Evaluation(policy, data, chosen)
-        results += [evaluation.estimate(method) for method in methods]
+        evaluation = _Evaluation(policy, data, chosen, progress)
+        for method in methods:
+            if results:
+                progress.note(str(results[-1]).splitlines()[0])
+            results.append(evaluation.estimate(method))
+    progress.close()
     return results
 
 
@@ -158,11 +189,41 @@ class _Evaluation:
     Names of sizes are those of `EvaluationData`: N steps of E episodes, of which R begin a transition.
     """
 
-    def __init__(self, policy: EvaluatedPolicy, data: EvaluationData, settings: OffPolicySettings):
-        self._policy, self._data, self._settings = policy, data, settings
+    def __init__(self, policy: EvaluatedPolicy, data: EvaluationData, settings: OffPolicySettings, progress: Progress):
+        self._policy, self._data, self._settings, self._progress = policy, data, settings, progress
+
+    @cached_property
+    def _folder(self) -> Path | None:
+        """The directory of estimates and fits with this content; None if they cannot be saved."""
+        policy, data, settings = self._policy, self._data, self._settings
+        if policy.folder is None:
+            return None
+        dataset, numbers = data.dataset, (data.gamma, data.is_held_out, data.is_trained_on)
+        about = (__version__, policy.fingerprint(), dataset.fingerprint, dataset.name, dataset.action_spec)
+        digest = xxhash.xxh3_128(repr((about, settings, numbers)).encode())
+        given = [] if settings.behaviour == CLONED else [self._find_behaviour()]
+        for column in (data.is_used, data.rewards, data.env_discounts, *given):
+            digest.update(np.ascontiguousarray(column))
+        folder = policy.folder / _ESTIMATES / digest.hexdigest()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._progress.warn(f"the estimates of {policy.name} are not saved ({error})")
+            return None
+        return folder
 
     def estimate(self, method: str) -> PolicyEstimate:
-        """Returns the estimate of a method."""
+        """Returns the estimate of a method, which may be saved already."""
+        path = None if self._folder is None else self._folder / f"{method}.json"
+        if path is not None and (saved := load_estimate(path)) is not None:
+            self._progress.note(f"{self._policy.name}: using the estimate that was saved in {path}")
+            return replace(saved, policy=self._policy.name)
+        result = self._compute(method)
+        if path is not None:
+            save_json(path, result.as_dict())
+        return result
+
+    def _compute(self, method: str) -> PolicyEstimate:
         estimator, settings = ESTIMATORS[method], self._settings
         if estimator.uses_ratios and self._policy.has_goals:
             raise ArgumentError(f"must be 'fqe' for {self._policy.name}, whose goals are not those of the data",
@@ -274,8 +335,46 @@ class _Evaluation:
             is_used=self._data.is_used,
             convert=self._data.dataset.items.convert,
         )
-        TrainLoop(agent, items)(options.num_updates)
+        loop = TrainLoop(agent, items)
+        loop.prepare()  # Creates the variables of the optimiser.
+
+        def train(first: int, last: int) -> None:
+            loop.step = first
+            loop(last)
+
+        self._make_updates("behavioural cloning", {"agent": agent}, train, 100)
         return agent.collect_policy
+
+    def _make_updates(
+        self, title: str, trackables: dict[str, Any], update: Callable[[int, int], None], size: int
+    ) -> None:
+        """Makes all updates of a fit, from its checkpoint on if there is one, and shows the progress.
+
+        Args:
+          title: name of the fit.
+          trackables: what a checkpoint contains.
+          update: function that makes the updates from a number to another.
+          size: maximum number of updates to make at a time.
+        """
+        total, first = self._settings.fqe.num_updates, 0
+        checkpoints = (
+            None if self._folder is None else Checkpoints(self._folder / title, trackables, keep_checkpoints=1)
+        )
+        if checkpoints is not None and (saved := checkpoints.open()) is not None:
+            checkpoints.restore(saved)
+            first = saved.step
+        began = saved_at = shown_at = time.monotonic()
+        for done in range(first, total, size):
+            last = min(done + size, total)
+            update(done, last)
+            now = time.monotonic()
+            if now > shown_at + (_LIVE_SECS if self._progress.is_live else _LINE_SECS):
+                left = format_time_left((now - began) / (last - first) * (total - last))
+                self._progress.show(f"{self._policy.name}: {title}   {last:>9,} of {total:,}   {left}")
+                shown_at = now
+            if checkpoints is not None and (last == total or now > saved_at + _SAVE_SECS):
+                checkpoints.save(last, {})
+                saved_at = now
 
     # --- Values
 
@@ -324,7 +423,11 @@ class _Evaluation:
             num, np.full(num, 1 / num), options.ensemble_size
         )  # fmt: skip
         self._counts = np.repeat(counts, self._data.lengths, axis=1).astype(np.float32)
-        fitted.fit(self._read_batches, num_per_call=max(_NUM_READ // options.batch_size, 1))
+
+        def fit(first: int, last: int) -> None:
+            fitted.fit(self._read_batches(first, last - first), first)
+
+        self._make_updates("fitted Q evaluation", fitted.trackables, fit, max(_NUM_READ // options.batch_size, 1))
         return fitted
 
     def _bound(self, reward: float) -> float:

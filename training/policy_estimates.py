@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb._system.sealed_files import replace_text
+from rlds2reverb._system.sealed_files import load_json, replace_text
 from rlds2reverb._system.text import format_columns
+from rlds2reverb.errors import CorruptFileError
 from rlds2reverb.learners.figures import COLOURS, GREY, escape_label, make_figure, style_axes
 from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
 from rlds2reverb.locations import expand_path
@@ -79,6 +81,15 @@ class PolicyEstimate:
         if size is not None:
             lines.append(f"effective sample size {size:,.1f} episodes; behaviour probabilities: {behaviour}")
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+
+def load_estimate(path: Path) -> PolicyEstimate | None:
+    """Returns the estimate that `save_json` has written, or None if there is none, or if it is damaged."""
+    with suppress(CorruptFileError):
+        if (saved := load_json(path)) is not None:
+            lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}
+            return PolicyEstimate(**{**saved, **lists})
+    return None
 
 
 def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]:

@@ -86,8 +86,7 @@ class Progress:
         if rate:
             parts += [f"{rate:,.0f} steps/s", f"data wait {numbers['data_wait_share']:.0%}"]
         if rate and step < (total := self.num_iterations or 0):
-            secs = (total - step) / rate
-            parts.append(f"{secs:.0f} s left" if secs < 60 else f"{secs / 60:.1f} min left")
+            parts.append(format_time_left((total - step) / rate))
         if self._score and self._line.is_live:  # Elsewhere the score is on a previous line.
             parts.insert(2, self._score)
         return "   ".join(parts)
@@ -95,6 +94,11 @@ class Progress:
     def close(self) -> None:
         """Ends the live line."""
         self._line.clear()
+
+
+def format_time_left(secs: float) -> str:
+    """Returns a duration as in '12 s left'."""
+    return f"{secs:.0f} s left" if secs < 60 else f"{secs / 60:.1f} min left"
 
 
 class _TerminalLine:

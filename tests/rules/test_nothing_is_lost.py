@@ -4,8 +4,11 @@ After each kind of error, a checkpoint contains all complete updates, and the co
 """
 
 import functools
+import shutil
 import signal
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from agent_data import ACTION_SPEC
 from properties import mark_slow_except
 from small_agents import MeanAgent, items, transitions
 from tf_agents.trajectories import restart, time_step_spec
-from trained_runs import read_rows
+from trained_runs import DATA, read_rows
 
 from rlds2reverb import load_policy
 from rlds2reverb.errors import TrainingDivergedError
@@ -209,3 +212,50 @@ def test_ascii_names_are_distinct_and_unchanged_if_they_were(names):
     found = make_ascii_names([("observation", name) for name in names])
     assert len({name.lower() for name in found}) == len(names) and all(name.isascii() for name in found)
     assert (found == [f"observation/{name}" for name in names]) == (names[0] == "State")
+
+
+# --- Processes that are killed
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "rlds2reverb.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_command(*arguments):
+    process = start(*arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out, err
+
+
+@pytest.mark.slow
+def test_ranking_that_is_killed_after_the_first_policy_continues_with_the_others(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        run_command("train", "--algo", "td3_bc", "--data", DATA, "--run-dir", folder, "--steps", 2, "--env", "none")
+    arguments = ["rank", *folders, "--data", DATA, "--ensemble", 2, "--updates"]
+    whole, _ = run_command(*arguments, 300)
+    shutil.rmtree(folders[1] / "estimates")
+    process = start(*arguments, 300)
+    for line in process.stderr:
+        if "using the estimate" in line:
+            process.kill()
+            break
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    out, err = run_command(*arguments, 300)
+    assert out == whole and err.count("using the estimate that was saved in") == 1
+
+
+@pytest.mark.slow
+def test_run_that_is_killed_loses_no_more_than_the_seconds_between_checkpoints(tmp_path):
+    arguments = ["train", "--algo", "td3_bc", "--data", DATA, "--run-dir", tmp_path, "--env", "none", "--deterministic"]
+    process = start(*arguments, "--steps", 10**7, "--checkpoint-every", 10**7, "--checkpoint-every-secs", 1)
+    for _ in range(600):
+        time.sleep(0.1)
+        if list(tmp_path.glob("checkpoints/*[1-9]*[0-9]/manifest.json")):
+            break
+    process.kill()
+    process.communicate()
+    assert [step for step in find_steps(tmp_path) if step > 0]

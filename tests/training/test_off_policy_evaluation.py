@@ -1,6 +1,8 @@
 """Off-policy evaluation of policies from data: values in small MDPs, held-out episodes, and what is refused."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from tf_agents.trajectories import PolicyStep, TimeStep, time_step_spec
 
 from rlds2reverb import SourceError, SpecMismatchError, evaluate_offline, load, rank_policies, train
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.fitted_q import FittedQOptions
+from rlds2reverb.learners.fitted_q import FittedQ, FittedQOptions
+from rlds2reverb.training import off_policy_evaluation
 from rlds2reverb.training.evaluated_policies import EvaluatedPolicy
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 from rlds2reverb.training.policy_estimates import draw_estimates
@@ -162,6 +165,49 @@ def run(tmp_path_factory):
     """A run of DQN that holds out one of the four episodes."""
     options = {"steps": 2, "env": None, "gamma": GAMMA, "hyperparameters": {"hidden_sizes": (4,)}, "validation": 0.25}
     return train(EPISODES, "dqn", tmp_path_factory.mktemp("run"), progress=False, **options)
+
+
+@pytest.mark.slow
+def test_stopped_fit_continues_and_a_saved_estimate_is_used_for_the_same_content_only(
+    run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(off_policy_evaluation, "_NUM_READ", TINY.batch_size)  # One update at a time.
+    monkeypatch.setattr(off_policy_evaluation, "_SAVE_SECS", -1)
+    monkeypatch.setattr(off_policy_evaluation, "_LINE_SECS", -1)
+    fit, firsts, stop_at = FittedQ.fit, [], None
+
+    def fit_until_stopped(fitted, batches, first):
+        if first == stop_at:
+            raise KeyboardInterrupt
+        firsts.append(first)
+        fit(fitted, batches, first)
+
+    def estimate(name, episodes=EPISODES, **options):
+        if not (tmp_path / name).exists():
+            shutil.copytree(run.path, tmp_path / name)
+        result = evaluate_offline(
+            tmp_path / name, episodes, held_out=False, fqe=replace(TINY, num_updates=6, **options)
+        )
+        return replace(result, policy="")
+
+    monkeypatch.setattr(FittedQ, "fit", fit_until_stopped)
+    whole, stop_at = estimate("whole"), 4
+    assert "6 of 6" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        estimate("stopped")
+    stop_at = None
+    assert estimate("stopped") == whole and firsts == [*range(6), *range(4), 4, 5]
+    assert estimate("stopped") == whole and len(firsts) == 12
+    assert "using the estimate that was saved in" in capsys.readouterr().err
+    (damaged,) = (tmp_path / "stopped/estimates").glob("*/fqe.json")
+    damaged.write_text("{}")
+    assert estimate("stopped") == whole and len(firsts) == 12  # The fit is complete.
+    assert estimate("stopped", seed=1) != whole and len(firsts) == 18
+    assert estimate("stopped", [*EPISODES[:3], make_episode([0, 0], [0, 7])]) != whole and len(firsts) == 24
+    copy = next((tmp_path / "stopped/policy/variables").glob("*.data*"))
+    copy.write_bytes(copy.read_bytes() + b"0")
+    estimate("stopped")
+    assert len(firsts) == 30
 
 
 @pytest.mark.slow
