@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
 
 #: The keys of an update of priorities. The first three are DI-engine's; only a batch of a mixture has the last one.
 UNIQUE_ID, BUFFER_IDX, PRIORITY, DATASET_INDEX = "replay_unique_id", "replay_buffer_idx", "priority", "dataset_index"
+_LOG, _NOTED_SIZES = logging.getLogger(__name__), set[int]()
 UPDATE_KEYS = (UNIQUE_ID, BUFFER_IDX, PRIORITY, DATASET_INDEX)
 
 
@@ -58,6 +60,14 @@ def make_update(info: Any, priorities: Any) -> dict[str, Any]:
     update = {UNIQUE_ID: np.asarray(info.key), BUFFER_IDX: getattr(info, "slot", ()), PRIORITY: priorities}
     index = getattr(info, "dataset_index", ())
     return update if isinstance(index, tuple) else {**update, DATASET_INDEX: np.asarray(index)}
+
+
+def note_repeated_items(batch_size: int, num_items: int) -> None:
+    """Logs, once for each size of a batch, that the batches contain items several times."""
+    if batch_size > num_items and batch_size not in _NOTED_SIZES:
+        _NOTED_SIZES.add(batch_size)
+        sentence = "a batch of %s contains some of the %s items several times; use a smaller batch size"
+        _LOG.warning(sentence, f"{batch_size:,}", f"{num_items:,}")
 
 
 class ReplaySample(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError, RateLimitedError
-from rlds2reverb.sample_info import SampleInfo
+from rlds2reverb.sample_info import SampleInfo, note_repeated_items
 from rlds2reverb.specs import ArraySpec, Nest, leaves, require_match
 
 from . import validation
@@ -159,6 +159,7 @@ class Contents:
           The sample, and the slots of its elements that reached `max_use`, each once.
         """
         elements, config = self.elements, self.config
+        note_repeated_items(size, elements.count)
         slots = candidates.sample(size, self.generator)
         columns, mask, lengths = self._read(slots)
         weights = np.ones(len(slots))

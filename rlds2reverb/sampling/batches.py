@@ -23,7 +23,7 @@ from rlds2reverb._system.closing import Closing
 from rlds2reverb.client import Server
 from rlds2reverb.encoding.packing import unpack_arrays
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.sample_info import ReplaySample, SampleInfo
+from rlds2reverb.sample_info import ReplaySample, SampleInfo, note_repeated_items
 from rlds2reverb.specs import to_tensor_spec
 from rlds2reverb.tables import MAX_PRIORITY
 
@@ -275,6 +275,7 @@ class SampleIterator(Closing, Iterator[ReplaySample]):
         packing = tables.packing
         data = unpack_arrays(columns[0], packing) if packing else tree.unflatten_as(tables.signature, columns)
         owners = np.repeat(np.array(servers, np.int32), len(blocks[0].info[0]))
+        note_repeated_items(len(owners), int(info["table_size"].max()) * len(servers))
         weights = self._plan.compute_weights(info, owners, self._num_batches)
         return ReplaySample(SampleInfo(**info, weight=weights, server=owners, mask=mask), data)
 

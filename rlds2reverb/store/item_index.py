@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from rlds2reverb.fingerprints import mix_bits
+from rlds2reverb.sample_info import note_repeated_items
 
 from .cuts import Cut
 from .step_columns import StepColumns
@@ -50,6 +51,7 @@ def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, nu
 
     They are those of `draw_numbers` modulo `num_items`.
     """
+    note_repeated_items(batch_size, num_items)
     return (draw_numbers(seed, first_step, count, batch_size) % np.uint64(num_items)).astype(np.int64)
 
 

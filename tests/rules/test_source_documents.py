@@ -10,16 +10,16 @@ import gymnasium
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
-from small_agents import MeanAgent, batches
+from small_agents import MeanAgent, batches, items
 from tf_agents.policies import random_tf_policy
 from tf_agents.specs import tensor_spec
 
 import rlds2reverb
-from rlds2reverb import TableConfig, adders, envs, learners, replay
+from rlds2reverb import TableConfig, adders, envs, learners, replay, sample_info
 from rlds2reverb.adders import di_engine
 from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.envs import suite_dm_control, suite_gym
-from rlds2reverb.learners import Learner, RunDirectory, hooks
+from rlds2reverb.learners import InMemoryDataset, Learner, RunDirectory, hooks
 from rlds2reverb.learners.hooks import (
     LearnerHook,
     LogShowHook,
@@ -395,3 +395,27 @@ def test_typing_errors_name_the_own_option_first():
     with pytest.raises(TypeError, match="use Multitask for several"):
         envs.create_environment(["CartPole-v1"])
     load(sutton_barto_reward=True, render_mode="rgb_array").close()
+
+
+# --- Batches that contain items several times
+
+
+def test_a_batch_of_more_items_than_there_are_is_noted_once(caplog, monkeypatch):
+    monkeypatch.setattr(sample_info, "_NOTED_SIZES", set())
+    columns = {"x": np.ones(4), "observation": np.ones((4, 2)), "action": np.ones((4, 1))}
+    rows = {"observations": np.ones((4, 2)), "actions": np.ones((4, 1)), "rewards": np.ones(4)}
+    rows |= {"terminals": np.arange(4) == 3, "timeouts": np.zeros(4, bool)}
+    with NaiveReplayBuffer("a", {"sample_min_limit_ratio": 0}) as buffer:
+        buffer.extend_columns(columns)
+        samples = [
+            lambda size: buffer.sample(size),
+            lambda size: next(iter(rlds2reverb.batches(rows, size))),
+            lambda size: InMemoryDataset(items(np.arange(4.0)), size).read(0, 1),
+        ]
+        for number, sample in enumerate(samples):
+            caplog.clear()
+            sample(4)
+            assert not caplog.text
+            sample(10 + number)
+            sample(10 + number)
+            assert caplog.text.count(f"a batch of {10 + number} contains some of the") == 1
