@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 
 import click
 
@@ -55,6 +56,8 @@ _TRIALS = {
     "TF-Agents": "import rlds2reverb, tf_agents.trajectories; print('works')",
     "TFDS": "import importlib_resources, tensorflow_datasets; tensorflow_datasets.load; print('works')",
 }
+if find_spec("rlds") and find_spec("reverb"):  # The package rlds imports Reverb.
+    _TRIALS["RLDS"] = "import rlds; rlds.transformations.map_nested_steps; print('works')"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ SLOW_BLOCKS = {
     "experiments.md-4",
     "extend.md-1",
     "extend.md-2",
-    "formats.md-5",
+    *("formats.md-4", "formats.md-7"),
     "index.md-1",
     "ingestion.md-1",
     "off_policy_evaluation.md-1",
@@ -55,6 +55,8 @@ def python_blocks():
         for number, (code, output) in enumerate(blocks, 1):
             name = f"{page.name}-{number}"
             marks = [pytest.mark.slow] if name in SLOW_BLOCKS else []
+            if "import rlds\n" in code:
+                marks.append(pytest.mark.skipif(find_spec("rlds") is None, reason="requires the package rlds"))
             if "import torch" in code:
                 marks.append(pytest.mark.skipif(find_spec("torch") is None, reason="requires PyTorch"))
             yield pytest.param(code, output, id=name, marks=marks)
