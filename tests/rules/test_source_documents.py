@@ -88,7 +88,15 @@ def test_trajectory_length_can_be_the_text_inf():
         Adder.get_nstep_return_data(STEPS, 2, True)
 
 
-OVERRIDES = {"method": lambda function: function, "class": classmethod, "static": staticmethod}
+def be_mine(receiver, *args, **kwargs):
+    return "mine" if isinstance(receiver, Adder) else f"of {receiver}"
+
+
+OVERRIDES = {
+    "method": be_mine,
+    "class": classmethod(lambda *args, **kwargs: "mine"),
+    "static": staticmethod(lambda *args, **kwargs: "mine"),
+}
 
 
 @pytest.mark.parametrize("kind", OVERRIDES)
@@ -99,10 +107,10 @@ def test_all_functions_of_the_adder_can_be_overridden(kind, is_instance):
     names = [name for name in vars(Adder) if not name.startswith("_")]
     assert len(names) == 5
     for name in names:
-        subclass = type("Mine", (Adder,), {name: OVERRIDES[kind](lambda *args, **kwargs: "mine")})
+        subclass = type("Mine", (Adder,), {name: OVERRIDES[kind]})
         receiver = subclass(4) if is_instance else subclass
         assert getattr(receiver, name)(STEPS) == "mine"
-    subclass = type("Mine", (Adder,), {"get_gae": OVERRIDES[kind](lambda *args, **kwargs: "mine")})
+    subclass = type("Mine", (Adder,), {"get_gae": OVERRIDES[kind]})
     receiver = subclass(4) if is_instance else subclass
     assert receiver.get_gae_with_default_last_value(STEPS, True, 0.9, 0.9) == "mine"
 
