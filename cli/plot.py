@@ -40,8 +40,8 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     only in their seed become one curve with a band of one standard deviation. Panels below the curves show the share of
     time spent waiting for data and, if they were logged, the priorities.
 
-    The printed table shows, for each curve, the mean ± standard deviation of the last five evaluations of its runs,
-    and the mean of the best evaluation of each run.
+    The printed table shows, for each curve, the mean of the last five evaluations of a run, averaged over its runs, ±
+    the standard deviation over the runs (without it for a single run), and the mean of the best evaluation of each run.
     """
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves

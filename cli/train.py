@@ -65,7 +65,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     "--seeds",
     type=at_least_1,
     help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
-    "mean and standard deviation over seeds.",
+    "mean ± standard deviation over seeds.",
 )
 @jobs_option
 @option(
@@ -138,7 +138,7 @@ def train(as_json: bool, **options: Any) -> int:
     if options["seeds"]:
         plan = plan_seeds(source, config, options["seeds"])
         return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
-    progress = Progress(quiet=as_json, describe=output.name_options)
+    progress = Progress(quiet=as_json, notes=True, describe=output.name_options)
     with (
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,
@@ -200,7 +200,7 @@ def format_results(
 ) -> str:
     """Returns facts about a run, its evaluations with the `latest` metrics, its files, and why it stopped early."""
     if run.best_return is not None:
-        facts += [("last return", f"{run.last_return:,.1f}"), ("best return", f"{run.best_return:,.1f}")]
+        facts += [("last return", run.describe_last_return()), ("best return", f"{run.best_return:,.1f}")]
         if "evaluation/score" in latest:
             facts.append(("last score", f"{latest['evaluation/score']:.1f}"))
         if "evaluation/success_rate" in latest:

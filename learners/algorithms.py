@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -369,7 +370,7 @@ def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
     """
     names = list_algorithms()
     if isinstance(algo, str) and algo in names:
-        return names[algo]
+        return _update(names[algo])
     if isinstance(algo, str) and is_reference(algo):
         try:
             return _add_own(resolve_reference("algo", algo), algo)
@@ -384,6 +385,15 @@ def restore_algorithm(algorithm: Algorithm) -> None:
     """Makes an algorithm of a different process available by its name, unless the name is known in this one."""
     if algorithm.factory is not None:
         _CUSTOM_ALGORITHMS.setdefault(algorithm.name, algorithm)
+
+
+def _update(known: Algorithm) -> Algorithm:
+    """Returns an algorithm with the user's agent of today, whose module may have been imported again."""
+    with contextlib.suppress(ValueError):  # Other processes may know the agent by its object only.
+        found = resolve_reference("algo", known.name) if known.factory and is_reference(known.name) else None
+        if found is not known.factory and type(found) is type(known.factory):
+            return _add_own(found, known.name)  # type: ignore[arg-type]
+    return known
 
 
 def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:

@@ -55,9 +55,9 @@ class Curve:
 
     @property
     def last(self) -> tuple[float, float]:
-        """The mean and standard deviation of the pooled last five evaluations of all runs."""
-        values = np.concatenate([_get_values(run, self.metric)[-_NUM_LAST:] for run in self.runs])
-        return float(values.mean()), float(values.std())
+        """The mean over the runs of the mean of each run's last five evaluations, and its deviation over the runs."""
+        means = [_get_values(run, self.metric)[-_NUM_LAST:].mean() for run in self.runs]
+        return float(np.mean(means)), float(np.std(means))
 
     @property
     def best(self) -> float:
@@ -66,8 +66,20 @@ class Curve:
 
     def format_row(self) -> tuple[str, ...]:
         """Returns a row of a table: label, number of runs, last step, last evaluations, and best evaluation."""
-        mean, std = self.last
-        return self.label, str(len(self.runs)), f"{self.steps[-1]:,}", f"{mean:,.1f} ± {std:,.1f}", f"{self.best:,.1f}"
+        num_runs, last = len(self.runs), format_over_runs(self.last, len(self.runs))
+        return self.label, str(num_runs), f"{self.steps[-1]:,}", last, f"{self.best:,.1f}"
+
+
+def format_over_runs(pair: tuple[float, float], num_runs: int) -> str:
+    """Returns a mean ± its standard deviation over runs, which a single run does not have."""
+    return f"{pair[0]:,.1f} ± {pair[1]:,.1f}" if num_runs > 1 else f"{pair[0]:,.1f}"
+
+
+def describe_bands(curves: Sequence[Curve]) -> str:
+    """Returns what the bands of curves are deviations over: runs, or the episodes of a single run's evaluations."""
+    names = {"runs": True, "episodes": False}
+    over = [name for name, is_group in names.items() if any((len(curve.runs) > 1) == is_group for curve in curves)]
+    return over[0] if len(over) == 1 else "runs (over episodes for single runs)"
 
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
@@ -224,9 +236,8 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for number, start in enumerate(sorted(starts)):
         label = None if number else "the online phase begins"
         axes.axvline(start, color=GREY, linestyle=":", linewidth=1.2, label=label)
-    over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
     metric = "normalised score" if curves[0].metric == "score" else "return"
-    style_axes(axes, "training steps", f"{metric}, ± std over {over}", has_steps=True)
+    style_axes(axes, "training steps", f"{metric}, ± std over {describe_bands(curves)}", has_steps=True)
     add_legend(axes)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from rlds2reverb.errors import CheckpointError
 
+#: Name of the fingerprints of code; see `fingerprint_code`.
+CODE = "code"
 #: Names that older versions did not save.
-_NEW_NAMES = ("environment_spec", "code")
+_NEW_NAMES = ("environment_spec", CODE)
 
 
 def as_plain_values(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,4 +64,6 @@ def _compare(name: str, before: Any, after: Any) -> str:
     if isinstance(before, dict) and isinstance(after, dict):
         nested = (_compare(f"{name}.{key}", before.get(key), after.get(key)) for key in {**before, **after})
         return "; ".join(filter(None, nested))
-    return f"{name} was {before}, is now {after}"
+    change = f"{name} was {before}, is now {after}"
+    owner = name.removeprefix(f"{CODE}.") if name.startswith(f"{CODE}.") else name.removesuffix(f".{CODE}")
+    return change if owner == name else f"the code of {owner}, or of something that it uses, has changed ({change})"

@@ -101,6 +101,11 @@ class Run:
         means = self.evaluations.get("mean", np.zeros(0))
         return float(means[-1]) if len(means) else None
 
+    def describe_last_return(self) -> str:
+        """Returns the last return, with its update if the run has made more since, because it was stopped."""
+        step, num_updates = int(self.evaluations[STEP][-1]), self.num_updates
+        return f"{self.last_return:,.1f}" + (f" (evaluated at update {step:,})" if step < num_updates else "")
+
     @property
     def best_return(self) -> float | None:
         """The highest mean return of an evaluation, or None without evaluations."""
@@ -206,7 +211,7 @@ class Run:
         if self.num_updates:
             words.append(f"{self.num_updates:,} updates")
         if self.best_return is not None:
-            words.append(f"last return {self.last_return:,.1f}, best {self.best_return:,.1f}")
+            words.append(f"last return {self.describe_last_return()}, best {self.best_return:,.1f}")
         return ": ".join([words[0], ", ".join(words[1:])]) if words[1:] else words[0]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from types import FunctionType
 from typing import Annotated, Any, Literal, get_type_hints
 
 from rlds2reverb._arguments import require_count
@@ -28,6 +27,7 @@ from rlds2reverb.learners.algorithms import (
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
 from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, is_reference
+from rlds2reverb.learners.run_identity import CODE
 from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
 
 from .environment_spec import describe_env
@@ -349,7 +349,8 @@ class TrainingConfig:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for other processes, which may know a custom agent by this object only."""
-        return {**vars(self), "algorithm": get_algorithm(self.algo)}
+        state = {name: value for name, value in vars(self).items() if name != "_code"}  # Others may import other code.
+        return {**state, "algorithm": get_algorithm(self.algo)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         restore_algorithm(state.pop("algorithm"))
@@ -516,12 +517,21 @@ class TrainingConfig:
                 about="normalize_observations",
                 value=True,
             )
+        if self._ignores("gamma") and self.gamma != declared_options()["gamma"].default:
+            sentence = f"cannot be set, because {self.algo} has no argument discount or gamma; declare one"
+            raise ArgumentError(sentence, about="gamma")
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         if "num_updates" in determined:
             determined["num_updates"] = self.num_updates
         if self.steps is None:  # The default stands for it until the data are read.
             determined.pop("num_updates", None)
         return resolve_hyperparameters(self.algo, **{**determined, **self.hyperparameters})
+
+    @cached_property
+    def _code(self) -> dict[str, str]:
+        """The fingerprints of the user's agent and of hyperparameters that JSON does not have, by name."""
+        parts = {self.algo: get_algorithm(self.algo).factory, **self.resolved_hyperparameters}
+        return {name: fingerprint_code(part) for name, part in parts.items() if not _is_plain(part)}
 
     def require_valid_hyperparameters(self) -> None:
         """Raises an error as `resolved_hyperparameters`, or `ValueError` if a run ends before its policy learns."""
@@ -531,6 +541,15 @@ class TrainingConfig:
                 f"num_density_updates must be less than the {self.num_updates:,} updates of the run, got "
                 f"{num_density_updates:,}; the policy of {self.algo} learns only after them: set fewer, or train longer"
             )
+
+    def _ignores(self, option: str) -> bool:
+        """Returns whether an agent that may depend on an option that the run determines does not accept it."""
+        from rlds2reverb.learners.agents import get_hyperparameters
+
+        algorithm = get_algorithm(self.algo)
+        accepted = [RUN_HYPERPARAMETERS.get(name) for name in get_hyperparameters(self.algo)]
+        is_affected = option == "seed" or algorithm.has_td_errors is not False
+        return algorithm.factory is not None and is_affected and option not in accepted
 
     def online_options(self) -> list[str]:
         """Returns the names of the options that an online phase adds to the identity of a run."""
@@ -549,6 +568,8 @@ class TrainingConfig:
             names = [name for name in changed if declared[name].group == group]
             sentences += [Message(f"has no effect without {missing}", about=name) for name in names]
         algorithm = get_algorithm(self.algo)
+        sentence = f"does not reach {self.algo}, which has no such argument"
+        sentences += [Message(sentence, about=name) for name in ("gamma", "seed") if self._ignores(name)]
         if not algorithm.learns_from_rewards:
             of_rewards = [] if algorithm.items == "goals" else ["gamma", "n_step"]
             of_rewards += [] if self.top_percent else ["reward"]
@@ -578,10 +599,8 @@ class TrainingConfig:
         }
         values = {**{name: getattr(self, name) for name in names}, **hyperparameters}
         values |= {"environment": environment, "environment_spec": spec}
-        parts = {**self.resolved_hyperparameters, "algo": get_algorithm(self.algo).factory}
-        functions = {name: part for name, part in parts.items() if isinstance(part, (FunctionType, partial))}
-        if functions:
-            values["code"] = {name: fingerprint_code(function) for name, function in functions.items()}
+        if self._code:
+            values[CODE] = self._code
         if self.epochs is not None:
             values["sampler"] = "epochs"
         if self.online_steps and self.steps is not None:  # Otherwise the updates on the dataset may still continue.
@@ -629,6 +648,12 @@ def _read_hooks(hooks: Any) -> tuple[Any, ...]:
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple, Mapping)):
+        return all(map(_is_plain, value.values() if isinstance(value, Mapping) else value))
+    return value is None or isinstance(value, (bool, int, float, str, Path)) or hasattr(value, "tolist")
 
 
 def _describe(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code
+from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code, is_installed
 from rlds2reverb.envs.suite_gym import find_spec, import_gymnasium
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.references import is_importable, resolve_reference
@@ -16,7 +16,7 @@ from rlds2reverb.learners.references import is_importable, resolve_reference
 #: Keys of the descriptions of values that JSON does not have.
 _ARRAY, _TUPLE, _FUNCTION, _PARTIAL, _OBJECT = "$array", "$tuple", "$function", "$partial", "$object"
 _FIELDS = ("id", "entry_point", "kwargs", "max_episode_steps")
-_WRAPPERS = "additional_wrappers"
+_WRAPPERS, _CODE = "additional_wrappers", "code"
 _CANNOT_IMPORT = Message(" cannot be imported; pass the id of an environment, or a function that creates it", env=...)
 
 
@@ -24,8 +24,8 @@ def describe_env(env: Any) -> dict[str, Any]:
     """Returns a description of what makes an environment.
 
     That of an environment that is registered with Gymnasium, or of an `EnvSpec`, has its `id`, `entry_point`, `kwargs`,
-    `max_episode_steps` and `additional_wrappers`. That of a function has a reference to it and a `code`; see
-    `fingerprint_code`.
+    `max_episode_steps` and `additional_wrappers`. That of a function has a reference to it. What is not part of an
+    installed package has a `code`; see `fingerprint_code`.
 
     Args:
       env: id of a registered environment, `gymnasium.EnvSpec`, `gymnasium.Env`, function, or a description.
@@ -40,10 +40,29 @@ def describe_env(env: Any) -> dict[str, Any]:
         encoded = _encode(env)
         return encoded if isinstance(encoded, dict) else {_OBJECT: describe_reference(env)}
     wrappers = [
-        {"name": wrapper.name, "entry_point": wrapper.entry_point, "kwargs": _encode(wrapper.kwargs)}
+        {
+            "name": wrapper.name,
+            "entry_point": wrapper.entry_point,
+            "kwargs": _encode(wrapper.kwargs),
+            **_describe_code(wrapper.entry_point),
+        }
         for wrapper in spec.additional_wrappers
     ]
-    return {**{name: _encode(getattr(spec, name)) for name in _FIELDS}, _WRAPPERS: wrappers}
+    described = {name: _encode(getattr(spec, name)) for name in _FIELDS}
+    return {**described, _WRAPPERS: wrappers, **_describe_code(spec.entry_point)}
+
+
+def _describe_code(entry_point: Any) -> dict[str, str]:
+    """Returns the fingerprint of the code that a string refers to, unless it belongs to an installed package."""
+    if not isinstance(entry_point, str) or is_installed(entry_point.partition(":")[0]):
+        return {}
+    return {_CODE: fingerprint_code(resolve_reference("env", entry_point))}
+
+
+def _require_same_code(reference: str, now: str | None, described: str | None) -> None:
+    if described not in (None, now):
+        sentence = f"the environment cannot be made again, because {reference} has changed; pass it to use it"
+        raise ArgumentError(sentence, env=...)
 
 
 def restore_env(description: Mapping[str, Any]) -> Any:
@@ -58,7 +77,7 @@ def restore_env(description: Mapping[str, Any]) -> Any:
     """
     if "id" not in description:
         return _decode(dict(description))
-    unknown = description.keys() - {*_FIELDS, _WRAPPERS}
+    unknown = description.keys() - {*_FIELDS, _WRAPPERS, _CODE}
     if unknown:
         raise ValueError(f"a description of an environment must contain only {', '.join(_FIELDS)} and {_WRAPPERS}, got "
                          f"{sorted(unknown)}")  # fmt: skip
@@ -71,6 +90,9 @@ def restore_env(description: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"the environment {values['id']} cannot be made again, because {values['entry_point']}" + _CANNOT_IMPORT
         )
+    for part in (description, *description.get(_WRAPPERS, ())):
+        if part.get(_CODE) is not None:
+            _require_same_code(part["entry_point"], _describe_code(part["entry_point"]).get(_CODE), part[_CODE])
     wrappers = [
         registration.WrapperSpec(wrapper["name"], wrapper["entry_point"], _decode(wrapper["kwargs"]))
         for wrapper in description.get(_WRAPPERS, ())
@@ -104,8 +126,8 @@ def _encode(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return {_PARTIAL: _encode([value.func, value.args, value.keywords])}
     if callable(value):
-        return {_FUNCTION: describe_reference(value), "code": fingerprint_code(value)}
-    return {_OBJECT: describe_reference(value)}
+        return {_FUNCTION: describe_reference(value), _CODE: fingerprint_code(value)}
+    return {_OBJECT: describe_reference(value), _CODE: fingerprint_code(value)}
 
 
 def _decode(value: Any) -> Any:
@@ -126,7 +148,5 @@ def _decode(value: Any) -> Any:
     if _FUNCTION not in value or not is_importable(reference):
         raise ValueError(f"the environment cannot be made again, because {reference}" + _CANNOT_IMPORT)
     function = resolve_reference("env", reference)
-    if fingerprint_code(function) != value["code"]:
-        sentence = f"the environment cannot be made again, because {reference} has changed; pass it to use it"
-        raise ArgumentError(sentence, env=...)
+    _require_same_code(reference, fingerprint_code(function), value[_CODE])
     return function

@@ -19,6 +19,7 @@ from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.curves import format_over_runs
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 from rlds2reverb.locations import expand_path
@@ -235,7 +236,7 @@ def train_seeds(
       jobs: number of processes that train at the same time; with 1 the runs are trained in this process.
       presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
       gin_files: gin files with further settings.
-      progress: whether to show progress on stderr; notes and warnings are always shown.
+      progress: whether to show notes and progress on stderr; warnings are always shown.
       **options: options of `TrainingConfig` other than `seed`.
 
     Returns:
@@ -265,7 +266,7 @@ def sweep(
       options: options by name, or the path of a JSON or gin file with them; see `plan_sweep`.
       run_dir: directory of all runs, created if missing.
       jobs: number of processes that train at the same time; with 1 the runs are trained in this process.
-      progress: whether to show progress on stderr; notes and warnings are always shown.
+      progress: whether to show notes and progress on stderr; warnings are always shown.
 
     Returns:
       The runs and their results. If SIGTERM ended the call, or a notebook cell was interrupted, they are incomplete.
@@ -344,7 +345,7 @@ def choose_placement(jobs: int, *, quiet: bool = False, describe: Callable[[str]
 
     Args:
       jobs: number of processes.
-      quiet: whether to print only notes and warnings.
+      quiet: whether to print only warnings.
       describe: see `Progress`.
 
     Raises:
@@ -460,7 +461,8 @@ def _format_row(row: Row) -> list[str]:
     seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
     behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
     pairs = (row.last, row.last_five, row.best, row.scores.get("last_five"))
-    last, last_five, best, scores = ("-" if pair is None else f"{pair[0]:,.1f} ± {pair[1]:,.1f}" for pair in pairs)
+    cells = ("-" if pair is None else format_over_runs(pair, len(row.seeds)) for pair in pairs)
+    last, last_five, best, scores = cells
     return [row.data, row.variant, seeds, f"{row.updates:,}", behaviour, last, last_five, swing, best, scores]
 
 

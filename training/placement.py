@@ -69,7 +69,7 @@ def run_here(
       runs: the runs.
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
-      quiet: whether to print only notes and warnings.
+      quiet: whether to print only warnings.
       describe: see `Progress`.
 
     Returns:
@@ -105,7 +105,7 @@ def run_in_processes(
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
       jobs: maximum number of processes at a time, at least 1.
-      quiet: whether to print only notes and warnings.
+      quiet: whether to print only warnings.
       describe: see `Progress`.
 
     Returns:

@@ -17,7 +17,7 @@ from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import execute_chunks, make_agent, make_chunk_spec
+from rlds2reverb.learners.agents import execute_chunks, get_hyperparameters, make_agent, make_chunk_spec
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
@@ -66,7 +66,7 @@ def train(
       run_dir: directory of the run, created if missing.
       presets: names of published settings, such as 'iql-antmaze'; see `TrainingConfig.from_gin`.
       gin_files: gin files with further settings.
-      progress: whether to show progress on stderr or in the notebook; notes and warnings are always shown.
+      progress: whether to show notes and progress on stderr or in the notebook; warnings are always shown.
       **options: options of `TrainingConfig`.
 
     Returns:
@@ -136,7 +136,7 @@ class Training(Closing):
         self.config = config = fit_config(source, config)
         self.run_dir = find_run_dir(run_dir)
         require_single_run(self.run_dir)
-        self._progress = progress or Progress(quiet=True)
+        self._progress = progress or Progress(quiet=True, notes=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.require_valid_hyperparameters()  # Before any data are read.
         custom_hooks = make_hooks(config.hooks)
@@ -422,7 +422,8 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
     is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
     if config.normalize_observations and moments is not None and not is_set:
         values |= {"observation_mean": moments.mean, "observation_std": moments.std}
-    if "target_return" in values and values["target_return"] is None and data.returns is not None:
+    is_asked = "target_return" in get_hyperparameters(config.algo) and values.get("target_return") is None
+    if is_asked and data.returns is not None:
         values["target_return"] = float(data.returns.max())
     return values
 

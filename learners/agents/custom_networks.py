@@ -147,7 +147,16 @@ class CustomNetwork(tf.Module):
             output = network(nest)  # TF-Agents' networks return a state as well.
             return tf.convert_to_tensor(output[0] if isinstance(output, tuple) else output)
 
-        output = compute(self._inputs.nest(tf.zeros([1, self._inputs.size])))
+        try:
+            output = compute(self._inputs.nest(tf.zeros([1, self._inputs.size])))
+        except Exception as error:  # Networks raise errors of any type.
+            takes = "the pair (observation, action)" if self._inputs.action_size else "a batch of observations"
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"the network of {name} must accept {takes} as its only argument, shaped as in the input_spec of the "
+                f"function, got {type(error).__name__}: {reason}; join the parts first, if there are several, such as "
+                "with tf.concat(tf.nest.flatten(inputs), -1)"
+            ) from error
         if output.shape not in ([1, size], [1] if size == 1 else None):
             raise ValueError(
                 f"the network of {name} must return float32 [B, {size}], got {output.shape} for a batch of 1"

@@ -8,6 +8,7 @@ or `bool` are checked in the same way, and others are passed on as they are.
 
 import functools
 import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -33,9 +34,23 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 def read_declarations(agent: Any) -> dict[str, Option]:
     """Returns the hyperparameters that a class or function declares: its arguments, except for the two specs.
 
+    Those of a class whose constructor passes `**kwargs` on include those of its base class.
+
     Args:
       agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)`.
     """
+    inherited = {name: option for base in find_bases(agent)[:1] for name, option in read_declarations(base).items()}
+    return inherited | read_own_declarations(agent)
+
+
+def find_bases(agent: Any) -> list[Any]:
+    """Returns the base classes with constructors of a class whose own one accepts `**kwargs`, the next first."""
+    owners = [base for base in getattr(agent, "__mro__", ()) if "__init__" in vars(base)]
+    return owners[1:-1] if owners and accepts_any_hyperparameter(agent) else []
+
+
+def read_own_declarations(agent: Any) -> dict[str, Option]:
+    """Returns the hyperparameters in the signature of a class or function itself; see `read_declarations`."""
     construct, parameters = _read_signature(agent)
     try:
         hints = get_type_hints(construct, include_extras=True)
@@ -76,6 +91,15 @@ def _read_signature(agent: Any) -> tuple[Any, dict[str, inspect.Parameter]]:
 
 
 _Agent = TypeVar("_Agent")
+#: The arguments that the constructors of agents were called with.
+_PASSED: "weakref.WeakKeyDictionary[Any, dict[str, Any]]" = weakref.WeakKeyDictionary()
+
+
+def find_not_passed_on(agent: Any, hyperparameters: Mapping[str, Any]) -> list[str]:
+    """Returns the names of inherited hyperparameters that an agent's own constructor has not passed on to its base."""
+    own, bases = read_own_declarations(type(agent)), find_bases(type(agent))
+    inherited = read_declarations(bases[0]).keys() - own.keys() if bases and agent in _PASSED else set()
+    return [name for name in hyperparameters if name in inherited and name not in _PASSED[agent]]
 
 
 def configurable(cls: _Agent) -> _Agent:
@@ -91,6 +115,7 @@ def configurable(cls: _Agent) -> _Agent:
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        _PASSED.setdefault(self, kwargs)
         kwargs = {**get_gin_bindings(agent.__name__), **kwargs}
         construct(self, *args, **check_hyperparameters(declared, kwargs))
 

@@ -15,11 +15,16 @@ from ..options import REQUIRED, Option, parse_literal
 from .hyperparameters import (
     accepts_any_hyperparameter,
     check_hyperparameters,
+    find_not_passed_on,
     get_gin_bindings,
     is_configurable,
     read_declarations,
+    read_own_declarations,
 )
 from .offline_agent import OfflineAgent
+
+#: Hyperparameters that determine a run's items or its length.
+_READ_BY_RUNS = ("context_length", "num_density_updates")
 
 
 def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> Any:
@@ -41,12 +46,19 @@ def make_agent(algo: Any, time_step_spec: Any, action_spec: Any, **hyperparamete
     algorithm = get_algorithm(algo)
     try:
         agent = get_agent_class(algo)(time_step_spec, action_spec, **resolved)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        if algorithm.factory is not None and "keyword argument" in str(error):
+            raise ValueError(_describe_rejected(algorithm.name, str(error), resolved)) from error
         if algorithm.factory is None or type(error) not in (ValueError, ArgumentError):
             raise
         raise ValueError(f"{algorithm.name} raised an error: {error}") from error
     if not isinstance(agent, tf_agent.TFAgent):
         raise ValueError(f"{algorithm.name} must return a TFAgent, got {agent!r}")
+    if names := find_not_passed_on(agent, resolved):
+        raise ValueError(
+            f"{algorithm.name} accepts {', '.join(names)}, but does not pass {'them' if names[1:] else 'it'} on to its "
+            "base class; pass **kwargs to super().__init__"
+        )
     if not isinstance(agent, OfflineAgent):
         agent.initialize()  # TF-Agents' agents copy their weights to the target networks here.
     return agent
@@ -80,13 +92,16 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
       TypeError: If the algorithm has no such hyperparameter.
     """
     declared, create = get_hyperparameters(algo), get_agent_class(algo)
+    own = read_own_declarations(create)
     for name in overrides:
         if name not in declared and not accepts_any_hyperparameter(create):
             raise TypeError(_describe_unknown(algo, name, declared))
-    defaults = {name: option.default for name, option in declared.items() if option.default is not REQUIRED}
+    # A base class has its own defaults, unless a subclass sets others.
+    used = [option for name, option in declared.items() if name in own or name in _READ_BY_RUNS]
+    defaults = {option.name: option.default for option in used if option.default is not REQUIRED}
     bindings = get_gin_bindings(get_algorithm(algo).class_name) if is_configurable(create) else {}
     values = check_hyperparameters(declared, {**defaults, **bindings, **overrides})
-    if missing := [name for name in declared if name not in values]:
+    if missing := [name for name in own if name not in values]:
         raise ValueError(
             f"{get_algorithm(algo).name} requires the hyperparameter {missing[0]!r}, which has no default; set it in "
             "hyperparameters, or give it a default"
@@ -106,6 +121,15 @@ def parse_hyperparameter(algo: Any, name: str, text: str) -> Any:
     if name not in declared:
         raise ValueError(_describe_unknown(algo, name, declared))
     return declared[name].parse(text)
+
+
+def _describe_rejected(name: str, message: str, values: Iterable[str]) -> str:
+    """Returns a message about a custom agent that cannot be called with its hyperparameters."""
+    rejected = next((value for value in values if f"{value!r}" in message), "")
+    advice = (
+        f"do not set {rejected} in its code, but leave it to **kwargs or declare it as an argument" if rejected else ""
+    )
+    return f"{name} cannot be created: {message}" + (f"; {advice}" if "multiple values" in message else "")
 
 
 def _describe_unknown(algo: Any, name: str, declared: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from small_agents import MeanAgent, batches
 
 from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
 from rlds2reverb.adders import NStep
+from rlds2reverb.code_fingerprints import fingerprint_code
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.curves import label_runs
@@ -468,3 +469,37 @@ def test_hook_with_other_settings_keeps_its_state():
     assert (new.number, changed.number) == (0, 7)
     HookList([first, changed]).load_state_dict({"count 1": {"number": 1}, "count 2": {"number": 2}})
     assert (first.number, changed.number) == (1, 2)  # As older versions wrote them.
+
+
+# --- code
+
+
+class Penalty:
+    """A callable object with a state and a counter."""
+
+    weight = 1.0
+
+    def __init__(self, k):
+        self.k, self.num_calls = k, 0
+
+    def __call__(self):
+        self.num_calls += 1
+        return self.k * self.weight * LIMIT
+
+
+def test_code_of_objects_covers_their_classes_and_states_but_not_counters(monkeypatch):
+    penalty = Penalty(1)
+    before = fingerprint_code(penalty)
+    penalty()
+    assert before == fingerprint_code(penalty) != fingerprint_code(Penalty(2))
+    assert (
+        fingerprint_code(penalty.__call__)
+        == fingerprint_code(Penalty(1).__call__)
+        == fingerprint_code(penalty.__call__)
+    )
+    for name, value in {"weight": 2.0, "__call__": lambda self: self.k}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(Penalty, name, value)
+            assert fingerprint_code(penalty) != before
+    monkeypatch.setitem(globals(), "LIMIT", 4)
+    assert fingerprint_code(penalty) != before

@@ -12,6 +12,7 @@ import numpy as np
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import (
     data_wait_shares,
+    describe_bands,
     draw_data_waits,
     draw_histograms,
     draw_learning_curves,
@@ -219,8 +220,7 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
             [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"] for curve in curves
         ]
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), rows)
-        over = "runs" if any(len(curve.runs) > 1 for curve in curves) else "episodes"
-        caption = f"Mean ± standard deviation over {over}."
+        caption = f"Mean ± standard deviation over {describe_bands(curves)}; in the table, over runs."
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
         figure, axes = make_axes(FULL_WIDTH)
         draw_learning_curves(axes, curves)
