@@ -39,7 +39,8 @@ class Episode:
       dropped_last_transition: whether the source has one more transition, which is dropped because no observation
         follows it. The episode is then truncated, and its final observation is missing.
       unknown_final_observation: whether zeros stand for an unknown final observation. The discount of the last
-        transition is then 0, also if the episode is truncated, so that nothing is bootstrapped from the zeros.
+        transition is then 0, also if the episode is truncated, so that nothing is bootstrapped from the zeros. No
+        format stores the zeros; see `write_dataset`.
       discontinuities: rows inside the episode whose `next_observations` differs from the observation of the next row,
         which is used instead. Row numbers count from the start of the source for D4RL's columns, from the start of
         the episode for logs.
@@ -92,6 +93,11 @@ class Episode:
     def is_terminal(self) -> bool:
         """Whether the episode ends in a terminal state, whose value is 0, rather than being truncated."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
+
+    @property
+    def is_end_known(self) -> bool:
+        """Whether the last step is the final observation after the last action of the source."""
+        return not (self.dropped_last_transition or self.unknown_final_observation)
 
 
 #: Called with a stage, such as 'check', 'read' or 'write', and each of its episodes.

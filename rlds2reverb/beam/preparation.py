@@ -24,7 +24,12 @@ from rlds2reverb.sources.writing import (
     make_report,
     require_destination,
 )
-from rlds2reverb.sources.written_episodes import WrittenEpisodes, no_episode_error
+from rlds2reverb.sources.written_episodes import (
+    UnknownFinalObservationError,
+    WrittenEpisodes,
+    choose_layouts,
+    no_episode_error,
+)
 from rlds2reverb.specs import Nest
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
@@ -77,8 +82,11 @@ def prepare_with_beam(
         metadata_spec = opened.episode_metadata_spec
         require_rlds_spec(step_spec, metadata_spec)
         described = require_features(features or {}, step_spec)
-        job = _Job(dataset, work, step_spec, metadata_spec, on_invalid, described)
-        scans = workers.map("scan", job.scan, dataset.slices)
+        for has_final_steps in choose_layouts(opened, FORMAT_LIMITS["rlds"]):
+            job = _Job(dataset, work, step_spec, metadata_spec, on_invalid, described, has_final_steps)
+            scans = workers.map("scan", job.scan, dataset.slices)
+            if None not in scans:
+                break
         counts, left_out = Counter[str](), LeftOut()
         for scan in scans:
             counts.update(scan["counts"])
@@ -120,11 +128,18 @@ class _Job:
     metadata_spec: dict[str, Nest]
     on_invalid: OnInvalid
     features: Features
+    has_final_steps: bool
 
-    def scan(self, part: Slice) -> dict[str, Any]:
-        """Returns the counts of a slice's episodes, and the size of each valid episode's record."""
+    def scan(self, part: Slice) -> dict[str, Any] | None:
+        """Returns the counts of a slice's episodes, and the size of each valid episode's record.
+
+        Returns None if they cannot have this layout; see `WrittenEpisodes`.
+        """
         episodes = self._valid_episodes(part)
-        sizes = [len(record) for record in self._encode(episodes)]
+        try:
+            sizes = [len(record) for record in self._encode(episodes)]
+        except UnknownFinalObservationError:
+            return None
         return {"counts": episodes.counts, "left_out": asdict(episodes.left_out), "sizes": sizes}
 
     def write_shard(self, shard: _Shard) -> None:
@@ -138,9 +153,8 @@ class _Job:
 
     def _valid_episodes(self, part: Slice) -> WrittenEpisodes:
         source = Source("", "", lambda: self.dataset.read(part))
-        return WrittenEpisodes(
-            source, FORMAT_LIMITS["rlds"], on_invalid=self.on_invalid, step_spec=self.step_spec, may_be_empty=True
-        )
+        options: Any = {"step_spec": self.step_spec, "may_be_empty": True, "has_final_steps": self.has_final_steps}
+        return WrittenEpisodes(source, FORMAT_LIMITS["rlds"], on_invalid=self.on_invalid, **options)
 
 
 def _plan_shards(sizes: Sequence[Sequence[int]], shard_bytes: int) -> list[_Shard]:

@@ -122,8 +122,9 @@ def make_log_episode(
         rows = () if next_observations is None else find_discontinuities(observations, next_observations)
     except (SpecMismatchError, TypeError, ValueError) as error:
         raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
-    dropped_last_transition = len(steps[fields.IS_FIRST]) == len(rewards)
-    return Episode(steps, index, dropped_last_transition=dropped_last_transition, discontinuities=rows)
+    is_known = final is not None or len(tree.flatten(observations)[0]) > len(rewards)
+    marks: Any = {"unknown_final_observation" if terminated else "dropped_last_transition": not is_known}
+    return Episode(steps, index, discontinuities=rows, **marks)
 
 
 def _select_last_row(column: np.ndarray, final: np.ndarray) -> np.ndarray:

@@ -405,7 +405,9 @@ def _build_episodes(
         inside = tuple([at for at in discontinuities if row <= at < row + length])
         is_open = unterminated and episode.index == len(lengths) - 1
         is_dropped = episode.num_steps == length
-        yield Episode(episode.steps, first_index + episode.index, is_open, is_dropped, inside)
+        is_unknown = next_observations is None and not is_dropped
+        marks: Any = {"unterminated": is_open, "unknown_final_observation": is_unknown, "discontinuities": inside}
+        yield Episode(episode.steps, first_index + episode.index, dropped_last_transition=is_dropped, **marks)
         row += length
 
 

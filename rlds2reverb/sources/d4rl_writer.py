@@ -1,14 +1,14 @@
 """Writing of D4RL HDF5 files, in gzip chunks that libdeflate compresses.
 
-The format is that of `d4rl.py`. `next_observations` is always written, so that each episode keeps its own final
-observation.
+The format is that of `d4rl.py`. `next_observations` is written, so that each episode keeps its own final observation,
+unless that of any episode is unknown. The last row of an episode is then its last action, in all episodes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from . import d4rl
 from .hdf5 import EXPANSION_FREE_BYTES, MAX_EXPANSION
 from .hdf5_output import create_hdf5
 from .source import Source
-from .written_episodes import require_log_fields, require_numbers, select_extras
+from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers, select_extras
 
 _CHUNK_BYTES = 256 << 10
 _MAX_CHUNK_ROWS = 1 << 16
@@ -47,7 +47,7 @@ def _require_d4rl_spec(step_spec: Mapping[str, Nest]) -> None:
     require_log_fields(step_spec, "D4RL")
 
 
-def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, source: Source, *, location: Path) -> None:
+def write_d4rl(path: Path, batches: WrittenEpisodes, step_spec: Nest, source: Source, *, location: Path) -> None:
     """Writes episodes with the flags and discounts of `d4rl.py` to a new file; all have at least one transition.
 
     Args:
@@ -67,7 +67,7 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, sou
             file[f"metadata/{name.replace('/', '_')}"] = _as_scalar(value)
         columns: dict[str, _ColumnWriter] = {}
         for batch in batches:
-            for name, rows in _make_rows(batch).items():
+            for name, rows in _make_rows(batch, batches.has_final_steps).items():
                 if name not in columns:
                     columns[name] = _ColumnWriter(file, name, rows)
                 columns[name].append(rows)
@@ -78,10 +78,12 @@ def write_d4rl(path: Path, batches: Iterator[EpisodeBatch], step_spec: Nest, sou
             column.finish()
 
 
-def _make_rows(batch: EpisodeBatch) -> dict[str, np.ndarray]:
+def _make_rows(batch: EpisodeBatch, has_final_steps: bool) -> dict[str, np.ndarray]:
     """Returns the columns `[T, ...]` of a batch by their names in the file."""
     steps = batch.steps
-    starts, follows = ~steps[fields.IS_LAST], ~steps[fields.IS_FIRST]  # The steps at both ends of the transitions.
+    starts = follows = slice(None)
+    if has_final_steps:
+        starts, follows = ~steps[fields.IS_LAST], ~steps[fields.IS_FIRST]  # Both ends of the transitions.
     is_terminal = steps[fields.IS_TERMINAL]
     rows = {
         d4rl.OBSERVATIONS: steps[fields.OBSERVATION][starts],
@@ -89,8 +91,9 @@ def _make_rows(batch: EpisodeBatch) -> dict[str, np.ndarray]:
         d4rl.REWARDS: steps[fields.REWARD][starts],
         d4rl.TERMINALS: is_terminal[follows],
         d4rl.TIMEOUTS: (steps[fields.IS_LAST] & ~is_terminal)[follows],
-        d4rl.NEXT_OBSERVATIONS: steps[fields.OBSERVATION][follows],
     }
+    if has_final_steps:
+        rows[d4rl.NEXT_OBSERVATIONS] = steps[fields.OBSERVATION][follows]
     return rows | {"/".join(("infos", *path)): column[starts] for path, column in leaves(select_extras(steps))}
 
 

@@ -7,6 +7,7 @@ All actions are real, and the observation after the last action of an episode is
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from .lerobot_meta import (
     BOOKKEEPING,
     DONE,
     EPISODE_INDEX,
+    FEATURE_NAMES,
     FRAME_INDEX,
     INDEX,
     REWARD,
@@ -63,6 +65,9 @@ def open_lerobot(
     task becomes the step field `task`. Images and video frames are uint8 `[T, height, width, channels]`. Columns of
     shape `(1,)` are scalars. Without `next.reward`, rewards are zeros.
 
+    The names of the elements of columns, such as motors, are JSON in the metadata `feature_names`; `next.success` is
+    a step field as well.
+
     Both ends of an episode: the last row decides. `next.success` makes the end terminal and `next.truncated` makes it
     truncated. `next.done` alone is decided by `done`. Without any of them, the episode is truncated and `unterminated`.
     There is no final observation: a terminal episode ends in zeros, and a truncated one loses its last transition.
@@ -95,6 +100,8 @@ def open_lerobot(
     own = metadata.own.get("metadata")
     if not isinstance(own, dict):
         own = {name: metadata.info.get(name) for name in ("codebase_version", "robot_type", "fps")}
+        if metadata.names:
+            own[FEATURE_NAMES] = json.dumps(metadata.names)
     described = split_metadata({name: value for name, value in own.items() if isinstance(value, (str, int, float))})
     described["warnings"] = _describe_assumptions(path.resolve().name, metadata, done)
     described["assumed_fields"] = () if REWARD in features else (fields.REWARD,)
@@ -175,7 +182,8 @@ def _select_fields(metadata: Metadata, extra_fields: Sequence[str]) -> dict[str,
             others = [other for other in features if not features[other].path]
             raise SourceError(f"{root.name} has no column '{name}'; use one of: {', '.join(others)}")
     paths = {name: feature.path for name, feature in features.items() if feature.path}
-    paths |= {name: (name,) for name in extra_fields if name not in paths}
+    kept = (*extra_fields, *([SUCCESS] if SUCCESS in features else []))
+    paths |= {name: (name,) for name in kept if name not in paths}
     for required in (fields.OBSERVATION, fields.ACTION):
         if not any(path[0] == required for path in paths.values()):
             raise SourceError(f"{root.name} has no columns '{required}.*'; it has {', '.join(features)}")

@@ -27,6 +27,8 @@ FRAME_INDEX, INDEX = "frame_index", "index"
 BOOKKEEPING = (TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX)
 REWARD, DONE, SUCCESS, TRUNCATED = "next.reward", "next.done", "next.success", "next.truncated"
 _ENDS = (DONE, SUCCESS, TRUNCATED)
+#: Metadata with the names of the elements of columns, such as motors, as JSON.
+FEATURE_NAMES = "feature_names"
 #: File in which rlds2reverb describes the steps that it wrote, and the environment.
 OWN_FILE = "rlds2reverb.json"
 _VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -104,6 +106,16 @@ class Metadata:
     own: dict[str, Any]
     unread: list[str]
     num_undecided: int
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The names of the elements of columns that are not images, by column."""
+        described = {name: as_dict(self.info["features"][name]) for name in self.features}
+        return {
+            name: feature["names"]
+            for name, feature in described.items()
+            if feature.get("names") and feature.get("dtype") not in ("image", "video")
+        }
 
 
 def read_metadata(root: Path) -> Metadata:

@@ -6,7 +6,7 @@ A row is an observation, the action taken there and its reward, so that an episo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +22,8 @@ from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.image_files import encode_png
 
 from .episode_metadata import decode_metadata
-from .lerobot_meta import BOOKKEEPING, DONE, OWN_FILE, REWARD, TASK, TRUNCATED
+from .json_files import parse_object
+from .lerobot_meta import BOOKKEEPING, DONE, FEATURE_NAMES, OWN_FILE, REWARD, TASK, TRUNCATED
 from .lerobot_statistics import Statistics, summarize_columns
 from .source import Source
 from .written_episodes import has_tuple, require_log_fields
@@ -37,7 +38,7 @@ _CHUNKS_SIZE = 1000
 _ROW_GROUP_BYTES = 16 << 20
 _EPISODES_PER_GROUP = 500
 _IMAGE_CHANNELS = (1, 3, 4)
-_TASK_FIELDS = (TASK, "language_instruction")
+_TASK_FIELDS = (TASK, "language_instruction", "natural_language_instruction")
 _MAX_DIMENSIONS = 5
 _VIDEO_OPTIONS = {"crf": "12", "g": "2"}
 _PATHS = {
@@ -54,7 +55,7 @@ _PATHS = {
 
 def write_lerobot(
     directory: Path,
-    batches: Iterator[EpisodeBatch],
+    batches: Iterable[EpisodeBatch],
     step_spec: Mapping[str, Nest],
     source: Source,
     *,
@@ -130,9 +131,9 @@ class Column:
         """The shape in `info.json`: that of a scalar is `(1,)`."""
         return tuple(size or 0 for size in self.spec.shape) or (1,)
 
-    def describe(self, fps: float) -> dict[str, Any]:
-        """Returns the feature in `info.json`."""
-        described: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "names": None}
+    def describe(self, fps: float, names: Any) -> dict[str, Any]:
+        """Returns the feature in `info.json`, with the names of its elements."""
+        described: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape), "names": names}
         if self.kind in ("image", "video"):
             described["names"] = ["height", "width", "channels"]
         if self.kind == "video":
@@ -236,11 +237,29 @@ def _choose_task(step_spec: Mapping[str, Nest]) -> str | None:
     return next((name for name in _TASK_FIELDS if step_spec.get(name) == text), None)
 
 
+def _find_task(episode: Episode, source: Source) -> np.ndarray:
+    """Returns the text of the task in each step, which may be in a nest of it, in the episode, or in the metadata.
+
+    It is empty if there is none.
+    """
+    texts = [(path, column) for path, column in episode.columns if column.ndim == 1]
+    texts += [(path, value) for path, value in leaves(episode.metadata) if not value.ndim]
+    texts += [((key,), np.array(value, object)) for key, value in source.metadata.items() if isinstance(value, str)]
+    found = [column for name in _TASK_FIELDS for path, column in texts if path[-1] == name and column.dtype == object]
+    return np.broadcast_to(found[0] if found else np.array("", object), episode.num_steps)
+
+
 def _to_texts(column: np.ndarray, where: str) -> list[str]:
     try:
-        return [text.decode() if isinstance(text, bytes) else str(text) for text in column]
-    except UnicodeDecodeError as error:
+        return [(text if isinstance(text, bytes) else str(text).encode()).decode() for text in column]
+    except UnicodeError as error:
         raise SourceError(f"{where} must be UTF-8 for LeRobot ({error}); drop it", DropFields=...) from error
+
+
+def _select_names(names: Mapping[str, Any], column: Column) -> Any:
+    """Returns the names of the elements of a column, unless their number is not that of a list."""
+    found = names.get(column.name)
+    return None if isinstance(found, list) and len(found) != column.shape[-1] else found
 
 
 def _write_video(path: Path, frames: np.ndarray, fps: float) -> int:
@@ -271,7 +290,7 @@ class _Files:
           directory: the directory to create.
           columns: all columns.
           fps: rows per second.
-          task: name of the step field that is the text of the task; None for the name of the source.
+          task: name of the step field that is the text of the task, or None; see `_find_task`.
           source: the source of the episodes.
         """
         self._meta = directory / "meta"
@@ -289,16 +308,22 @@ class _Files:
         self.video_errors: dict[str, int] = {}
 
     def add(self, episode: Episode) -> None:
-        """Writes an episode: all rows of real actions, without the final observation."""
+        """Writes an episode, of which every step is a real action."""
         import pyarrow as pa
 
-        num_rows = episode.num_steps if episode.dropped_last_transition else episode.num_transitions
+        num_rows = episode.num_steps
         where = f"episode {episode.index}"
         values = dict(episode.columns)
-        texts = [self._source.name] * num_rows
-        if self._task is not None:
-            texts = _to_texts(episode.steps[self._task][:num_rows], f"{where}: step['{self._task}']")
-        rows = {column.name: values[column.path][:num_rows] for column in self._columns if column.path}
+        text = _find_task(episode, self._source) if self._task is None else episode.steps[self._task]
+        texts = _to_texts(text, f"{where}: step['{self._task or TASK}']")
+        rows = {column.name: values[column.path] for column in self._columns if column.path}
+        for column in self._columns:
+            if column.spec.dtype == np.uint64 and column.path and rows[column.name].max() >> np.uint64(63):
+                raise SourceError(
+                    f"{where}: {path_name(column.path)} must be below 2^63 for LeRobot, got "
+                    f"{rows[column.name].max()}; drop it, or use the format 'rlds' or 'minari'",
+                    DropFields=...,
+                )
         rows |= self._make_own_columns(episode, texts)
         table = {column.name: column.to_arrow(rows[column.name], where) for column in self._stored}
         for name in self._videos:
@@ -324,7 +349,7 @@ class _Files:
         truncated[-1] = done[-1] and not episode.is_terminal
         numbers = np.arange(num_rows)
         return {
-            REWARD: episode.steps[fields.REWARD][:num_rows],
+            REWARD: episode.steps[fields.REWARD],
             DONE: done,
             TRUNCATED: truncated,
             "timestamp": (numbers / self._fps).astype(np.float32),
@@ -354,6 +379,7 @@ class _Files:
     def finish(self) -> None:
         """Writes the metadata of the dataset."""
         own_info, source = self._close(), self._source
+        names = parse_object(source.metadata.get(FEATURE_NAMES))
         info = {
             "codebase_version": self.version,
             "robot_type": source.metadata.get("robot_type"),
@@ -365,7 +391,9 @@ class _Files:
             "fps": self._fps,
             "splits": {"train": f"0:{self._num_episodes}"},
             **_PATHS[self.version],
-            "features": {column.name: column.describe(self._fps) for column in self._columns},
+            "features": {
+                column.name: column.describe(self._fps, _select_names(names, column)) for column in self._columns
+            },
         }
         metadata = {name: value for name, value in source.full_metadata.items() if name != "codebase_version"}
         own = {

@@ -38,7 +38,7 @@ RESERVED = frozenset(
     }
 )
 #: The metadata of an episode that Minari itself uses.
-RESERVED_OF_EPISODES = frozenset(["id", "total_steps", "seed"])
+RESERVED_OF_EPISODES = frozenset(["id", "total_steps", "seed", "unknown_final_observation"])
 _NAME = re.compile(r"([A-Za-z0-9_\-]{1,100}/){0,4}[A-Za-z0-9_\-]{1,100}-v\d{1,6}")
 
 
@@ -189,7 +189,7 @@ def _read_episodes(
         where = f"{directory.name}: episode {index}"
         extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
         seed = metadata.get("seed")
-        made = _make_episode(episode, extras, index, where)
+        made = _make_episode(episode, extras, index, where, is_copied=bool(metadata.get("unknown_final_observation")))
         length = (
             "length",
             "total_steps",
@@ -222,9 +222,14 @@ def _as_columns(nest: Any, where: str) -> Any:
     return map_structure(encode, as_columns(nest, where))
 
 
-def _make_episode(episode: dict[str, Any], extras: dict[str, Any], index: int, where: str) -> Episode:
+def _make_episode(
+    episode: dict[str, Any], extras: dict[str, Any], index: int, where: str, *, is_copied: bool
+) -> Episode:
+    """Returns an episode, without its final observation if that is a copy that rlds2reverb has written."""
     names = ("rewards", "terminations", "truncations", "observations", "actions")
     rewards, *flags, observations, actions = (_as_columns(episode[name], f"{where}['{name}']") for name in names)
+    if is_copied:
+        observations = map_structure(lambda rows: rows[:-1], observations)
     terminations = as_flags(flags[0], f"{where}['terminations']")
     if terminations[:-1].any():
         raise SourceError(f"{where} continues after terminations[{int(np.argmax(terminations))}] is True")

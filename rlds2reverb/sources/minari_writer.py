@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ def choose_dataset_id(location: Path) -> str:
 
 
 def write_minari(
-    directory: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], source: Source, *, location: Path
+    directory: Path, batches: Iterable[EpisodeBatch], step_spec: Mapping[str, Nest], source: Source, *, location: Path
 ) -> None:
     """Writes episodes to a new directory; all have at least one transition.
+
+    The final observation of an episode is marked as a copy if it is unknown; see `WrittenEpisodes`.
 
     Args:
       directory: the directory to create.
@@ -162,6 +164,8 @@ class _ColumnWriter:
         truncations[-1] = not is_terminal[-1] and not episode.unterminated
         group.attrs["id"] = number
         group.attrs["total_steps"] = episode.num_transitions
+        if episode.unknown_final_observation:
+            group.attrs["unknown_final_observation"] = True
         if episode.seed is not None:
             group.attrs["seed"] = episode.seed
         group["rewards"] = steps[fields.REWARD][:-1]
@@ -219,6 +223,8 @@ def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
         where = path_name(path)
         if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
             raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
+        if 0 in spec.shape[:-1] and path[0] in fields.STEP_FIELDS:
+            raise SourceError(f"{where} must not be empty for Minari, got {describe(spec)}; drop it", DropFields=...)
         if spec.dtype == object and path[0] in fields.STEP_FIELDS and spec.shape:
             raise SourceError(
                 f"{where} must be one string per step for Minari, got {describe(spec)}; drop it, or use the "

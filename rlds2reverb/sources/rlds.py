@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-UNTERMINATED, SEED, UNKNOWN_FINAL_OBSERVATION = "unterminated", "seed", "unknown_final_observation"
+UNTERMINATED, SEED = "unterminated", "seed"
+#: Marks of the ends of an episode. The last row is a transition if its next observation is unknown, or was left out.
+_MARKS = (UNTERMINATED, "unknown_final_observation", "dropped_last_transition")
 #: Value of the field for a seed that is not known.
 UNKNOWN_SEED = -1
 #: Dtypes of the fields of an episode that rlds2reverb writes: attributes of `Episode`.
-EPISODE_FIELDS = {UNTERMINATED: np.bool_, SEED: np.int64, UNKNOWN_FINAL_OBSERVATION: np.bool_}
+EPISODE_FIELDS = {SEED: np.int64, **dict.fromkeys(_MARKS, np.bool_)}
 #: Beginning of the names of TFDS's builders for D4RL.
 _D4RL_BUILDERS = "d4rl_"
 _BUILDER_NAME = re.compile(r"[a-z][a-z0-9_]{0,99}(/[A-Za-z0-9_.\-]{1,99})?(:\d{1,9}\.\d{1,9}\.\d{1,9})?")
@@ -153,7 +155,7 @@ def _read_episodes(conventions: Conventions, dataset: tf.data.Dataset, index: in
     own_fields = [name for name, dtype in EPISODE_FIELDS.items() if _is_scalar(spec, name, dtype)]
     metadata_fields = [name for name in spec if name not in own_fields and _is_readable(spec[name])]
     for columns, others in _read_rows(conventions.name, dataset, [*own_fields, *metadata_fields], index):
-        flags = {name: bool(others.get(name, False)) for name in (UNTERMINATED, UNKNOWN_FINAL_OBSERVATION)}
+        flags = {name: bool(others.get(name, False)) for name in _MARKS}
         seed = None if others.get(SEED, UNKNOWN_SEED) == UNKNOWN_SEED else int(others[SEED])
         yield conventions.make_episode(
             columns, index, **flags, seed=seed, metadata={name: others[name] for name in metadata_fields}

@@ -76,7 +76,8 @@ class Conventions:
         if not self.has_ends:
             steps[fields.IS_LAST] = _mark_end(steps[fields.IS_LAST])
             attributes["unterminated"] = True
-        if self.last_step == TRANSITION and len(steps[fields.IS_LAST]):
+        is_transition = self.last_step == TRANSITION or attributes.get("unknown_final_observation")
+        if is_transition and len(steps[fields.IS_LAST]):
             steps = append_boundary(steps)
             attributes["unknown_final_observation"] = True
         return Episode(steps, index, **attributes)
@@ -109,14 +110,15 @@ def append_boundary(steps: dict[str, Any]) -> dict[str, Any]:
     """Returns steps whose last one is a transition, `[T, ...]`, with a boundary after it, `[T + 1, ...]`, T >= 1.
 
     The boundary has zeros (empty strings) in place of the unknown final observation. The discount of the last
-    transition is 0, also if the episode is truncated, so that nothing is bootstrapped from that observation.
+    transition is 0, also if the episode is truncated, so that nothing is bootstrapped from that observation; the
+    boundary then has its own.
     """
     is_terminal = bool(steps[fields.IS_TERMINAL][-1])
     steps = map_structure(lambda column: np.concatenate([column, make_boundary_row(column)]), steps)
     for name in (fields.IS_LAST, fields.IS_TERMINAL):
         steps[name][-2:] = False, steps[name][-2]
     for discount in (column for _, column in leaves({"": steps[fields.DISCOUNT]})):
-        discount[-2], discount[-1] = 0, not is_terminal
+        discount[-2], discount[-1] = 0, 0 if is_terminal else discount[-2]
     return steps
 
 

@@ -36,7 +36,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 def write_rlds(
     directory: Path,
-    batches: Iterator[EpisodeBatch],
+    batches: Iterable[EpisodeBatch],
     step_spec: Mapping[str, Nest],
     source: Source,
     *,
@@ -45,6 +45,8 @@ def write_rlds(
     features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.
+
+    The last row of an episode is its final observation, or in all episodes the last action; see `WrittenEpisodes`.
 
     Args:
       directory: the directory to create.

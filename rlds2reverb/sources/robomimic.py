@@ -8,6 +8,7 @@ the file does not record: 0 marks every success, 1 the last row of each demonstr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ from .formats import Format
 from .json_files import parse_object
 from .source import Source
 
-OBSERVATIONS, NEXT_OBSERVATIONS = "obs", "next_obs"
+OBSERVATIONS, NEXT_OBSERVATIONS, MASK = "obs", "next_obs", "mask"
+LANGUAGE = "language_instruction"
 ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 #: Attributes of a demonstration in files that `robomimic_writer` has written.
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
@@ -83,9 +85,9 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
                 contents.num_rows,
             )
             warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions([total]))
-        described = _describe_environment(file)
+        described, task = _describe_environment(file), _describe_task(file)
     demos, count = contents.demos, len(contents.demos)
-    described["metadata"] = {**described.get("metadata", {}), **contents.metadata}
+    described["metadata"] = {**described.get("metadata", {}), **task, **contents.metadata}
     described["warnings"] = (*warnings, *contents.warnings)
     described["assumed_fields"] = () if REWARDS in contents.optional else (fields.REWARD,)
 
@@ -118,15 +120,11 @@ def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ..
     Files that contain a part of the demonstrations of another one often keep its filter keys.
     """
     where = f"{Path(file.filename).name}: 'mask/{split}'"
-    masks = hdf5.open_member(file, "mask")
+    masks = hdf5.open_member(file, MASK)
     keys = hdf5.list_names(masks) if isinstance(masks, h5py.Group) else []
     if split not in keys:
         raise SourceError(f"{where} does not exist; use one of: {', '.join(keys) or '(the file has no splits)'}")
-    mask = hdf5.open_member(masks, split)
-    if not isinstance(mask, h5py.Dataset) or mask.dtype.kind not in "SO" or len(mask.shape or ()) != 1:
-        raise SourceError(f"{where} must be a list of names of demonstrations")
-    hdf5.require_safe([mask], where)
-    names = {name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in mask[()]}
+    names = _read_mask(file, split)
     demos = [demo for demo in _list_demos(file) if demo.removeprefix("data/") in names]
     absent = sorted(names - {demo.removeprefix("data/") for demo in demos})
     if not demos:
@@ -134,6 +132,26 @@ def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ..
     if not absent:
         return demos, ()
     return demos, (f"{where} lists {len(absent)} demonstrations that the file does not contain, first {absent[0]}",)
+
+
+def _read_mask(file: h5py.File, key: str) -> frozenset[str]:
+    """Returns the names of the demonstrations that a filter key lists."""
+    where = f"{Path(file.filename).name}: 'mask/{key}'"
+    mask = hdf5.open_member(file[MASK], key)
+    if not isinstance(mask, h5py.Dataset) or mask.dtype.kind not in "SO" or len(mask.shape or ()) != 1:
+        raise SourceError(f"{where} must be a list of names of demonstrations")
+    hdf5.require_safe([mask], where)
+    return frozenset(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in mask[()])
+
+
+def _read_masks(file: h5py.File) -> dict[str, frozenset[str]]:
+    """Returns the demonstrations of each filter key that can be read."""
+    masks: dict[str, frozenset[str]] = {}
+    group = hdf5.open_member(file, MASK)
+    for key in hdf5.list_names(group) if isinstance(group, h5py.Group) else ():
+        with contextlib.suppress(SourceError):  # An error only if the key is used.
+            masks[key] = _read_mask(file, key)
+    return masks
 
 
 @dataclass(frozen=True)
@@ -149,6 +167,7 @@ class _Contents:
       rewards: the rewards of each demonstration, which need not be read again; () if they are too large.
       metadata: the mode of `dones`.
       warnings: assumptions about rewards and ends.
+      masks: the demonstrations of each filter key.
     """
 
     demos: list[str]
@@ -159,6 +178,7 @@ class _Contents:
     rewards: tuple[np.ndarray, ...]
     metadata: dict[str, Any]
     warnings: tuple[str, ...]
+    masks: dict[str, frozenset[str]]
 
 
 def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
@@ -200,7 +220,8 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
     small = tuple(rewards) if sum(column.nbytes for column in rewards) <= _MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    return _Contents(kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
+    facts: Any = (kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
+    return _Contents(*facts, _read_masks(file))
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
@@ -261,6 +282,14 @@ def _describe_environment(file: h5py.File) -> dict[str, Any]:
         "env_spec": json.dumps({"id": arguments["env_name"], "kwargs": arguments.get("env_kwargs")}),
         "metadata": {key: value for key, value in plain.items() if isinstance(value, str)},
     }
+
+
+def _describe_task(file: h5py.File) -> dict[str, str]:
+    """Returns the text of the task in LIBERO's files as metadata."""
+    with contextlib.suppress(OSError, RuntimeError, TypeError, ValueError):  # Metadata are optional.
+        text = parse_object(file["data"].attrs.get("problem_info")).get(LANGUAGE)
+        return {LANGUAGE: text} if isinstance(text, str) else {}
+    return {}
 
 
 class _Demo:
@@ -326,7 +355,10 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     is_terminal = contents.is_terminal[index]
     episode = make_log_episode(demo.where, index, observations, actions, **columns, terminated=is_terminal)
     is_unterminated = bool(contents.unterminated and contents.unterminated[index])
-    made = replace(episode, unterminated=is_unterminated, metadata=read_attributes(demo.group, RESERVED))
+    metadata, name = read_attributes(demo.group, RESERVED), contents.demos[index].removeprefix("data/")
+    if contents.masks:
+        metadata[MASK] = {key: np.array(name in names) for key, names in contents.masks.items()}
+    made = replace(episode, unterminated=is_unterminated, metadata=metadata)
     stated = demo.group.attrs.get("num_samples")
     return add_contradictions(made, ("length", "num_samples", stated, "the number of actions", len(actions)))
 

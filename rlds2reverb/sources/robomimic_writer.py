@@ -1,14 +1,16 @@
 """Writing of robomimic's HDF5 format: a group `data/demo_<n>` per episode, with `obs` and `next_obs`.
 
-`dones` are set in the last row of every episode, which is robomimic's mode 1. Since that does not tell terminal from
-truncated episodes, each group also has the attributes `is_terminal` and `unterminated`, which `robomimic.py` reads and
-other programs ignore.
+`next_obs` is left out of all groups if the final observation of any episode is unknown; the last row of an episode is
+its last action in any case. `dones` are set in the last row of every episode, which is robomimic's mode 1. Since that
+does not tell terminal from truncated episodes, each group also has the attributes `is_terminal` and `unterminated`,
+which `robomimic.py` reads and other programs ignore. Fields `mask/KEY` of the episodes become filter keys.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ import h5py
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import ArraySpec, Nest, leaves, path_name
@@ -26,7 +27,7 @@ from .episode_metadata import write_attributes
 from .hdf5_output import create_hdf5
 from .json_files import parse_object
 from .source import Source
-from .written_episodes import require_log_fields, require_numbers
+from .written_episodes import WrittenEpisodes, require_log_fields, require_numbers
 
 #: The name of observations that are a single array, as in robomimic's own conversion of D4RL.
 _FLAT = "flat"
@@ -36,7 +37,7 @@ _METADATA = frozenset(["env_name", "env_type", "env_version", "done_mode"])
 
 
 def write_robomimic(
-    path: Path, batches: Iterator[EpisodeBatch], step_spec: Mapping[str, Nest], source: Source, *, location: Path
+    path: Path, batches: WrittenEpisodes, step_spec: Mapping[str, Nest], source: Source, *, location: Path
 ) -> tuple[str, ...]:
     """Writes episodes to a new file; all have at least one transition.
 
@@ -56,16 +57,25 @@ def write_robomimic(
     """
     _require_robomimic_spec(step_spec)
     num_episodes = num_rows = 0
+    filters: dict[str, list[str]] = {}
+    metadata_spec = {name: spec for name, spec in source.episode_metadata_spec.items() if name != robomimic.MASK}
     with create_hdf5(path) as (file, raise_error):
         data = file.create_group("data")
         for batch in batches:
             for episode in batch.episodes:
                 group = data.create_group(f"demo_{num_episodes}")
-                _write_demo(group, episode)
-                write_attributes(group, episode, source.episode_metadata_spec, "robomimic", robomimic.RESERVED)
+                num_samples = _write_demo(group, episode, batches.has_final_steps)
+                metadata = dict(episode.metadata)
+                masks = metadata.pop(robomimic.MASK, {})
+                for key in masks:
+                    filters.setdefault(key, []).extend([f"demo_{num_episodes}"] * bool(masks[key]))
+                episode = replace(episode, metadata=metadata)
+                write_attributes(group, episode, metadata_spec, "robomimic", robomimic.RESERVED)
                 num_episodes += 1
-                num_rows += episode.num_transitions
+                num_rows += num_samples
             raise_error()
+        for key, names in filters.items():
+            file.create_dataset(f"{robomimic.MASK}/{key}", data=names, dtype=h5py.string_dtype())
         data.attrs["total"] = num_rows
         if (env_args := _make_env_args(source)) is not None:
             data.attrs["env_args"] = json.dumps(env_args)
@@ -77,19 +87,23 @@ def write_robomimic(
     return tuple(sentences)
 
 
-def _write_demo(group: h5py.Group, episode: Episode) -> None:
-    steps = episode.steps
+def _write_demo(group: h5py.Group, episode: Episode, has_final_steps: bool) -> int:
+    """Writes an episode to its group, and returns its number of rows."""
+    steps, num_rows = episode.steps, episode.num_steps - has_final_steps
     observations = steps[fields.OBSERVATION]
     if isinstance(observations, np.ndarray):
         observations = {_FLAT: observations}
     for name, column in observations.items():
-        group[f"{robomimic.OBSERVATIONS}/{name}"] = column[:-1]
-        group[f"{robomimic.NEXT_OBSERVATIONS}/{name}"] = column[1:]
-    group[robomimic.ACTIONS], group[robomimic.REWARDS] = steps[fields.ACTION][:-1], steps[fields.REWARD][:-1]
-    group[robomimic.DONES] = (np.arange(episode.num_transitions) == episode.num_transitions - 1).astype(np.int64)
-    group.attrs["num_samples"] = episode.num_transitions
+        group[f"{robomimic.OBSERVATIONS}/{name}"] = column[:num_rows]
+        if has_final_steps:
+            group[f"{robomimic.NEXT_OBSERVATIONS}/{name}"] = column[1:]
+    for name, column in ((robomimic.ACTIONS, steps[fields.ACTION]), (robomimic.REWARDS, steps[fields.REWARD])):
+        group[name] = column[:num_rows]
+    group[robomimic.DONES] = (np.arange(num_rows) == num_rows - 1).astype(np.int64)
+    group.attrs["num_samples"] = num_rows
     group.attrs[robomimic.IS_TERMINAL] = episode.is_terminal
     group.attrs[robomimic.UNTERMINATED] = episode.unterminated
+    return num_rows
 
 
 def _make_env_args(source: Source) -> dict[str, Any] | None:

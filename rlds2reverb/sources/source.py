@@ -127,10 +127,15 @@ class Source:
         """The shapes and dtypes of `Episode.metadata`, taken from the same episode; the errors are the same."""
         return self._specs[1]
 
+    @property
+    def first_end_is_known(self) -> bool:
+        """Whether the final observation of the same episode is known; the errors are the same."""
+        return self._specs[2]
+
     @cached_property
-    def _specs(self) -> tuple[dict[str, Nest], dict[str, Nest]]:
+    def _specs(self) -> tuple[dict[str, Nest], dict[str, Nest], bool]:
         episode = self.first_episode
-        return self.make_step_spec(episode), make_metadata_spec(episode)
+        return self.make_step_spec(episode), make_metadata_spec(episode), episode.is_end_known
 
     def make_step_spec(self, episode: Episode) -> dict[str, Nest]:
         """Returns the shapes and dtypes of one step of an episode, with the bounds of the dataset's spaces."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from .rlds_writer import SHARD_BYTES, write_rlds
 from .robomimic_writer import write_robomimic
 from .source import Source
 from .store import OnProgress, build_store, delete_store, open_store
-from .written_episodes import FormatLimits, WrittenEpisodes
+from .written_episodes import FormatLimits, UnknownFinalObservationError, WrittenEpisodes, choose_layouts
 
 Format = Literal["d4rl", "rlds", "minari", "lerobot", "robomimic"]
 OnInvalid = Literal["error", "skip_episode", "keep"]
@@ -31,9 +32,9 @@ OnInvalid = Literal["error", "skip_episode", "keep"]
 FORMAT_LIMITS = {
     "d4rl": FormatLimits("D4RL", write_d4rl, has_episodes=False),
     "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True),
-    "minari": FormatLimits("Minari", write_minari),
+    "minari": FormatLimits("Minari", write_minari, layouts=(True,)),
     "lerobot": FormatLimits(
-        "LeRobot", write_lerobot, ("recompute_discounts", "lerobot_version", "fps", "video"), has_last_step=False
+        "LeRobot", write_lerobot, ("recompute_discounts", "lerobot_version", "fps", "video"), layouts=(False,)
     ),
     "robomimic": FormatLimits("robomimic", write_robomimic),
 }
@@ -115,10 +116,12 @@ def write_dataset(
     it is complete. After an error or an interruption, nothing is there, and the call can be repeated. Data that the
     format cannot represent are an error.
 
-    Both ends of an episode: every format except for LeRobot stores the final observation, and all store whether the
-    episode is terminal, truncated or unterminated. Only RLDS stores the action and reward of the last step, which have
-    no meaning; they are read back as zeros from the others. A LeRobot dataset has rows for real actions only; the
-    report says how many episodes lose a final observation that could be bootstrapped.
+    Both ends of an episode: all formats store whether it is terminal, truncated or unterminated. Every format except
+    for LeRobot stores the final observations, if those of all episodes are known. If one is unknown, the last row of
+    every episode is its last action, as in LeRobot; only Minari requires a final observation, so that a truncated
+    episode then ends one action earlier, and a terminal one in a copy of its last observation. The report counts these
+    episodes, and those that lose a known final observation. Only RLDS stores the action and reward of a step after the
+    last action, which have no meaning; they are read back as zeros from the others.
 
     `Episode.metadata` are written in all formats except for D4RL, and must have the same spec in all episodes.
 
@@ -197,13 +200,14 @@ def write_dataset(
         require_vacant(path)
         build_store(source, steps, num_workers=num_workers, on_progress=on_read)
         source = replace(source, read=open_store(steps, image_decoding=False).read)
-    with atomic_output(path) as partial:
-        episodes = WrittenEpisodes(
-            source, limits, on_invalid=on_invalid, recompute_discounts=recompute_discounts, progress=progress
-        )
-        sentences = limits.write(partial, iter(episodes), episodes.step_spec, source, location=path, **given) or ()
-        num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
-        warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
+    for has_final_steps in choose_layouts(source, limits):
+        with contextlib.suppress(UnknownFinalObservationError), atomic_output(path) as partial:
+            checks: Any = {"on_invalid": on_invalid, "recompute_discounts": recompute_discounts}
+            episodes = WrittenEpisodes(source, limits, **checks, progress=progress, has_final_steps=has_final_steps)
+            sentences = limits.write(partial, episodes, episodes.step_spec, source, location=path, **given) or ()
+            num_bytes = sum(file.stat().st_size for file in [partial, *partial.rglob("*")] if file.is_file())
+            warnings = (*episodes.make_warnings(), *limits.describe_lost_metadata(source), *sentences)
+            break
     if num_workers is not None:
         delete_store(steps)
     return make_report(source, path, format, episodes.counts, num_bytes=num_bytes, warnings=warnings)

@@ -15,7 +15,7 @@ from rlds2reverb.episodes import Episode, ProgressCallback, find_problems, requi
 from rlds2reverb.errors import InvalidEpisodeError, Message, Problem, SourceError
 from rlds2reverb.left_out import LeftOut, find_nonzero_final_rows
 from rlds2reverb.ownership import isolate
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from . import d4rl
 from .source import Source
@@ -35,7 +35,8 @@ class FormatLimits:
         If False, discounts follow from the terminal flag.
       has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
         can be unterminated, rather than the last one only.
-      has_last_step: whether it stores the last step of an episode, with the final observation.
+      layouts: whether a dataset has final observations: True for always, False for never. If both are possible, it has
+        them if those of all episodes are known.
     """
 
     name: str
@@ -43,12 +44,12 @@ class FormatLimits:
     options: tuple[str, ...] = ("recompute_discounts",)
     has_discounts: bool = False
     has_episodes: bool = True
-    has_last_step: bool = True
+    layouts: tuple[bool, ...] = (True, False)
 
     @property
     def loss(self) -> str:
         """A sentence about what the format does not store of any episode; '' if there is nothing."""
-        if self.has_last_step:
+        if True in self.layouts:
             return ""
         return (
             f"{self.name} has no row for the last step of an episode: final observations, and additional fields there, "
@@ -63,13 +64,27 @@ class FormatLimits:
         return (f"{self.name} has no place for the fields {', '.join(names)} of an episode, which are not written",)
 
 
+def choose_layouts(source: Source, limits: FormatLimits) -> tuple[bool, ...]:
+    """Returns the layouts in which to try to write a source; see `FormatLimits.layouts`."""
+    return limits.layouts if source.first_end_is_known else limits.layouts[-1:]
+
+
+class UnknownFinalObservationError(Exception):
+    """The final observation of an episode is unknown, so that no episode of the dataset can have one."""
+
+
 class WrittenEpisodes:
     """An iterable over the valid episodes of a source in batches, and their counts.
+
+    All episodes have the same layout. With final steps, the last step of an episode is its final observation: if that
+    is unknown, a truncated episode ends one transition earlier, and a terminal one, whose last action is needed, ends
+    in a copy of its last observation. Otherwise, the last step is the last action; final observations are left out.
 
     Attributes:
       step_spec: the spec of a step.
       counts: numbers of `episodes` and `transitions` yielded, of `skipped_episodes`, and of `kept_problems`.
       left_out: counts of the values that no transition has.
+      has_final_steps: whether the last step of an episode is its final observation.
     """
 
     def __init__(
@@ -82,6 +97,7 @@ class WrittenEpisodes:
         progress: ProgressCallback = lambda stage, episode: None,
         step_spec: dict[str, Nest] | None = None,
         may_be_empty: bool = False,
+        has_final_steps: bool = True,
     ):
         """Reads nothing yet.
 
@@ -93,25 +109,37 @@ class WrittenEpisodes:
           progress: see `write_dataset`.
           step_spec: spec of a step; None for that of the source.
           may_be_empty: whether the source may have no valid episode, which is an error otherwise.
+          has_final_steps: see `WrittenEpisodes`; one of `limits.layouts`.
         """
+        self.has_final_steps, self._must_be_known = has_final_steps, has_final_steps and False in limits.layouts
         self.step_spec = source.step_spec if step_spec is None else step_spec
+        _require_dtypes(self.step_spec, limits.name)
         self._may_be_empty = may_be_empty
         self.counts = Counter(episodes=0, transitions=0, skipped_episodes=0, kept_problems=0)
         self.left_out = LeftOut()
         self._source, self._limits, self._on_invalid, self._progress = source, limits, on_invalid, isolate(progress)
         self._checks_discounts = not limits.has_discounts and not recompute_discounts
-        self._num_unterminated = self._num_final_observations = 0
+        self._num_unterminated = self._num_unknown = self._num_known = self._num_copied = 0
         self._ends_unterminated = False
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
+        """Yields the episodes.
+
+        Raises:
+          UnknownFinalObservationError: If those of a dataset with final steps can also be written without them.
+        """
         if self._checks_discounts:
             _require_discount_spec(self.step_spec[fields.DISCOUNT])
         for batch in batch_episodes(show_progress(self._source, self._progress, "writing")):
+            if self._must_be_known and not all(episode.is_end_known for episode in batch.episodes):
+                raise UnknownFinalObservationError
             self.left_out.count_left_out(batch)
             valid = self._drop_invalid(batch)
             if valid is not None:
-                self._require_representable(valid)
                 self._count(valid)
+                if not self._must_be_known:
+                    valid = EpisodeBatch([self._change_end(episode) for episode in valid.episodes])
+                self._require_representable(valid)
                 yield valid
         if not self.counts["episodes"] and not self._may_be_empty:
             raise no_episode_error(self._source.name)
@@ -119,11 +147,26 @@ class WrittenEpisodes:
     def make_warnings(self) -> tuple[str, ...]:
         """Returns sentences about what the source has, but its episodes or the written dataset do not."""
         left_out, name = self.left_out, self._limits.name
-        if not self._limits.has_last_step:  # The rows of these transitions are written.
-            left_out = replace(left_out, dropped_last_transition=0)
+        dropped, unbootstrapped = left_out.dropped_last_transition, left_out.unbootstrapped
+        if not self._limits.has_discounts:
+            dropped, unbootstrapped = dropped + unbootstrapped, 0
+        if not self.has_final_steps:  # The rows of these transitions are written.
+            dropped = 0
+        left_out = replace(left_out, dropped_last_transition=dropped, unbootstrapped=unbootstrapped)
         warnings = list(left_out.describe_left_out())
-        if self._num_final_observations and self._limits.loss:
-            warnings.append(f"{self._limits.loss} ({self._num_final_observations:,} episodes)")
+        if self._num_copied:
+            warnings.append(
+                f"{name} requires final observations: {self._num_copied:,} terminal episodes, in which it is unknown, "
+                "end in a copy of their last observation"
+            )
+        if self._limits.loss and self._num_known:
+            warnings.append(f"{self._limits.loss} ({self._num_known:,} episodes)")
+        elif not self._limits.loss and not self.has_final_steps:
+            known = self.counts["episodes"] - self._num_unknown
+            warnings.append(
+                f"the final observations of {self._num_unknown:,} episodes are unknown, so that the last row of every "
+                "episode is its last action" + f"; those of the other {known:,} are not written" * bool(known)
+            )
         num_closed = self._num_unterminated - self._ends_unterminated
         if num_closed and not self._limits.has_episodes:
             warnings.append(
@@ -164,13 +207,31 @@ class WrittenEpisodes:
         return problems
 
     def _is_long_enough(self, episode: Episode) -> bool:
-        has_row = not self._limits.has_last_step and episode.dropped_last_transition
-        return self._limits.has_discounts or episode.num_steps > 1 or has_row
+        return self._count_transitions(episode) > 0 or (self._limits.has_discounts and self.has_final_steps)
+
+    def _count_transitions(self, episode: Episode) -> int:
+        """Returns the number of actions of an episode that are written."""
+        if self.has_final_steps:
+            return episode.num_transitions - (episode.unknown_final_observation and not episode.is_terminal)
+        return episode.num_transitions + episode.dropped_last_transition
+
+    def _change_end(self, episode: Episode) -> Episode:
+        """Returns an episode in the layout of the dataset."""
+        if not self.has_final_steps:
+            return _drop_final_step(episode)
+        if not episode.unknown_final_observation:
+            return episode
+        if not episode.is_terminal:
+            marks: Any = {"unknown_final_observation": False, "dropped_last_transition": True}
+            return replace(_drop_final_step(episode), **marks)
+        observations = episode.steps[fields.OBSERVATION]
+        copied = map_structure(lambda column: np.concatenate([column[:-1], column[-2:-1]]), observations)
+        return replace(episode, steps={**episode.steps, fields.OBSERVATION: copied})
 
     def _require_representable(self, batch: EpisodeBatch) -> None:
         if self._checks_discounts:
-            _require_standard_discounts(batch, self._limits.name)
-        if self._limits.has_episodes:
+            _require_standard_discounts(batch, self._limits.name, self.has_final_steps)
+        if self._limits.has_episodes or not self.has_final_steps:
             return
         for path, column in leaves(select_extras(batch.steps)):
             if (nonzero := find_nonzero_final_rows(batch, column)).any():
@@ -183,12 +244,30 @@ class WrittenEpisodes:
 
     def _count(self, batch: EpisodeBatch) -> None:
         self.counts["episodes"] += len(batch.episodes)
-        self.counts["transitions"] += int((batch.num_steps - 1).clip(0).sum())
-        self._num_unterminated += sum(episode.unterminated for episode in batch.episodes)
-        self._num_final_observations += sum(
-            not episode.is_terminal and not episode.dropped_last_transition for episode in batch.episodes
-        )
+        for episode in batch.episodes:
+            is_unknown = not episode.is_end_known
+            self.counts["transitions"] += self._count_transitions(episode)
+            self._num_unterminated += episode.unterminated
+            self._num_unknown += is_unknown
+            self._num_known += not is_unknown and not episode.is_terminal
+            self._num_copied += self.has_final_steps and is_unknown and episode.is_terminal
         self._ends_unterminated = batch.episodes[-1].unterminated
+
+
+def _drop_final_step(episode: Episode) -> Episode:
+    """Returns an episode whose last step is its last action, with the flags and, if truncated, discount of its end."""
+    steps = episode.steps
+    if episode.dropped_last_transition or not episode.num_transitions:
+        return episode
+    rows = map_structure(lambda column: column[:-1].copy(), steps)
+    for name in (fields.IS_LAST, fields.IS_TERMINAL):
+        rows[name][-1] = steps[name][-1]
+    if episode.unknown_final_observation and not episode.is_terminal:  # Before, it was 0.
+        pairs = zip(leaves(rows[fields.DISCOUNT]), leaves(steps[fields.DISCOUNT]), strict=True)
+        for (_, kept), (_, column) in pairs:
+            kept[-1] = column[-1]
+    is_unknown = episode.unknown_final_observation or episode.is_terminal
+    return replace(episode, steps=rows, unknown_final_observation=is_unknown, dropped_last_transition=not is_unknown)
 
 
 def no_episode_error(name: str) -> SourceError:
@@ -236,6 +315,14 @@ def require_numbers(step_spec: Mapping[str, Nest], format_name: str) -> None:
             raise SourceError(f"{sentence}; drop it, or use the format 'rlds'", DropFields=...)
 
 
+def _require_dtypes(step_spec: Mapping[str, Nest], format_name: str) -> None:
+    """Raises `SourceError` if the values of a field are of a kind that no format can represent."""
+    for path, spec in leaves(dict(step_spec)):
+        if spec.dtype.kind not in "biufOSU" or (spec.dtype.kind in "biuf" and spec.dtype.itemsize > 8):
+            sentence = f"{path_name(path)} must contain numbers of at most 64 bits or strings for {format_name}, got "
+            raise SourceError(sentence + f"{describe(spec)}; convert or drop it", DropFields=...)
+
+
 def _require_discount_spec(spec: ArraySpec) -> None:
     if spec != ArraySpec((), np.dtype(np.float32)):
         raise SourceError(
@@ -243,11 +330,12 @@ def _require_discount_spec(spec: ArraySpec) -> None:
         )
 
 
-def _require_standard_discounts(batch: EpisodeBatch, format_name: str) -> None:
+def _require_standard_discounts(batch: EpisodeBatch, format_name: str, has_final_steps: bool) -> None:
     """Raises `SourceError` unless the discounts are 0 exactly for terminal steps and the transitions into them."""
     discounts, is_terminal = batch.steps[fields.DISCOUNT], batch.steps[fields.IS_TERMINAL]
     expected = np.where(is_terminal, np.float32(0), np.float32(1))
-    expected[:-1][is_terminal[1:]] = 0
+    if has_final_steps:
+        expected[:-1][is_terminal[1:]] = 0
     differs = discounts != expected
     if differs.any():
         row = int(np.argmax(differs))

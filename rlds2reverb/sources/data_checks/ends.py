@@ -98,7 +98,7 @@ def find_odd_ends(block: Block, tallies: Tallies) -> None:
         return
     last = block.last_steps
     before = np.where(block.has_transitions, last - 1, last)
-    is_known = ~block.get_flags("unknown_final_observation")
+    is_known = ~block.get_flags("unknown_final_observation") | block.is_terminal
     is_zero = discount == 0
     is_open = block.is_terminal & (discount[last] == 1) & (discount[before] == 1)
     starts = last - block.batch.num_steps + 1
