@@ -48,7 +48,7 @@ _DEFAULT_EPISODES = 10
 @option("--out", type=PATH, metavar="PATH", help="Dataset to create; required unless there is a --film.")
 @option(
     "--format",
-    type=click.Choice([name for name, limits in FORMAT_LIMITS.items() if limits.has_last_step]),
+    type=click.Choice([name for name, limits in FORMAT_LIMITS.items() if True in limits.layouts]),
     show_default="from the name of --out: d4rl for .hdf5 and .h5, minari for NAME-vN, otherwise rlds",
     help="Format of the dataset: an HDF5 file as D4RL's or robomimic's, a directory as TFDS prepares it (rlds), or a "
     "Minari dataset.",
