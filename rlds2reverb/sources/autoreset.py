@@ -18,7 +18,7 @@ from rlds2reverb import fields
 from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode, read_until_error
-from rlds2reverb.errors import Message, SourceError
+from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import map_structure
 
 from .data_checks import DatasetChecks
@@ -146,7 +146,7 @@ def _read_and_warn(source: Source) -> Iterator[Episode]:
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
-def _describe_resets(source: Source, episodes: Iterable[Episode]) -> list[Message]:
+def _describe_resets(source: Source, episodes: Iterable[Episode]) -> list[str]:
     """Returns a sentence for each mode whose resets some episodes of a source contain."""
     checks = DatasetChecks(source, [Autoresets])
     for batch in batch_episodes(read_until_error(episodes, [])):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Autoresets:
         has_zero = self._find_zero_rewards(block, first)
         self._num_unknown += int((had_ended & ~was_known).sum())
         self._num_zero_begins += int((is_same & has_zero).sum())
-        episodes = [self._before, *block.batch.episodes]
+        episodes: list[Any] = [self._before, *block.batch.episodes]
         for number in np.flatnonzero(is_same | (had_ended & ~was_known & has_zero)).tolist():
             before, after = episodes[number : number + 2]
             (self._begins if is_same[number] else self._unknown).compare(after, 0)
