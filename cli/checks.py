@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
         raise ValueError(f"the file must end with {suffixes[0]}, got '{path}'")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"the directory '{path.parent}' is not writable; pass another path, or change its permissions")
 
 
 def _expand_destination(location: str) -> str:

@@ -100,13 +100,16 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         max_episode_steps=options["max_episode_steps"],
         with_goals=expects_goals([*loaded.values()][-1]),
     )
+    # The film comes first, because its environment may be impossible to render.
+    if film is not None and options["target_return"]:
+        [*loaded.values()][-1].target_return = options["target_return"][-1]
+    filmed = None if film is None else film_policy(film, (environment, make_env), [*loaded.values()][-1], options)
     results = [
         _evaluate_policy(name, policy, target, evaluator)
         for name, policy in loaded.items()
         for target in options["target_return"] or (None,)
     ]
     behaviour = run.behaviour_return if run else None
-    filmed = None if film is None else film_policy(film, (environment, make_env), [*loaded.values()][-1], options)
     if as_json:
         policies = [{**facts, **result.as_dict()} for _, facts, result in results]
         document = {"run": str(folder), "environment": environment, "behaviour_return": behaviour, "policies": policies}

@@ -85,8 +85,9 @@ def run_and_report(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_j
         print(output.escape_controls(str(experiment)))
         print(output.escape_controls(f"\nwrote {run_dir}/summary.json"))
         if experiment.stop_reason:
-            print(f"stopped by {experiment.stop_reason}; run the same command to continue")
-    if experiment.stop_reason:
+            advice = "all runs are complete" if experiment.is_complete else "run the same command to continue"
+            print(f"stopped by {experiment.stop_reason}; {advice}")
+    if experiment.stop_reason and not experiment.is_complete:
         return TEMPORARY_FAILURE
     return INVALID_DATA if experiment.failures else OK
 

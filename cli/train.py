@@ -149,7 +149,7 @@ def train(as_json: bool, **options: Any) -> int:
             if not training.learner.is_stopped_by_signal:
                 raise
         _report(training, load_run(training.run_dir), as_json=as_json)
-        return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal else OK
+        return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal and not training.is_complete else OK
 
 
 def read_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -191,14 +191,21 @@ def _report(training: Training, run: Run, *, as_json: bool) -> None:
     facts = [("updates", f"{learner.step:,}")]
     if data.behaviour_return is not None:
         facts.append(("dataset return", f"{data.behaviour_return:,.1f}"))
-    content = format_results(training.config.algo, run, facts, learner.stop_reason, latest)
+    rest = "continue" if learner.step < (training.config.num_updates or 0) else "make the last evaluation"
+    advice = "all updates are made" if training.is_complete else f"run the same command to {rest}"
+    content = format_results(training.config.algo, run, facts, learner.stop_reason, latest, advice)
     output.print_result(document, content, as_json=as_json)
 
 
 def format_results(
-    algo: str, run: Run, facts: list[tuple[str, str]], stop_reason: str | None, latest: Mapping[str, float]
+    algo: str,
+    run: Run,
+    facts: list[tuple[str, str]],
+    stop_reason: str | None,
+    latest: Mapping[str, float],
+    advice: str = "run the same command to continue",
 ) -> str:
-    """Returns facts about a run, its evaluations with the `latest` metrics, its files, and why it stopped early."""
+    """Returns facts about a run, its evaluations with the `latest` metrics, its files, and why it was stopped."""
     if run.best_return is not None:
         facts += [("last return", run.describe_last_return()), ("best return", f"{run.best_return:,.1f}")]
         if "evaluation/score" in latest:
@@ -208,5 +215,5 @@ def format_results(
         facts.append(("curve", str(run.path / "curve.png")))
     facts.append(("policy", str(run.path / "policy")))
     if stop_reason:
-        facts.append(("stopped by", f"{stop_reason}; run the same command to continue"))
+        facts.append(("stopped by", f"{stop_reason}; {advice}"))
     return output.format_named_facts(f"{algo} trained in {run.path}", facts)

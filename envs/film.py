@@ -147,6 +147,8 @@ def require_film_path(path: Path) -> None:
         raise ValueError(f"the file of a film must end with .mp4 or .gif, got '{path}'")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the directory '{path.parent}' does not exist; create it first")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"the directory '{path.parent}' is not writable; choose another, or change its permissions")
     if path.suffix.lower() == ".mp4":
         _import_ffmpeg()
 

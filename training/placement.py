@@ -188,7 +188,7 @@ def execute(run: PlannedRun, run_dir: Path, progress: Progress) -> Outcome:
         with Training(run.source, run.config, run_dir, progress=progress) as training:
             learner = training.learner
             training.run()
-            if learner.is_stopped_by_signal:
+            if learner.is_stopped_by_signal and not training.is_complete:
                 return Outcome("stopped", learner.step, learner.stop_reason)
             return Outcome("complete", learner.step)
     except (KeyboardInterrupt, Terminated) as stop:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -167,6 +169,7 @@ class Training(Closing):
                     with self._progress.activity("creating the environments"):
                         self._online.start()
                 self._write_config(source, repeat)
+                self._require_export()
                 self.learner.run.writes_events = TENSORBOARD in config.track
                 self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
             self._resources = stack.pop_all()
@@ -185,6 +188,12 @@ class Training(Closing):
     def collected_at(self) -> str | None:
         """The address of the server with the table 'collected' of an online phase; None if there is none."""
         return None if self._online is None else self._online.address
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all updates are made, and the last evaluation, if there is an environment."""
+        is_evaluated = self.evaluator is None or self.learner.evaluated_at == self.learner.step
+        return is_evaluated and self.learner.step >= (self.config.num_updates or 0)
 
     def run(self) -> Run:
         """Trains until `config.num_updates` updates are done in total, exports the policies, and returns the run.
@@ -218,9 +227,29 @@ class Training(Closing):
                     run.plot(self.run_dir / "curve.png")
         if self.learner.stop_reason:
             self._progress.note(f"stopped by {self.learner.stop_reason} after {self.learner.step:,} updates")
-        self._trackers.finish("stopped" if self.learner.is_stopped_by_signal else "complete")
+        is_stopped = self.learner.is_stopped_by_signal and not self.is_complete
+        self._trackers.finish("stopped" if is_stopped else "complete")
         raise_if_interrupted(self.learner.stop_reason, f"{run}; the same training continues it")
         return run
+
+    def _require_export(self) -> None:
+        """Raises what would otherwise fail after the last update, or at the first checkpoint.
+
+        Raises:
+          StorageFullError: If the disk has no space for two checkpoints.
+          ValueError: If the policy of a custom agent, or one with custom networks, cannot be saved.
+        """
+        needed = 2 * sum(variable.shape.num_elements() * variable.dtype.size for variable in self.agent.variables)
+        if shutil.disk_usage(self.run_dir).free < needed:
+            raise OSError(errno.ENOSPC, "no space for two checkpoints")
+        if self.config.algo in ALGORITHMS and not any(map(callable, self.config.hyperparameters.values())):
+            return
+        try:
+            with self._progress.activity("checking the policy"), tempfile.TemporaryDirectory() as folder:
+                self.learner.export_policy(Path(folder) / POLICY_FOLDER)
+        except (TypeError, ValueError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"the policy of {self.config.algo} must be savable: {reason}") from error
 
     def _log(self, step: int, numbers: dict[str, float]) -> None:
         self._progress.log(step, numbers)

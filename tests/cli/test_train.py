@@ -165,6 +165,21 @@ def test_ctrl_c_saves_and_exits_with_75(hopper, tmp_path, capsys, monkeypatch):
     assert code == 75 and "updates         20\n" in out and "SIGINT; run the same command to continue" in out
 
 
+@pytest.mark.usefixtures("no_policies")
+def test_ctrl_c_after_the_last_update_says_that_nothing_is_missing(hopper, tmp_path, capsys, monkeypatch):
+    save = Learner.save_checkpoint
+
+    def interrupt_at_the_end(learner):
+        if learner.step == 40:
+            signal.raise_signal(signal.SIGINT)
+        return save(learner)
+
+    monkeypatch.setattr(Learner, "save_checkpoint", interrupt_at_the_end)
+    command = ["--algo", "bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 40, *SMALL]
+    code, out, _ = call(capsys, *command)
+    assert code == 0 and "SIGINT; all updates are made" in out
+
+
 @pytest.mark.parametrize("module", ["click", "rlds2reverb.cli.train"])
 def test_ctrl_c_during_an_import_ends_the_command_without_a_traceback(module):
     code = f"""

@@ -4,6 +4,7 @@ After each kind of error, a checkpoint contains all complete updates, and the co
 """
 
 import functools
+import os
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,10 @@ from small_agents import MeanAgent, items, transitions
 from tf_agents.trajectories import restart, time_step_spec
 from trained_runs import DATA, read_rows
 
+import rlds2reverb
 from rlds2reverb import load_policy
-from rlds2reverb.errors import TrainingDivergedError
+from rlds2reverb.cli import run
+from rlds2reverb.errors import StorageFullError, TrainingDivergedError
 from rlds2reverb.learners import Learner, learner as learner_module
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.feeds import InMemoryDataset
@@ -212,6 +215,52 @@ def test_ascii_names_are_distinct_and_unchanged_if_they_were(names):
     found = make_ascii_names([("observation", name) for name in names])
     assert len({name.lower() for name in found}) == len(names) and all(name.isascii() for name in found)
     assert (found == [f"observation/{name}" for name in names]) == (names[0] == "State")
+
+
+# --- What would fail at the end
+
+
+def clone(folder, **options):
+    small = {"steps": 3, "env": None, "progress": False, "hyperparameters": {"hidden_sizes": (4,)}}
+    return rlds2reverb.train(str(DATA), "bc", folder, **{**small, **options})
+
+
+def test_disk_without_space_for_checkpoints_is_reported_before_the_first_update(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 100, 100))
+    with pytest.raises(StorageFullError, match=f"no space left for {tmp_path}"):
+        clone(tmp_path)
+    assert not (tmp_path / "progress.csv").exists() and not find_steps(tmp_path)
+
+
+class UntrackedNetwork(tf.Module):
+    """A network that TensorFlow cannot save, because it does not know one of its variables."""
+
+    def __init__(self, num_inputs, num_outputs):
+        super().__init__()
+        self.kernel, hidden = tf.Variable(tf.zeros([num_inputs, num_outputs])), tf.Variable(1.0)
+        self._find = lambda: hidden
+
+    def __call__(self, inputs):
+        return inputs @ self.kernel * self._find()
+
+
+def make_untracked_network(input_spec, output_size, seed):
+    return UntrackedNetwork(input_spec.shape[0], output_size)
+
+
+@pytest.mark.slow
+def test_policy_that_cannot_be_saved_is_reported_before_the_first_update(tmp_path):
+    with pytest.raises(ValueError, match="the policy of bc must be savable: Tried to export .*'untracked'"):
+        clone(tmp_path, hyperparameters={"actor_network": make_untracked_network})
+    assert not (tmp_path / "progress.csv").exists() and not find_steps(tmp_path)
+
+
+@pytest.mark.parametrize(("command", "out"), [("ope", "--out"), ("rank", "--out"), ("eval", "--film")])
+def test_directory_without_permission_is_reported_before_anything_is_read(tmp_path, command, out, capsys, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    data = [] if command == "eval" else ["--data", "missing.hdf5"]
+    assert run([command, str(tmp_path), *data, out, str(tmp_path / ("a.gif" if data == [] else "a.png"))]) == 1
+    assert f"{out}: the directory '{tmp_path}' is not writable" in capsys.readouterr().err
 
 
 # --- Processes that are killed
