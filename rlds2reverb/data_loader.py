@@ -20,7 +20,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import is_server
 from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
-from rlds2reverb.sources.store import cache_store, find_store, open_columns
+from rlds2reverb.sources.store import cache_store, find_store, open_columns, require_valid_store
 from rlds2reverb.specs import Nest, map_structure
 from rlds2reverb.store.cuts import Cut, Transitions
 from rlds2reverb.store.image_files import Decoder, decode_images
@@ -161,7 +161,7 @@ def batches(
 
     Raises:
       ImportError: If the format requires a package that is not installed.
-      InvalidEpisodeError: If an episode that is read into memory is invalid; see `ingest`.
+      InvalidEpisodeError: If an episode is invalid; see `ingest`.
       ServerUnavailableError: If no server answers.
       SourceError: If the dataset cannot be read, or has no items.
       SpecMismatchError: If the episodes differ in their fields, shapes or dtypes.
@@ -264,7 +264,11 @@ def _open_steps(source: Any, cache_dir: str | Path | None) -> StepColumns:
     path = find_store(source)
     if path is None and cache_dir is not None:
         path = cache_store(source, cache_dir)
-    return _read_steps(source) if path is None else open_columns(path, random_access=True)
+    if path is None:
+        return _read_steps(source)
+    columns = open_columns(path, random_access=True)
+    require_valid_store(path, columns)
+    return columns
 
 
 def _read_steps(source: Source) -> StepColumns:

@@ -21,6 +21,7 @@ from rlds2reverb.client import (
     split_servers,
     table_infos,
 )
+from rlds2reverb.code_fingerprints import fingerprint_code
 from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import MAX_CHUNK_LENGTH, Encoder
 from rlds2reverb.episode_batches import batch_episodes
@@ -28,7 +29,7 @@ from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import ArgumentError, ServerRestartedError
 from rlds2reverb.items import EpisodeAdder
 from rlds2reverb.locations import expand_path, server_address
-from rlds2reverb.ownership import isolate
+from rlds2reverb.ownership import is_user_code, isolate
 from rlds2reverb.priorities import Priority
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.server.memory import require_memory
@@ -445,8 +446,10 @@ def _describe_callable(value: Any) -> str:
 
 
 def example_hash(conversion: ItemConversion) -> int:
-    """Returns a hash of the items and priorities of the first episode."""
-    return keys.make_seed(conversion.example.digests[0], conversion.example.priorities.tobytes())
+    """Returns a hash of the items and priorities of the first episode, and of the custom code that makes the others."""
+    functions = [part for part in (conversion.adder, conversion.priority) if callable(part) and is_user_code(part)]
+    code = "".join(map(fingerprint_code, functions)).encode()
+    return keys.make_seed(conversion.example.digests[0], conversion.example.priorities.tobytes() + code)
 
 
 def _evicts(info: TableInfo) -> bool:

@@ -215,7 +215,8 @@ def _read_or_store(
         _require_numbers(step_spec, other_fields)
 
     names = (*fields.STEP_FIELDS, *other_fields)
-    read = partial(read_steps, source, names=names, require=require, decode_images=decode_images, progress=progress)
+    functions: dict[str, Any] = {"require": require, "decode_images": decode_images, "progress": progress}
+    read = partial(read_steps, source, names=names, **functions, on_note=notes.append)
     preparation = make_preparation(config)
     try:
         return read(preparation)

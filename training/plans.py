@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb._arguments import require_count
+from rlds2reverb._system.sealed_files import is_sealed_json
 from rlds2reverb._system.text import suggest
 from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
@@ -21,6 +22,7 @@ from rlds2reverb.learners.gin_files import read_bindings
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.sources import load
+from rlds2reverb.sources.store import is_store
 
 from .config import TrainingConfig, declared_options
 from .environment_spec import name_env
@@ -135,7 +137,7 @@ def plan_sweep(sweep: Mapping[str, Any] | str | Path) -> tuple[PlannedRun, ...]:
 
 def is_experiment(path: str | Path) -> bool:
     """Returns whether a path is the directory of an experiment."""
-    return Path(path, PLAN_FILE).is_file()
+    return is_sealed_json(Path(path, PLAN_FILE)) and not is_store(Path(path))  # An incomplete store has such a file.
 
 
 def list_seeds(seeds: int | Iterable[int]) -> list[int]:

@@ -24,7 +24,7 @@ from rlds2reverb.specs import map_structure
 from .data_checks import DatasetChecks
 from .data_checks.resets import Autoresets
 from .rlds_conventions import append_boundary, make_boundary_row
-from .source import Source
+from .source import Source, identify_step
 
 AutoresetMode = Literal["next_step", "same_step"]
 NEXT_STEP, SAME_STEP = get_args(AutoresetMode)
@@ -47,7 +47,8 @@ def remove_resets(source: Source, mode: AutoresetMode) -> Source:
       ValueError: If the mode is unknown.
     """
     require_one_of("autoreset", mode, get_args(AutoresetMode))
-    return replace(source, read=lambda: _read_without_resets(source, mode), count=None, num_episodes=None)
+    changed = replace(source, read=lambda: _read_without_resets(source, mode), count=None, num_episodes=None)
+    return identify_step(source, changed, mode)
 
 
 def _read_without_resets(source: Source, mode: AutoresetMode) -> Iterator[Episode]:

@@ -9,7 +9,7 @@ from typing import Any
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 
-from .source import Source, keep_images_encoded
+from .source import Identity, Source, keep_images_encoded
 
 _DESCRIPTIONS = ("env_spec", "action_space", "observation_space")
 
@@ -32,10 +32,11 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
     if len(kinds) > 1:
         raise SourceError(f"{name} mixes datasets of the kinds {' and '.join(kinds)}; convert them separately")
     counts = [source.count for source in sources if source.count is not None]
+    read = _Concatenation(sources).read
     return Source(
         name,
         kinds[0],
-        _Concatenation(sources).read,
+        read,
         num_episodes=_sum([source.num_episodes for source in sources]),
         num_rows=_sum([source.num_rows for source in sources]),
         warnings=tuple(dict.fromkeys(warning for source in sources for warning in source.warnings)),
@@ -43,6 +44,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         **{name: _common([getattr(source, name) for source in sources]) for name in _DESCRIPTIONS},
         count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
         assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
+        identity=Identity(read, "concatenation", sources=tuple(sources)),
     )
 
 

@@ -30,7 +30,7 @@ from rlds2reverb.specs import concatenate
 from . import npz
 from .columns import as_columns, as_flags, make_log_episode
 from .formats import Format
-from .source import Source
+from .source import Source, identify_files
 
 _FILE_NAME = re.compile(r"\$store\$_observation_ckpt\.(\d{1,9})\.gz")
 _SMALL = ("action", "reward", "terminal")
@@ -73,7 +73,8 @@ def open_dqn_replay(folder: Path, *, frame_stack: int = 1) -> Source:
                     steps = {**steps, fields.OBSERVATION: _stack_frames(steps[fields.OBSERVATION], frame_stack)}
                 yield replace(made, steps=steps, unterminated=not is_terminal)
 
-    return Source(folder.name, "dqn_replay", read, num_episodes=count, num_rows=num_rows, count=lambda: count)
+    source = Source(folder.name, "dqn_replay", read, num_episodes=count, num_rows=num_rows, count=lambda: count)
+    return identify_files(source, lambda: folder.glob("*.gz"))
 
 
 class _Segment(NamedTuple):

@@ -45,7 +45,7 @@ from .lerobot_meta import (
     read_metadata,
     require_separate_spans,
 )
-from .source import Source, split_metadata
+from .source import Source, identify_files, split_metadata
 
 #: Meanings of `next.done` in an episode that neither succeeds nor is truncated.
 DONE_MEANINGS = ("terminal", "truncated")
@@ -106,7 +106,8 @@ def open_lerobot(
     described["warnings"] = _describe_assumptions(path.resolve().name, metadata, done)
     described["assumed_fields"] = () if REWARD in features else (fields.REWARD,)
     described |= {"num_episodes": num_episodes, "num_rows": num_rows}
-    return Source(path.resolve().name, "lerobot", reader.read, count=lambda: num_episodes, **described)
+    source = Source(path.resolve().name, "lerobot", reader.read, count=lambda: num_episodes, **described)
+    return identify_files(source, reader.list_files)
 
 
 def _choose_done(features: Mapping[str, Feature]) -> str:
@@ -215,6 +216,12 @@ class _EpisodeReader:
         self._vectors = vectors if isinstance(vectors, list) else []
         self._images = [name for name in stored if features[name].dtype == "image"]
         self._shapes = {name: features[name].shape for name in stored if name not in self._images}
+
+    def list_files(self) -> set[Path]:
+        """Returns the files that are read: all metadata, and the rows and videos of the episodes."""
+        episodes, meta = self._metadata.episodes, self._metadata.root / "meta"
+        videos = {stored.videos[name][0] for stored in episodes for name in self._videos}
+        return {stored.data for stored in episodes} | videos | {path for path in meta.rglob("*") if path.is_file()}
 
     def read(self, first: int = 0, stop: int | None = None) -> Iterator[Episode]:
         """Yields the episodes of a range."""

@@ -57,15 +57,14 @@ class Preparation:
         transforms: list[Transform] = [DropFields(dropped)] if dropped else []
         return apply_transforms(source, transforms + [CutAtTerminal()] * self.cut_at_terminal)[0]
 
-    def find_or_build_store(self, source: Source, texts: list[str]) -> Path | None:
+    def find_or_build_store(self, source: Source, texts: list[str], on_note: Callable[[str], None]) -> Path | None:
         """Returns the directory of the store to read: the dataset's own, or one in `cache_dir`; None for neither.
-
-        The name of the directory contains a digest of the dataset and of what is dropped or cut.
 
         Args:
           source: the dataset, unchanged.
           texts: list to which the paths of text in observations are added, which a store in `cache_dir` does not
             contain.
+          on_note: see `store.cache_store`.
 
         Raises:
           Exception: See `store.cache_store`.
@@ -79,8 +78,7 @@ class Preparation:
         if self.cache_dir is None or not (own is None or is_changed):
             return None if is_changed else own
         texts += found
-        changes = {"drop_fields": self.drop_fields, "cut_at_terminal": self.cut_at_terminal}
-        return cache_store(self.transform(source, *found), self.cache_dir, **changes)
+        return cache_store(self.transform(source, *found), self.cache_dir, on_note=on_note)
 
 
 @dataclass(frozen=True)
@@ -151,6 +149,7 @@ def read_steps(
     require: Callable[[dict[str, Nest]], None],
     decode_images: Decoder,
     progress: ProgressCallback,
+    on_note: Callable[[str], None] = lambda sentence: None,
 ) -> LoadedSteps:
     """Reads the steps of a dataset once, and validates them as `ingest` does.
 
@@ -164,6 +163,7 @@ def read_steps(
       require: function that raises an error if a dataset with these specs of one step is of no use.
       decode_images: decodes the images of files that are in the encoding of the dataset.
       progress: callback for each episode.
+      on_note: see `store.cache_store`.
 
     Raises:
       InvalidEpisodeError: If an episode is invalid, or does not match the first one.
@@ -174,7 +174,7 @@ def read_steps(
     builder: _Builder | None = None
     texts: list[str] = []
     num_empty, stored = 0, None
-    path = preparation.find_or_build_store(source, texts)
+    path = preparation.find_or_build_store(source, texts, on_note)
     if path is None:
         episodes = _drop_texts(preparation.transform(source), texts)
     else:

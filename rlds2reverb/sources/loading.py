@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from .autoreset import AutoresetMode, remove_resets, warn_of_resets
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .rlds_conventions import LastStep
-from .source import Source
+from .source import Identity, Source
 
 #: The formats, of which the first that matches is used.
 FORMATS = [
@@ -194,7 +196,20 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
     if found is None:
         raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
     require_applicable(options, found.options, found.name)
-    return found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
+    opened_ns = time.time_ns()
+    opened = found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
+    is_copy = isinstance(source, str) and remote.is_remote(source)  # Each process has its own copy.
+    return opened if is_copy else _identify(opened, found, location, options, opened_ns)
+
+
+def _identify(source: Source, found: Format, location: Any, options: Mapping[str, Any], opened_ns: int) -> Source:
+    """Returns a source that knows what it was made from, if a format of this package has read a path or a name."""
+    identity = source.identity
+    if identity is None and isinstance(location, Path) and location.is_file():
+        identity = Identity(source.read, files=lambda: [location])
+    if identity is None or found not in FORMATS[-_NUM_BUILT_IN:] or not isinstance(location, (str, Path)):
+        return source
+    return replace(source, identity=replace(identity, options=[found.name, options], opened_ns=opened_ns))
 
 
 def _find_format(location: Any) -> Format | None:

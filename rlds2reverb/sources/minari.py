@@ -27,7 +27,7 @@ from .episode_metadata import make_metadata
 from .formats import Format
 from .json_files import read_json
 from .minari_spaces import is_unbounded
-from .source import Source
+from .source import Source, identify_files
 
 #: The metadata that describe the files; all others describe the data.
 RESERVED = frozenset(
@@ -111,7 +111,7 @@ def open_minari(
     require_new_names(extra_fields, name)
     total = metadata["total_episodes"]
     selected = range(total) if indices is None else indices
-    return Source(
+    source = Source(
         name,
         "minari",
         lambda first=0, stop=None: _read_episodes(directory, storage, selected[first:stop], tuple(extra_fields), first),
@@ -124,6 +124,7 @@ def open_minari(
         action_space=None if is_unbounded(storage.action_space) else storage.action_space,
         observation_space=None if is_unbounded(storage.observation_space) else storage.observation_space,
     )
+    return identify_files(source, lambda: filter(Path.is_file, (directory / "data").rglob("*")))
 
 
 def _is_plain(value: Any) -> bool:

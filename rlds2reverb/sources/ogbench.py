@@ -31,7 +31,7 @@ from .agreement import require_agreement
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .continuity import ContinuityCheck
 from .formats import Format
-from .source import Source
+from .source import Source, identify_files
 
 _REQUIRED = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.TERMINALS)
 _MASKS, _VALIDS = "masks", "valids"
@@ -102,7 +102,7 @@ def open_name(
         download = f"download {_URL}{path.name} to {directory}, or to another directory and name that"
         raise FileNotFoundError(Message(f"OGBench's {name} is not on this machine; {download}", data_dir=...))
     if not parts["task"]:
-        return open_ogbench(path, extra_fields=extra_fields)
+        return identify_files(open_ogbench(path, extra_fields=extra_fields), lambda: [path])
     make_relabel = _require_relabel(name, parts["environment"])
     opened = _open_trajectories(name, lambda: npz.open_npz(path), extra_fields, make_relabel)
     return _add_environment(opened, parts)

@@ -38,7 +38,7 @@ from .rlds_conventions import (
     require_missing,
     require_step_fields,
 )
-from .source import Source, split_metadata
+from .source import Source, identify_files, split_metadata
 from .tfds_files import require_harmless, require_shards, require_split
 
 if TYPE_CHECKING:
@@ -240,7 +240,8 @@ def open_directory(
     source = Source(prepared.name, "rlds", prepared.read, num_episodes=prepared.count(), count=count, **described)
     if prepared.builder.info.name.startswith(_D4RL_BUILDERS):
         source.warnings += _describe_shared_ends(prepared.conventions, prepared.dataset)
-    return replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
+    source = replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
+    return identify_files(source, prepared.list_files)
 
 
 class _PreparedEpisodes:
@@ -297,6 +298,12 @@ class _PreparedEpisodes:
             ranges = tfds.core.ReadInstruction.from_spec(self._split).to_absolute(splits)
         ends = [splits[part.splitname].num_examples if part.to is None else part.to for part in ranges]
         return [(part.splitname, part.from_ or 0, end) for part, end in zip(ranges, ends, strict=True)]
+
+    def list_files(self) -> list[Path]:
+        """Returns the files that are read: those of the split, the descriptions, and the names of classes."""
+        splits = self.builder.info.splits
+        shards = [Path(file) for name in {name for name, *_ in self.ranges} for file in splits[name].filepaths]
+        return [*shards, *self._path.glob("*.json"), *self._path.glob("*.labels.txt")]
 
     def count(self) -> int:
         """Returns the number of episodes."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, make_metadata_spec, require_same_spec
@@ -26,6 +29,43 @@ if TYPE_CHECKING:
 ENV_SPEC, ACTION_SPACE, OBSERVATION_SPACE = "env_spec", "action_space", "observation_space"
 #: Maximum number of iterators over one source that `IndexedEpisodes` keeps open.
 _MAX_ITERATORS = 8
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a function that reads episodes was made from.
+
+    Attributes:
+      read: the function. A source in which user code has replaced it has an unknown identity.
+      options: everything besides files that determines the episodes, as JSON values; None if it is not known.
+      files: function that returns the paths of all files that are read.
+      sources: the sources whose episodes are read.
+      opened_ns: time at which the files were opened, in nanoseconds since 1970.
+    """
+
+    read: Callable[..., Iterator[Episode]]
+    options: Any = None
+    files: Callable[[], Iterable[Path]] = tuple
+    sources: tuple[Source, ...] = ()
+    opened_ns: int = 0
+
+    def describe(self) -> Any:
+        """Returns values that differ whenever the episodes do; None if they are unknown, or a file has changed."""
+        parts = [self.options, self._describe_files(), *(source.identify() for source in self.sources)]
+        return None if None in parts else parts
+
+    def _describe_files(self) -> str | None:
+        digest = xxhash.xxh3_128()
+        for path in sorted(map(os.path.abspath, self.files())):
+            try:
+                status = os.stat(path)
+            except OSError:
+                return None
+            if status.st_ctime_ns > self.opened_ns:  # The reader may have kept a part of the earlier content.
+                return None
+            facts = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            digest.update(repr(facts).encode())
+        return digest.hexdigest()
 
 
 @dataclass
@@ -59,6 +99,7 @@ class Source:
         than for each batch; see `keep_images_encoded`.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
+      identity: what `read` was made from; see `identify`.
     """
 
     name: str
@@ -75,11 +116,24 @@ class Source:
     count: Callable[[], int] | None = field(default=None, repr=False)
     assumed_fields: tuple[str, ...] = ()
     decodes_images: bool = False
+    identity: Identity | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         read = self.read
         if is_user_code(read):
             self.read = lambda *bounds: map(copy_arrays, read(*bounds))
+
+    def identify(self) -> Any:
+        """Returns what the episodes are made from, as JSON values that differ whenever the episodes may.
+
+        These are the files with their sizes, times and inodes, the format, the options of `load`, and the transforms.
+
+        Returns:
+          The values; None if only the episodes themselves tell: of data in memory, functions, and custom formats and
+          transforms; also if a file has changed since it was opened.
+        """
+        known = self.identity is not None and self.identity.read is self.read
+        return self.identity.describe() if self.identity is not None and known else None
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:
@@ -216,7 +270,19 @@ def keep_images_encoded(source: Source) -> Source:
     opened with `image_decoding=False`.
     """
     encoded = getattr(getattr(source.read, "__self__", None), "encoded", None)
-    return source if encoded is None else replace(source, read=encoded.read, decodes_images=True)
+    if encoded is None:
+        return source
+    return identify_step(source, replace(source, read=encoded.read, decodes_images=True), "encoded images")
+
+
+def identify_files(source: Source, files: Callable[[], Iterable[Path]]) -> Source:
+    """Returns a source that knows which files it reads; `load` adds the options."""
+    return replace(source, identity=Identity(source.read, files=files))
+
+
+def identify_step(source: Source, changed: Source, options: Any) -> Source:
+    """Returns a source that knows that it was made from another one, with these options; None if they are unknown."""
+    return replace(changed, identity=Identity(changed.read, options, sources=(source,)))
 
 
 class IndexedEpisodes:

@@ -12,12 +12,14 @@ import itertools
 import json
 import mmap
 import re
-import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +31,39 @@ from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb._system.memory import free_memory_bytes
 from rlds2reverb._system.platform import available_cores
-from rlds2reverb._system.sealed_files import file_digest, is_temporary, load_json, save_json, sync, verify_files
+from rlds2reverb._system.sealed_files import (
+    file_digest,
+    is_sealed_json,
+    is_temporary,
+    load_json,
+    save_json,
+    sync,
+    verify_files,
+)
 from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import ArgumentError, CorruptFileError, ResourceInUseError, SourceError
-from rlds2reverb.fingerprints import episode_digests
+from rlds2reverb.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.locations import expand_path
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, Layout, array_name
+from rlds2reverb.store.layout import ATTRIBUTES, EPISODE_RECORD, EPISODES, ROWS, Layout, array_name, encode_attributes
 from rlds2reverb.store.step_columns import StepColumns
 
 from .formats import Format
-from .source import Source, split_metadata
+from .source import Source, identify_files, split_metadata
 
 #: A complete store has the first file, an incomplete one the second.
 MANIFEST, PLAN = "store.json", "plan.json"
 _PART_MANIFEST = "part.json"
 _LOCK = ".lock"
+#: File that says that `require_valid_store` has found no problem.
+_VALID = "valid.json"
 _VERSION = 1
+_PART_NAME = re.compile(r"part-\d{4}")
+_FILE_NAME = re.compile(
+    rf"{ROWS}|{EPISODES}|{ATTRIBUTES}|column-\d{{2,}}-(bytes|ends|frames)|{re.escape(_PART_MANIFEST)}"
+)
 #: Limits of the division into parts, each of which costs some calls that wait for the disk.
 _MAX_PARTS, _MIN_PART_ROWS = 64, 20_000
 #: Share of the free memory up to which a store is expected to stay in the system's cache of files.
@@ -56,9 +72,10 @@ _POLL_SECS = 0.2
 
 #: Called with the number of stored episodes and of all episodes, or None.
 OnProgress = Callable[[int, int | None], None]
-#: What a store contains, as JSON values: the version, the identity of the dataset (see `find_identity`), the layout,
+#: What a store contains, as JSON values: the version, the identity of the dataset (see `_make_plan`), the layout,
 #: and the ranges of the parts: the first episode of each, and the one after its last one, or None for all.
 _Plan = Mapping[str, Any]
+_PLAN_KEYS = {"version", "identity", "layout", "ranges"}
 
 
 def build_store(
@@ -74,7 +91,8 @@ def build_store(
       on_progress: callback.
 
     Raises:
-      SourceError: If the directory is a store of a different dataset, or the dataset has no steps or cannot be read.
+      SourceError: If the directory is a store of different data, if the dataset has no steps or cannot be read, or if
+        its files have changed while they were read; the store is deleted then.
       SpecMismatchError: If episodes differ in their fields, shapes or dtypes.
       ResourceInUseError: If another process is building the store.
       StorageFullError: If the disk is full; the same call continues.
@@ -99,6 +117,7 @@ def _build(source: Source, plan: _Plan, path: Path, num_workers: int | None, on_
                     raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
                 save_json(path / PLAN, plan)
             _write_parts(source, plan, path, num_workers, on_progress)
+            _require_unchanged(source, plan, path)
             _seal(source, plan, path)
 
 
@@ -106,63 +125,127 @@ def _is_complete(path: Path, plan: _Plan) -> bool:
     """Returns whether there is a complete store; raises `SourceError` if it, or an incomplete one, has other data."""
     manifest = load_json(path / MANIFEST)
     saved = manifest or load_json(path / PLAN)
+    if saved is not None and not saved.keys() >= _PLAN_KEYS:
+        raise SourceError(f"{path} is neither a store nor empty; pass a different directory")
     if saved is not None and (saved["version"], saved["identity"]) != (_VERSION, plan["identity"]):
         raise SourceError(
             f"{path} is a store of {saved['identity']['name']} that does not match {plan['identity']['name']} as it "
-            "is now; delete it, or pass a different directory"
+            "is now, or was made with other options; delete it, or pass a different directory"
         )
     return manifest is not None
 
 
-def cache_store(source: Source, cache_dir: str | Path, **changes: Any) -> Path:
+def _require_unchanged(source: Source, plan: _Plan, path: Path) -> None:
+    """Deletes a store and raises `SourceError` unless the dataset is the planned one after it was read."""
+    planned = plan["identity"]["made_from"]
+    is_content = "content" in planned
+    if (_digest_store(path, len(plan["ranges"])) if is_content else _hash_known(source)) != planned:
+        _delete_files(path)
+        raise SourceError(
+            f"{source.name} changed while it was read, so that no store was made; repeat the call once nothing writes "
+            "to it. A function must return the same episodes each time"
+        )
+
+
+def cache_store(
+    source: Source, cache_dir: str | Path, *, on_note: Callable[[str], None] = lambda sentence: None
+) -> Path:
     """Builds the store of a dataset in a directory of stores, unless it is there, and returns its own directory.
 
     Args:
-      source: the dataset.
+      source: the dataset. Its name and what it was made from determine the name of the store.
       cache_dir: the directory of stores.
-      **changes: how the dataset was changed after it was opened, as JSON values. They and what distinguishes the
-        dataset from others determine the name of the store.
+      on_note: function called with a sentence if a store is used that was there before.
 
     Raises:
       Exception: See `build_store`.
     """
     plan = _make_plan(source)
-    identity = json.dumps([plan["identity"], {name: value for name, value in changes.items() if value}])
+    identity = json.dumps(plan["identity"])
     name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', source.name)}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
     folder = expand_path(cache_dir, "cache_dir")
     if folder.exists() and not folder.is_dir():
         raise ArgumentError(f"must be a directory, but {folder} is a file", about="cache_dir")
     path = folder / name
+    if (path / MANIFEST).exists():
+        built = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime)
+        on_note(f"using the store {path}, built on {built:%Y-%m-%d %H:%M} from {source.name}")
+    is_waiting = False
     while True:
         try:
             _build(source, plan, path, None, lambda stored, total: None)
             return path
-        except ResourceInUseError:  # Another process builds it; the lock is released if that one dies.
+        except ResourceInUseError as error:  # Another process builds it; the lock is released if that one dies.
+            if not is_waiting:
+                print(f"waiting: {error}, or stop this process", file=sys.stderr, flush=True)
+            is_waiting = True
             time.sleep(_POLL_SECS)
 
 
 def _make_plan(source: Source) -> _Plan:
-    """Plans the store of a dataset."""
-    first = source.first_episode
-    identity = find_identity(source, first)
-    layout, count = Layout.of_steps(first.steps), identity["episodes"]
+    """Plans the store of a dataset.
+
+    The identity contains what the dataset was made from, or digests of its content if that is not known, for which it
+    is read once.
+    """
+    made_from = _hash_known(source)
+    first, made_from = _digest_source(source) if made_from is None else (source.first_episode, made_from)
+    layout, count = Layout.of_steps(first.steps), None if source.count is None else source.count()
+    described = [source.name, source.kind, source.full_metadata, source.assumed_fields, version("rlds2reverb")]
+    identity = {"name": source.name, "episodes": count, "described": _hash(described), "made_from": made_from}
     ranges: list[tuple[int, int | None]] = [(0, None)]
     if count is not None:
-        num_rows = identity["rows"] or count * first.num_steps
+        num_rows = source.num_rows or count * first.num_steps
         num_parts = min(_MAX_PARTS, count, -(-num_rows // _MIN_PART_ROWS))
         ranges = [*itertools.pairwise(np.linspace(0, count, num_parts + 1).astype(int).tolist())]
     return {"version": _VERSION, "identity": identity, "layout": layout.to_json(), "ranges": ranges}
 
 
-def find_identity(source: Source, first: Episode) -> dict[str, Any]:
-    """Returns what distinguishes a dataset from others, as JSON values.
+def _hash(value: Any) -> str:
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(value, default=str).encode()))
 
-    Of the episodes after the first one with steps, only the last one is read, if it can be read alone.
-    """
-    count = source.count() if source.count is not None else None
-    ends = [first, *(source.read(count - 1, count) if count else ())]
-    digests = [episode_digests(EpisodeBatch([episode]))[0].hex() for episode in ends]
-    return {"name": source.name, "kind": source.kind, "episodes": count, "rows": source.num_rows, "ends": digests}
+
+def _hash_known(source: Source) -> dict[str, Any] | None:
+    """Returns the `made_from` of a plan without reading the dataset, or None if only its content tells."""
+    known = source.identify()
+    return None if known is None else {"files and options": _hash(known)}
+
+
+class _ContentDigest:
+    """A digest of everything that a store contains of episodes, whatever their batches."""
+
+    def __init__(self) -> None:
+        self._parts = [Fingerprint() for _ in range(3)]
+
+    def update(self, digests: bytes, attributes: bytes, lengths: np.ndarray) -> None:
+        """Adds episodes: their joined digests and attributes, and the lengths of the attributes."""
+        for part, content in zip(self._parts, (digests, attributes, lengths.astype("<i8").tobytes()), strict=True):
+            part.update(content)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the digest as the `made_from` of a plan."""
+        return {"content": [part.hexdigest() for part in self._parts]}
+
+
+def _digest_source(source: Source) -> tuple[Episode, dict[str, Any]]:
+    """Reads a dataset; returns its first episode with steps, and the digest of its content."""
+    first: Episode | None = None
+    digest = _ContentDigest()
+    for batch in batch_episodes(source.read()):
+        attributes = [encode_attributes(episode) for episode in batch.episodes]
+        digest.update(b"".join(episode_digests(batch)), b"".join(attributes), np.array([*map(len, attributes)]))
+        first = first or next((episode for episode in batch.episodes if episode.num_steps), None)
+    return first or source.first_episode, digest.to_json()
+
+
+def _digest_store(path: Path, num_parts: int) -> dict[str, Any]:
+    """Returns the digest of the episodes that were stored."""
+    digest = _ContentDigest()
+    for folder in (_part_folder(path, number) for number in range(num_parts)):
+        records = np.fromfile(folder / EPISODES, EPISODE_RECORD)
+        lengths = np.diff(records["attributes_end"], prepend=0)
+        digest.update(records["digest"].tobytes(), (folder / ATTRIBUTES).read_bytes(), lengths)
+    return digest.to_json()
 
 
 class _PartWriter:
@@ -305,19 +388,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
       SourceError: If the store is incomplete, or of a different version.
-      CorruptFileError: If the manifest is damaged, or a file is missing or has a different size.
+      CorruptFileError: If the manifest is damaged, a file is missing or has a different size, or the records or
+        attributes of the episodes do not match their checksums.
     """
     manifest = load_json(path / MANIFEST)
     if manifest is None:
         raise SourceError(f"{path} is no complete store; repeat the call that builds it")
+    if not manifest.keys() >= {*_PLAN_KEYS, "parts", "source"}:
+        raise CorruptFileError(f"{path / MANIFEST} is not that of a store")
     if manifest["version"] != _VERSION:
         raise SourceError(f"{path} is a store of version {manifest['version']}; delete it, and build it again")
     specs = Layout.from_json(manifest["layout"]).array_specs()
     for number, part in enumerate(manifest["parts"]):
+        folder = _part_folder(path, number)
         for name, length in part["lengths"].items():
-            file = _part_folder(path, number) / name
-            if not file.is_file() or file.stat().st_size != length * specs[name].num_bytes:
-                raise CorruptFileError(f"{file} is missing or truncated; delete {path}, and build it again")
+            if not (folder / name).is_file() or (folder / name).stat().st_size != length * specs[name].num_bytes:
+                raise CorruptFileError(f"{folder / name} is missing or truncated; delete {path}, and build it again")
+        verify_files(folder, {name: part["files"][name] for name in (EPISODES, ATTRIBUTES)})
     return manifest
 
 
@@ -347,7 +434,7 @@ def list_stores(directory: Path, *, verify: bool = False) -> list[StoreInfo]:
       directory: the directory.
       verify: whether to compare all files with their checksums.
     """
-    return [_describe_store(path, verify) for path in sorted(directory.iterdir()) if _is_store(path)]
+    return [_describe_store(path, verify) for path in sorted(directory.iterdir()) if is_store(path)]
 
 
 def _describe_store(path: Path, verify: bool) -> StoreInfo:
@@ -361,18 +448,42 @@ def _describe_store(path: Path, verify: bool) -> StoreInfo:
             (verify_store if verify else read_manifest)(path)
     except (SourceError, CorruptFileError):
         state = "damaged"
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in _list_files(path))
     return StoreInfo(path, dataset, episodes, size, state)
 
 
 def delete_store(path: Path) -> bool:
-    """Deletes a store; returns False, and keeps it, if a process is building it."""
+    """Deletes the files of a store, and its directory if it is empty; returns False if a process is building it."""
     try:
         with FileLock(path / _LOCK, f"the store {path}"):
-            shutil.rmtree(path)
+            _delete_files(path)
     except ResourceInUseError:
         return False
+    with suppress(OSError):  # Somebody else's files are in it.
+        path.rmdir()
     return True
+
+
+def _delete_files(path: Path) -> None:
+    files = _list_files(path)
+    for file in sorted(files, key=lambda file: file.parent == path):  # What says that they are a store comes last.
+        file.unlink(missing_ok=True)
+    for folder in {file.parent for file in files} - {path}:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _list_files(path: Path, *, is_content: bool = False) -> list[Path]:
+    """Returns the files that this module has written to a directory, or only those that are read as a dataset."""
+    own, parts = (
+        {MANIFEST} if is_content else {MANIFEST, PLAN, _VALID},
+        [part for part in path.glob("part-*") if _PART_NAME.fullmatch(part.name)],
+    )
+    files = [file for file in path.iterdir() if file.name in own or is_temporary(file.name)]
+    for part in parts:
+        if not part.is_symlink() and part.is_dir():
+            files += [file for file in part.iterdir() if _FILE_NAME.fullmatch(file.name) or is_temporary(file.name)]
+    return [file for file in files if file.is_file() and not file.is_symlink()]
 
 
 def verify_store(path: Path) -> None:
@@ -383,6 +494,23 @@ def verify_store(path: Path) -> None:
     """
     for number, part in enumerate(read_manifest(path)["parts"]):
         verify_files(_part_folder(path, number), part["files"])
+
+
+def require_valid_store(path: Path, columns: StepColumns) -> None:
+    """Validates the episodes of a store as `ingest` does, except for images; a file in it says that this was done.
+
+    Raises:
+      InvalidEpisodeError: If an episode is invalid.
+    """
+    mark = {"checked": load_json(path / MANIFEST)}
+    with suppress(CorruptFileError):
+        if load_json(path / _VALID) == mark:
+            return
+    for batch in batch_episodes(columns.read_episodes(with_images=False)):
+        if batch.num_steps.any():
+            batch.require_valid(columns.layout.step_spec)
+    with suppress(OSError):  # Others may read a store that they cannot write.
+        save_json(path / _VALID, mark)
 
 
 def open_columns(path: Path, *, random_access: bool = False) -> StepColumns:
@@ -471,11 +599,22 @@ def open_store(path: Path, *, image_decoding: bool = True) -> Source:
     attributes = split_metadata(described["metadata"])
     attributes |= {key: tuple(described[key]) for key in ("warnings", "assumed_fields")}
     attributes["num_rows"] = len(episodes.columns)
-    return Source(name, "store", episodes.read, num_episodes=episodes.count(), count=episodes.count, **attributes)
+    source = Source(name, "store", episodes.read, num_episodes=episodes.count(), count=episodes.count, **attributes)
+    return identify_files(source, partial(_list_files, path, is_content=True))
 
 
-def _is_store(location: Any) -> bool:
-    return isinstance(location, Path) and ((location / MANIFEST).is_file() or (location / PLAN).is_file())
+def is_store(location: Any) -> bool:
+    """Returns whether a location is a directory with a store, complete or not, that may be damaged."""
+    if not isinstance(location, Path):
+        return False
+    for file in (location / MANIFEST, location / PLAN):
+        try:
+            if (load_json(file) or {}).keys() >= _PLAN_KEYS:
+                return True
+        except (CorruptFileError, OSError):
+            if is_sealed_json(file) and (location / "part-0000").is_dir():
+                return True
+    return False
 
 
-DIRECTORY = Format("a store", _is_store, open_store, ("image_decoding",), "stores")
+DIRECTORY = Format("a store", is_store, open_store, ("image_decoding",), "stores")

@@ -16,12 +16,12 @@ import tree
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode, make_metadata_spec
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.ownership import isolate
+from rlds2reverb.ownership import is_user_code, isolate
 from rlds2reverb.spaces import make_array_space
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 from .moments import STD_EPS, LeafMoments, ObservationMoments
-from .source import Source
+from .source import Source, identify_step
 
 #: Margin between clipped actions and their bounds, as a fraction of half the distance between the bounds.
 ACTION_EPS = 1e-5
@@ -64,7 +64,8 @@ def apply_transforms(source: Source, transforms: Sequence[Transform]) -> tuple[S
     - `notes`: sentences for the user, from any transform
     """
     for transform in transforms:
-        source = apply_fitted(source, *transform.fit(source))
+        options = None if is_user_code(transform) else [repr(transform), dict(source.full_metadata)]
+        source = identify_step(source, apply_fitted(source, *transform.fit(source)), options)
     return source, dict(source.statistics)
 
 

@@ -23,7 +23,7 @@ from . import hdf5, npz
 from .agreement import add_contradictions, require_agreement
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
 from .formats import Format
-from .source import Source
+from .source import Source, identify_files
 
 _ACTION, _REWARD, _DISCOUNT, _STEP_TYPE = "action", "reward", "discount", "step_type"
 _OBSERVATIONS = ("image", "observation")
@@ -67,7 +67,8 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
 
     warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
     count = len(paths)
-    return Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
+    source = Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
+    return identify_files(source, lambda: paths)
 
 
 def open_file(path: Path) -> Source:

@@ -189,7 +189,7 @@ class Layout:
                 added[array_name(number, "frames")] = array
         # Episodes that were cut from columns have no attributes.
         has_attributes = not isinstance(batch.episodes, SplitEpisodes)
-        attributes = [_encode_attributes(episode) for episode in batch.episodes] if has_attributes else []
+        attributes = [encode_attributes(episode) for episode in batch.episodes] if has_attributes else []
         records = np.zeros(len(num_steps), EPISODE_RECORD)
         records["num_steps"], records["attributes_end"] = num_steps, num_bytes[ATTRIBUTES]
         records["attributes_end"] += np.cumsum([len(text) for text in attributes]) if has_attributes else 0
@@ -315,7 +315,7 @@ def _unstack(array: np.ndarray, column: Column) -> np.ndarray:
     return frames
 
 
-def _encode_attributes(episode: Episode) -> bytes:
+def encode_attributes(episode: Episode) -> bytes:
     """Returns the attributes of an episode besides its steps and index that differ from their defaults."""
     values = {field.name: getattr(episode, field.name) for field in dataclass_fields(episode)}
     defaults: dict[str, Any] = {field.name: field.default for field in dataclass_fields(episode)}

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
+from rlds2reverb.errors import CorruptFileError
 from rlds2reverb.fingerprints import Fingerprint
 from rlds2reverb.specs import Nest
 
@@ -177,6 +178,8 @@ class StepColumns:
         parts = np.searchsorted(self._first_rows, rows, side="right") - 1
         starts[rows == self._first_rows[parts]] = 0
         contents = [part[array_name(number, "bytes")] for part in self._parts]
+        for part in np.unique(parts):
+            require_mapped(contents[part])
         for part, content in enumerate(contents):
             if isinstance(content, np.memmap):
                 wanted = np.unique(starts[parts == part], return_index=True)
@@ -188,6 +191,8 @@ class StepColumns:
     def _read_attributes(self, index: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._first_episodes, index, side="right")) - 1
         part, place = self._parts[number], index - int(self._first_episodes[number])
+        require_mapped(part[EPISODES])
+        require_mapped(part[ATTRIBUTES])
         ends = part[EPISODES]["attributes_end"]
         return read_attributes(part[ATTRIBUTES][ends[place - 1] if place else 0 : ends[place]].tobytes())
 
@@ -226,11 +231,24 @@ class MemoryColumns:
 
 def _take(array: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Returns elements of an array; those of a file that is mapped as `np.memmap` are read in parallel first."""
+    require_mapped(array)
     if isinstance(array, np.memmap):
         size = array.dtype.itemsize * int(np.prod(array.shape[1:]))
         _read_ahead(array, np.unique(places) * size, size)
         array = array.view(np.ndarray)
     return array.take(places, axis=0)
+
+
+def require_mapped(array: np.ndarray) -> None:
+    """Raises `CorruptFileError` if an array in a file is mapped into memory, but the file has been truncated.
+
+    Reading what is no longer there would end the process (SIGBUS).
+    """
+    mapped = array if isinstance(array, np.memmap) else array.base
+    if isinstance(mapped, np.memmap) and mapped._mmap.size() < mapped.nbytes:  # type: ignore[attr-defined]
+        raise CorruptFileError(
+            f"{mapped.filename} was truncated while it was read; delete the store, and build it again"
+        )
 
 
 def _read_ahead(array: Any, offsets: np.ndarray, sizes: Any) -> None:

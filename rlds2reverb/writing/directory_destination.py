@@ -388,7 +388,7 @@ def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, st
     old, new = _flatten_description(old), _flatten_description(new)
     name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
     if name == "example":
-        return "source", "the first episode had different items"
+        return "source", "the first episode had different items, or the code of the adder or priority has changed"
     return name.partition(" ")[0], f"{name} was {old.get(name)}, is now {new.get(name)}"
 
 

@@ -45,7 +45,7 @@ class Journal:
         Args:
           description: description of the transfer; different arguments have different journals.
           address: address of the server.
-          example: hash of the items and priorities of the first episode.
+          example: see `ingestion.example_hash`.
           warn: function that is called with a sentence, at most once, if the journal cannot be written.
         """
         state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -73,7 +73,7 @@ class Journal:
 
         Raises:
           CorruptFileError: If the file has changed since it was saved.
-          ResumeError: If the first episode had different items then.
+          ResumeError: If the first episode had different items then, or the code of the adder or priority has changed.
         """
         try:
             content = load_json(self.path) if self._is_enabled else None
@@ -82,7 +82,7 @@ class Journal:
         if content is None:
             return None
         if content[_EXAMPLE] != self._example:
-            raise changed_data_error("its first episode has different items or priorities")
+            raise changed_data_error("its first episode has different items or priorities, or their code has changed")
         return SavedState(TransferState.from_dict(content), content[_SERVER], content[_NUM_REMOVED])
 
     def save(self, saved: SavedState) -> None:

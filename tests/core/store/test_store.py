@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +14,8 @@ import pytest
 from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb import CorruptFileError, Source, SourceError, SpecMismatchError, load
+from rlds2reverb import CorruptFileError, Source, SourceError, SpecMismatchError, batches, load
+from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
@@ -23,7 +26,6 @@ from rlds2reverb.sources.store import (
     MANIFEST,
     build_store,
     cache_store,
-    find_identity,
     open_columns,
     verify_store,
 )
@@ -31,7 +33,7 @@ from rlds2reverb.specs import leaves
 from rlds2reverb.store import step_columns
 from rlds2reverb.store.cuts import Transitions, Windows
 from rlds2reverb.store.item_index import ItemIndex
-from rlds2reverb.store.layout import Layout
+from rlds2reverb.store.layout import EPISODE_RECORD, Layout
 from rlds2reverb.store.step_columns import MemoryColumns
 
 #: Datasets with nested fields, several dtypes, text, images, stacked frames, and attributes of episodes.
@@ -268,6 +270,55 @@ def test_one_process_at_a_time_builds_a_store(tmp_path, data):
     build_store(source, tmp_path / "store", num_workers=0, on_progress=build_again)
 
 
+@pytest.mark.parametrize("kind", ["sum", "attributes"])
+def test_damaged_records_are_noticed_when_a_store_is_opened(tmp_path, data, kind):
+    build_store(load(data / "formats/lerobot/v2.1/c1"), tmp_path / "store", num_workers=0)
+    file = tmp_path / "store/part-0000" / ("episodes" if kind == "sum" else "attributes")
+    if kind == "sum":
+        records = np.fromfile(file, EPISODE_RECORD)
+        records["num_steps"][:2] += [-1, 1]
+        records.tofile(file)
+    else:
+        file.write_bytes(file.read_bytes().replace(b"1", b"2", 1))
+    for read in (load, lambda path: batches(path, 2)):
+        with pytest.raises(CorruptFileError, match=f"{file.name} is damaged"):
+            read(tmp_path / "store")
+
+
+@pytest.mark.parametrize("name", ["rows", "column-05-frames"])
+def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, name):
+    source = load(data / "formats/vd4rl/cartpole_swingup/64px")
+    path = cache_store(source, tmp_path)
+    (truncated,) = path.glob(f"part-0000/{name}" if name == "rows" else "part-0000/*-frames")
+    read = iter(batches(source, 2, cache_dir=tmp_path, prefetch=0))
+    next(read)
+    os.truncate(truncated, 1)
+    with pytest.raises(CorruptFileError, match=f"{truncated.name} was truncated while it was read"):
+        next(read)
+
+
+def test_waiting_for_a_store_is_said_once_and_can_be_interrupted(tmp_path, data, monkeypatch, capsys):
+    source, naps = load(data / "d4rl/pendulum_mixed-v2.hdf5"), []
+
+    def wait(secs):
+        naps.append(secs)
+        if len(naps) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.time, "sleep", wait)
+    path = cache_store(source, tmp_path)
+    (path / MANIFEST).rename(path / "plan.json")
+    with FileLock(path / ".lock", ""), pytest.raises(KeyboardInterrupt):
+        cache_store(source, tmp_path)
+    said = capsys.readouterr().err
+    assert said == (
+        f"waiting: the store {path} is in use by process {os.getpid()} on {socket.gethostname()}; wait until it is "
+        "built, or stop this process\n"
+    )
+    cache_store(source, tmp_path)
+    assert len(naps) == 3
+
+
 # --- items
 
 
@@ -312,7 +363,29 @@ def test_command_lists_and_prunes_stores(tmp_path, data, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["complete", "notes"]
 
 
-def test_building_reads_the_first_episode_once_for_the_plan(tmp_path):
+def test_prune_deletes_only_files_of_stores(tmp_path, data, capsys):
+    source = load(data / "d4rl/pendulum_mixed-v2.hdf5")
+    for name in ("incomplete", "damaged"):
+        build_store(source, tmp_path / name, num_workers=0)
+    (tmp_path / "incomplete" / MANIFEST).rename(tmp_path / "incomplete/plan.json")
+    (tmp_path / "incomplete/part-0000/notes.txt").write_text("mine")
+    manifest = tmp_path / "damaged" / MANIFEST
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
+    (tmp_path / "damaged/part-9999").symlink_to(tmp_path / "incomplete/part-0000")
+    foreign = {"thesis/plan.json": "{}", "shop/store.json": '{"open": true}', "runs/part-0000/rows": "1"}
+    for name, text in foreign.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    save_json(tmp_path / "runs/plan.json", {"seed_0": {"source": "d.hdf5"}})  # As `train --seeds` does.
+    assert run(["cache", str(tmp_path), "--prune"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["store", "damaged", "incomplete"]
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*foreign, "runs/plan.json", "incomplete/part-0000/notes.txt"}
+    assert not manifest.exists()
+    assert run(["inspect", str(tmp_path / "thesis")]) != 0 and "no dataset" in capsys.readouterr().err
+
+
+def test_building_reads_a_function_once_for_the_plan(tmp_path):
     episodes, reads = [episode(3, terminal=True) for _ in range(3)], []
 
     def read():
@@ -321,16 +394,3 @@ def test_building_reads_the_first_episode_once_for_the_plan(tmp_path):
 
     cache_store(Source("mine", "memory", read), tmp_path)
     assert len(reads) == 2  # For the plan, and for the store.
-
-
-def test_identity_depends_on_the_data(data):
-    episodes = [episode(3, terminal=True) for _ in range(3)]
-
-    def identify():
-        source = load(episodes)
-        return find_identity(source, source.first_episode)
-
-    before = identify()
-    assert identify() == before
-    episodes[0]["reward"][1] += 1
-    assert identify() != before
