@@ -203,7 +203,7 @@ class _Evaluation:
         digest = xxhash.xxh3_128(repr((about, settings, numbers)).encode())
         given = [] if settings.behaviour == CLONED else [self._find_behaviour()]
         for column in (data.is_used, data.rewards, data.env_discounts, *given):
-            digest.update(np.ascontiguousarray(column))
+            digest.update(np.ascontiguousarray(column).data)
         folder = policy.folder / _ESTIMATES / digest.hexdigest()
         try:
             folder.mkdir(parents=True, exist_ok=True)
