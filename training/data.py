@@ -290,7 +290,17 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
         of a different kind.
     """
     if not isinstance(spec, ArraySpec):
-        raise SpecMismatchError("the actions must be one array, got a nest; drop parts of it")
+        discrete = [
+            f"{path_name(path, 'action')} {describe(leaf)}" for path, leaf in leaves(spec) if leaf.dtype.kind in "iub"
+        ]
+        sentence = "the actions must be one array, got a nest; drop parts of it"
+        if discrete:
+            sentence += f", or encode {' and '.join(discrete)}: agents learn either one integer, or floats only"
+        raise SpecMismatchError(sentence)
+    if action_space is not None and action_space.shape is None:
+        raise SpecMismatchError(
+            f"the actions of the environment must be one array, got {action_space}; use a wrapper that joins its parts"
+        )
     got = describe(spec)
     is_discrete = np.issubdtype(spec.dtype, np.integer)
     if not is_discrete and not np.issubdtype(spec.dtype, np.floating):

@@ -44,10 +44,10 @@ class ActionStatistics:
 
 
 def join_actions(actions: Nest) -> Nest:
-    """Returns nested actions as one float32 vector, by the order of their names; flags become 0 and 1.
+    """Returns nested actions as one float32 vector, by the order of their names.
 
     Single floats become vectors of one float, and vectors of one integer become single integers. Other actions that
-    are one array, or a nest without floats or with strings, are returned unchanged.
+    are one array, or a nest with parts that are not floats, are returned unchanged.
 
     Args:
       actions: nest of arrays `[T, ...]`.
@@ -72,5 +72,4 @@ def describe_joined_actions(spec: Nest) -> list[str]:
 def _list_parts(actions: Nest) -> list[tuple[tuple[Any, ...], Any]]:
     """Returns the parts of nested actions, or of their specs, that can be joined, with their paths."""
     parts = [] if hasattr(actions, "dtype") else leaves(actions)
-    kinds = {part.dtype.kind for _, part in parts}
-    return parts if "f" in kinds and kinds <= set("fiub") else []
+    return parts if all(part.dtype.kind == "f" for _, part in parts) else []

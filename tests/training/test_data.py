@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tree
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from reference_impls import assert_equal_nests, episode
 
 from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
@@ -351,6 +351,25 @@ def test_discrete_actions_outside_the_bounds_raise_without_advice_to_clip():
         ({"actions": np.zeros((2, 3), int)}, DQN, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": np.zeros((2, 3), int)}, IQL, None, "MultiDiscrete actions are not supported; encode each"),
         ({"actions": {"a": np.zeros(2, int)}}, IQL, None, "actions must be one array, got a nest; drop parts"),
+        (
+            {"actions": {"kind": np.array([0, 2]), "force": np.zeros((2, 1))}},
+            IQL,
+            None,
+            r"encode action\['kind'\] int64 \[\]: agents learn either one integer, or floats only",
+        ),
+        (
+            {"actions": {"a": {"on": np.ones((2, 3), bool)}, "b": np.zeros(2)}},
+            IQL,
+            None,
+            r"\['on'\] bool \[3\]: agents",
+        ),
+        ({"actions": (np.zeros((2, 1)), np.zeros(2, np.uint8))}, DQN, None, r"encode action\[1\] uint8 \[\]: agents"),
+        (
+            {"actions": np.zeros((2, 1))},
+            IQL,
+            Dict(a=Box(-1, 1)),
+            "actions of the environment must be one array, got Dict",
+        ),
         ({"actions": np.array(["a", "b"])}, IQL, None, r"must be floats or integers, got string \[\]"),
         ({"actions": np.zeros((2, 3, 1))}, IQL, None, r"continuous actions must be vectors, got float64 \[3, 1\]"),
         ({}, IQL, Box(-1, 1, (3,)), r"actions have shape \(1,\), but those of the environment \(3,\); pass the env"),
@@ -382,7 +401,7 @@ def test_text_in_observations_is_left_out_with_a_warning():
 
 
 def test_nested_actions_become_one_vector():
-    log = {**make_continuous(0, 0), "actions": {"turn": np.array([[1.0, 2], [3, 4]]), "grip": np.array([True, False])}}
+    log = {**make_continuous(0, 0), "actions": {"turn": np.array([[1.0, 2], [3, 4]]), "grip": np.array([1.0, 0])}}
     data = open_data([log], IQL)
     np.testing.assert_array_equal(read_items(data)["action"], np.float32([[1, 1, 2], [0, 3, 4]]))
     assert "the parts of the actions are joined to one vector: grip [0:1], turn [1:3]" in data.notes
