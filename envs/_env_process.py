@@ -85,7 +85,7 @@ class WorkerProcess:
         self._number = self._call_number = 0
         self.is_busy = False
         self.is_lost = True
-        self._reported: list[tuple[int, str]] = []
+        self._reported: list[tuple[int, str | Exception]] = []
         #: Its rows of the shared arrays.
         self._rows: Any = None
 
@@ -167,7 +167,7 @@ class WorkerProcess:
         if self._rows.worker_sleeps[0]:
             self._send(WAKE)
 
-    def wait(self, spin_secs: float, timeout_secs: float) -> list[tuple[int, str]]:
+    def wait(self, spin_secs: float, timeout_secs: float) -> list[tuple[int, str | Exception]]:
         """Waits until the request is completed.
 
         Returns:

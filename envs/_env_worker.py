@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import Nest, map_structure
 
 from ._shared_arrays import Channel, Rows
@@ -83,7 +84,11 @@ class Share:
             self.envs[row].seed(seed + 1_000_003 * number)
 
     def run(
-        self, command: int, actions: Nest, report: Callable[[int, str], None], stepping: np.ndarray | None = None
+        self,
+        command: int,
+        actions: Nest,
+        report: Callable[[int, str | Exception], None],
+        stepping: np.ndarray | None = None,
     ) -> None:
         """Steps or resets all environments, and writes their time steps.
 
@@ -92,7 +97,8 @@ class Share:
         Args:
           command: STEP or RESET.
           actions: nest of arrays, the actions of the environments in its first rows; unused by RESET.
-          report: function called with the index of an environment that has failed and its stack trace.
+          report: function called with the index of an environment that has failed and its stack trace, or the error of
+            one that does not match its specs, which is not created again.
           stepping: array whose first element is set to the index of each environment before it is called.
 
         Raises:
@@ -110,6 +116,8 @@ class Share:
                     write(row, env.advance(read(row)))
                 else:
                     write(row, env.reset(), is_reset=True)
+            except SpecMismatchError as error:  # Another environment of the same constructor would not match either.
+                report(self._first + row, error)
             except (Exception, SystemExit):
                 report(self._first + row, traceback.format_exc())
                 self._replace(row, must_reset=not is_step or rows.step_type[row] == LAST)
@@ -194,7 +202,7 @@ def _follow(lifeline: int) -> None:
 def _serve(share: Share, rows: Any, peer: Connection, spin_secs: float) -> None:
     done = int(rows.replies[0])
 
-    def report(index: int, reason: str) -> None:
+    def report(index: int, reason: str | Exception) -> None:
         rows.failures[0] += 1
         peer.send_bytes(FAILURE + pickle.dumps((index, reason)))
 

@@ -14,7 +14,7 @@ import tree
 
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 
-from .specs import read_reward
+from .specs import read_reward, require_spec
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Processes write to different cache lines.
@@ -101,6 +101,10 @@ class Rows:
         self.actions, time_step, self.num_episodes = map_structure(lambda array: array[own], rows)
         self.step_type, self._reward, self.discount, self._observation, *_ = time_step
         self._env_info, self._has_failed = time_step.env_info, time_step.has_failed
+        written = self._observation, self._env_info
+        self._specs = map_structure(lambda array: ArraySpec(array.shape[1:], array.dtype), written)
+        self._names = [[f"the {part} of environment {first + row}" for part in ("observation", "env_info")]
+                       for row in range(len(envs))]  # fmt: skip
         self._reward_shape = self._reward.shape[1:]
         is_single = isinstance(self._observation, np.ndarray)
         #: Views of the rows of a single array, which are written faster than by index.
@@ -109,6 +113,8 @@ class Rows:
     def write(self, row: int, time_step: TimeStep, *, is_reset: bool = False) -> None:
         """Writes the time step of one environment, and counts its episodes."""
         step_type, reward, discount, observation, _, _, _, env_info, has_failed = time_step
+        require_spec(observation, self._specs[0], self._names[row][0])
+        require_spec(env_info, self._specs[1], self._names[row][1])
         if getattr(reward, "shape", None) != self._reward_shape:
             reward = read_reward(reward, self._reward_shape, f"environment {self.first + row}")
         self.step_type[row], self._reward[row] = step_type, reward

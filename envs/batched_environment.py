@@ -19,7 +19,7 @@ _SAME = "create all environments of a batch with the same options"
 class BatchedEnvironment(SpecifiedEnvironment):
     """Several environments of the same specs as one batch, stepped one after the other in this process.
 
-    `ParallelEnvironment` steps its environments in several processes.
+    `untransformed` of its time steps is `()`. `ParallelEnvironment` steps its environments in several processes.
     """
 
     def __init__(self, envs: Sequence[Environment]):
@@ -65,7 +65,7 @@ class BatchedEnvironment(SpecifiedEnvironment):
             if getattr(time_step.reward, "shape", None) != self._reward_shape:
                 reward = read_reward(time_step.reward, self._reward_shape, f"environment {index}")
                 time_steps[index] = time_step._replace(reward=reward)
-        return stack(time_steps)._replace(env_id=self._ids)
+        return stack(time_steps)._replace(env_id=self._ids, untransformed=())
 
 
 def make_env_ids(batch_size: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from rlds2reverb._system.closing import Closing
 from rlds2reverb.replacements import Replacing
 from rlds2reverb.specs import ArraySpec, Nest
 
-from .specs import require_within
+from .specs import require_spec, require_within
 from .time_steps import LAST, MID, SCALAR_REWARD, TimeStep, make_time_step_spec
 
 _ACTION_ADVICE = "see action_spec()"
@@ -36,6 +36,8 @@ class Environment(Closing, Replacing):
         self.auto_reset = auto_reset
         self._current_time_step: TimeStep | None = None
         self._must_reset = True
+        #: Whether the first reset, and the first step, have been checked against the specs.
+        self._has_checked = [False, False]
 
     @property
     def batched(self) -> bool:
@@ -76,7 +78,10 @@ class Environment(Closing, Replacing):
     def reset(self) -> TimeStep:
         """Starts a new episode, or B, and returns the first step."""
         try:
-            self._current_time_step = time_step = self._reset()
+            time_step = self._reset()
+            if not self._has_checked[0]:
+                self._require_specs(time_step, 0)
+            self._current_time_step = time_step
             self._must_reset = _is_last(time_step)  # `SeededEpisodes` may continue at the end of an episode.
             return time_step
         except BaseException:
@@ -109,12 +114,21 @@ class Environment(Closing, Replacing):
         """Executes an action that needs no check, for wrappers and batches; otherwise the same as `step`."""
         try:
             time_step = self._auto_reset(action) if self._must_reset else self._step(action)
+            if not self._has_checked[1]:
+                self._require_specs(time_step, 1)
             self._current_time_step = time_step
             self._must_reset = time_step.step_type is not MID and _is_last(time_step)  # Fast path for the common case.
             return time_step
         except BaseException:  # Wrappers, or some environments of a batch, may have missed the step.
             self._must_reset = True
             raise
+
+    def _require_specs(self, time_step: TimeStep, kind: int) -> None:
+        """Raises `SpecMismatchError` unless the first reset (kind 0) or step (kind 1) matches the specs."""
+        leading, name = () if self.batch_size is None else (self.batch_size,), type(self).__name__
+        require_spec(time_step.observation, self.observation_spec(), f"the observation of {name}", leading)
+        require_spec(time_step.env_info, self.env_info_spec(), f"the env_info of {name}", leading)
+        self._has_checked[kind] = True
 
     @abc.abstractmethod
     def _reset(self) -> TimeStep:

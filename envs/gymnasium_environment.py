@@ -69,7 +69,8 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
           info_fields: names of fields of `info` that become `TimeStep.env_info`, a dict. The environment is reset once
             and stepped once to find their specs, unless these are given as a dict of specs by name. Python's numbers
             become float64, because a float may follow an int; arrays of floats become float32; strings have at least 64
-            characters. A field that is missing in a step is zero, and one that does not fit its spec is an error.
+            characters. A field that is missing after a reset is zero; one that is missing in a step, or does not fit
+            its spec, is an error.
           auto_reset: see `Environment`.
           allow_non_finite: whether observations and rewards may be NaN or infinite.
 
@@ -232,6 +233,12 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
         return found
 
     def _select(self, info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        missing = [name for name in self._info_spec if name not in info]
+        if missing and self._num_steps:
+            raise SpecMismatchError(
+                f"info[{missing[0]!r}] of {self._name} is missing in step {self._num_steps} of the episode; leave it "
+                "out of info_fields, or fix the environment"
+            )
         return {
             name: read_array(info[name], spec, expected=f"info[{name!r}] of {self._name} must be", advice=_FIT_INFO)
             if name in info

@@ -31,8 +31,8 @@ _SPIN_SECS = 0.001
 _EXIT_SECS, _FIRST = 5.0, int(FIRST)
 #: A worker that is lost more often than this without recovering in between is not started again.
 _MAX_FAILURES = 3
-#: The index of an environment, and why it has failed.
-_Failure = tuple[int, str]
+#: The index of an environment, and why it has failed: its stack trace, or an error to raise.
+_Failure = tuple[int, str | Exception]
 
 
 class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
@@ -221,7 +221,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
                 # Environments may modify their actions, which are also the `prev_action` of the time step.
                 self._own.run(command, copy_arrays(action), lambda index, reason: failures.append((index, reason)))
             except RuntimeError:
-                reasons = "\n".join(reason for _, reason in failures)
+                reasons = "\n".join(str(reason) for _, reason in failures)
                 raise EnvironmentFailedError(f"{reasons}\n{traceback.format_exc()}") from None
         for worker in self._workers:
             failures += self._wait(worker, must_reset=command == RESET)
@@ -288,8 +288,11 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
         shared.reward[rows] = 0
 
     def _handle(self, failures: list[_Failure]) -> None:
+        for _, reason in failures:
+            if isinstance(reason, Exception):
+                raise reason
         places = ", ".join(dict.fromkeys(str(index) for index, _ in failures))
-        reasons = "\n".join(dict.fromkeys(reason for _, reason in failures))
+        reasons = "\n".join(dict.fromkeys(str(reason) for _, reason in failures))
         name = "environments" if "," in places else "environment"
         if self._on_failure == "raise":
             raise EnvironmentFailedError(f"{name} {places} failed:\n{reasons}")

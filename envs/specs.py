@@ -10,6 +10,7 @@ import numpy as np
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
+_SPEC_ADVICE = "fix the environment or wrapper, or the spec that it returns (observation_spec or env_info_spec)"
 #: Up to this size, lists of integers are compared faster than arrays.
 _MAX_LISTED = 64
 
@@ -114,6 +115,46 @@ def _convert_leaf(value: Any, spec: ArraySpec, name: str, advice: str, leading: 
     if spec.dtype.kind != "f" and (is_changed := result != array).any():
         raise ValueError(f"{name} must be representable as {spec.dtype}, got {array[is_changed][0]}; {advice}")
     return result
+
+
+def require_spec(values: Nest, spec: Nest, name: str, leading: tuple[int, ...] = ()) -> None:
+    """Raises `SpecMismatchError` unless a nest of arrays has the structure, shapes and dtypes of a spec.
+
+    Args:
+      values: nest of arrays or NumPy scalars that an environment returned.
+      spec: nest of `ArraySpec`s; strings may have any length up to that of the spec.
+      name: name of the nest in messages, such as 'observation of environment 2'.
+      leading: axes before those of the spec, such as `(B,)` for a batch.
+    """
+    if isinstance(spec, ArraySpec):
+        dtype = getattr(values, "dtype", None)
+        if (dtype is not spec.dtype and not _is_same(dtype, spec.dtype)) or values.shape != (*leading, *spec.shape):
+            expected, got = describe(ArraySpec((*leading, *spec.shape), spec.dtype)), _describe_value(values)
+            raise SpecMismatchError(f"{name} must be {expected} as in its spec, got {got}; {_SPEC_ADVICE}")
+    elif isinstance(spec, dict):
+        if not isinstance(values, dict) or values.keys() != spec.keys():
+            got = sorted(values) if isinstance(values, dict) else _describe_value(values)
+            expected = f"a dict with the keys {sorted(spec)}"
+            raise SpecMismatchError(f"{name} must be {expected} as in its spec, got {got}; {_SPEC_ADVICE}")
+        for key, part in spec.items():
+            require_spec(values[key], part, f"{name}[{key!r}]", leading)
+    elif not isinstance(values, tuple) or len(values) != len(spec):
+        got = _describe_value(values)
+        raise SpecMismatchError(f"{name} must be a tuple of {len(spec)} as in its spec, got {got}; {_SPEC_ADVICE}")
+    else:
+        for index, (value, part) in enumerate(zip(values, spec, strict=True)):
+            require_spec(value, part, f"{name}[{index}]", leading)
+
+
+def _is_same(dtype: np.dtype | None, expected: np.dtype) -> bool:
+    is_string = dtype is not None and dtype.kind == expected.kind and dtype.kind in "US"
+    return dtype == expected or (is_string and np.can_cast(dtype, expected, "safe"))  # type: ignore[arg-type]
+
+
+def _describe_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return describe(value) if hasattr(value, "dtype") else f"a {type(value).__name__}"
 
 
 def cast(value: Any, dtype: np.dtype) -> np.ndarray:
