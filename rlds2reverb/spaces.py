@@ -27,21 +27,24 @@ def action_bounds(space: Any) -> tuple[Any, Any]:
     return 0, 1
 
 
-def add_bounds(spec: Nest, space: Any) -> Nest:
+def add_bounds(spec: Nest, space: Any, *, of_categories: bool = False) -> Nest:
     """Returns a nest of `ArraySpec`s with the bounds of a space.
 
     Args:
       spec: the nest, in dicts and tuples.
       space: a `gymnasium.Space`, or None. Parts of it that describe other shapes or kinds than the spec are ignored.
+      of_categories: whether to add only those of Discrete and MultiDiscrete spaces.
     """
     parts = getattr(space, "spaces", None)
     if isinstance(spec, Mapping):
         parts = parts if isinstance(parts, Mapping) else {}
-        return {key: add_bounds(part, parts.get(key)) for key, part in spec.items()}
+        return {key: add_bounds(part, parts.get(key), of_categories=of_categories) for key, part in spec.items()}
     if isinstance(spec, tuple):
         parts = parts if isinstance(parts, tuple) and len(parts) == len(spec) else (None,) * len(spec)
-        return tuple(add_bounds(part, own) for part, own in zip(spec, parts, strict=True))
-    if not describes(space, spec):
+        pairs = zip(spec, parts, strict=True)
+        return tuple(add_bounds(part, own, of_categories=of_categories) for part, own in pairs)
+    is_category = hasattr(space, "nvec") or hasattr(space, "start")
+    if not describes(space, spec) or (of_categories and not is_category):
         return spec
     low, high = (np.asarray(bound, spec.dtype) for bound in action_bounds(space))
     limits = (-np.inf, np.inf) if spec.dtype.kind == "f" else (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)

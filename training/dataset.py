@@ -34,6 +34,7 @@ from rlds2reverb.sources.loaded_steps import (
 )
 from rlds2reverb.sources.selection import select_episodes
 from rlds2reverb.sources.transforms import ScaleRewards, clip_actions, parse_reward
+from rlds2reverb.spaces import add_bounds
 from rlds2reverb.specs import ArraySpec, Nest, describe, to_tensor_spec
 from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.goals import GoalSampling, add_goal
@@ -54,6 +55,7 @@ from .data import (
     start_isolated,
     warn_large,
 )
+from .legal_values import require_legal
 from .step_info import SOURCE_FIELDS, make_step_info
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
@@ -156,7 +158,8 @@ def open_dataset(
         notes += dataset.moments.describe_constants()
     else:
         warnings += warn_large(dataset.moments, config)
-    time_step_spec, moments = _describe_observations(dataset, config)
+    time_step_spec, moments = _describe_observations(dataset, config, source.observation_space)
+    notes += require_legal(dataset.steps, time_step_spec.observation, action_spec)
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
@@ -255,9 +258,15 @@ def _describe_odd(finding: Finding) -> Message:
     return Message(f"{sentence}, or set the bounds", action_bounds=...)
 
 
-def _describe_observations(dataset: LoadedSteps, config: TrainingConfig) -> tuple[time_step.TimeStep, Moments]:
-    """Returns the spec of the time steps that the agent sees, and the moments of its observations."""
-    observations, moments = dataset.observation_spec, Moments(*dataset.moments.agent_statistics())
+def _describe_observations(
+    dataset: LoadedSteps, config: TrainingConfig, space: Any
+) -> tuple[time_step.TimeStep, Moments]:
+    """Returns the spec of the time steps that the agent sees, and the moments of its observations.
+
+    The spec has the bounds of categories, whose space is Discrete or MultiDiscrete, so that they are one-hot encoded.
+    """
+    observations = add_bounds(dataset.observation_spec, space, of_categories=True)
+    moments = Moments(*dataset.moments.agent_statistics())
     if get_algorithm(config.algo).items == "goals":
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))

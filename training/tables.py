@@ -31,7 +31,7 @@ from rlds2reverb.sources.action_statistics import ActionStatistics
 from rlds2reverb.sources.loaded_steps import convert_columns
 from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.spaces import make_array_space
-from rlds2reverb.specs import ArraySpec, Nest, path_name
+from rlds2reverb.specs import ArraySpec, Nest, path_name, with_bounds
 from rlds2reverb.store.goals import add_goal
 
 from .config import TrainingConfig, declared_options
@@ -245,6 +245,7 @@ def describe_table(server: Any, table: str | None = None, *, holds_episodes: boo
     fields = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
     rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
+    rows["observation"] = tree.map_structure(with_bounds, rows["observation"], fields["observation"])
     read = {column: rows[column] for column in ("observation", "action", "reward")}
     _require_float32(read, f"table {name!r} at {where}")
     action = fields["action"]

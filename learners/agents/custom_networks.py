@@ -14,7 +14,7 @@ from ..options import NetworkFactory
 from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs, require_images
-from .networks import MLP, Network, split_copies
+from .networks import MLP, MaskedNetwork, Network, split_copies
 from .replicas import assign_on_replica
 from .spaces import Observations
 
@@ -47,14 +47,19 @@ def make_network(
     Raises:
       ValueError: If there is no image for an encoder other than the default, or an image is too small for it.
     """
-    inputs = NetworkInputs(observations.spec, action_size)
+    inputs = NetworkInputs(observations.encoded_spec, action_size)
     if image_encoder != "nature":
         require_images(observations.spec, "image_encoder", image_encoder)
+    network: Network
     if factory is not None:
-        return CustomNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
-    if inputs.image_shapes:
-        return ImageNetwork(inputs, sizes, image_encoder=image_encoder, seed=seed, copies=copies, name=name, **options)
-    return MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
+        network = CustomNetwork(factory, inputs, sizes[-1], seed=seed, copies=copies, name=name)
+    elif inputs.image_shapes:
+        encoder: Any = {"image_encoder": image_encoder, "seed": seed, "copies": copies, "name": name}
+        network = ImageNetwork(inputs, sizes, **encoder, **options)
+    else:
+        network = MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
+    mask = observations.mask
+    return MaskedNetwork(network, mask) if mask and sizes[-1] == mask.stop - mask.start else network
 
 
 def configure_networks(observations: Observations, **options: Any) -> Callable[..., Network]:

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from .networks import Network
+from .networks import ILLEGAL, MaskedNetwork, Network
 
 
 class EpsilonGreedyActor(tf.Module):
@@ -34,7 +34,11 @@ class EpsilonGreedyActor(tf.Module):
         greedy = tf.argmax(values, axis=-1, output_type=tf.int32)
         seeds = tf.random.experimental.stateless_split(seed, 2)
         explores = tf.random.stateless_uniform(tf.shape(greedy), seeds[0]) < self._epsilon
-        any_action = tf.random.stateless_uniform(tf.shape(greedy), seeds[1], 0, tf.shape(values)[-1], tf.int32)
+        if isinstance(self.network, MaskedNetwork):
+            logits = tf.where(self.network.find_legal(observation), 0.0, ILLEGAL)
+            any_action = tf.squeeze(tf.random.stateless_categorical(logits, 1, seeds[1], tf.int32), axis=-1)
+        else:
+            any_action = tf.random.stateless_uniform(tf.shape(greedy), seeds[1], 0, tf.shape(values)[-1], tf.int32)
         return tf.where(explores, any_action, greedy)
 
     def log_prob(self, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
@@ -42,6 +46,10 @@ class EpsilonGreedyActor(tf.Module):
         values = self.values(observation)
         is_greedy = tf.equal(tf.argmax(values, axis=-1, output_type=tf.int32), action)
         share = self._epsilon / tf.cast(tf.shape(values)[-1], tf.float32)
+        if isinstance(self.network, MaskedNetwork):
+            legal = tf.cast(self.network.find_legal(observation), tf.float32)
+            is_legal = tf.gather(legal, action, batch_dims=1)
+            share = self._epsilon * is_legal / tf.reduce_sum(legal, axis=-1)
         return tf.math.log(share + tf.where(is_greedy, 1.0 - self._epsilon, 0.0))
 
 

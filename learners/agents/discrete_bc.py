@@ -47,8 +47,10 @@ class DiscreteBCAgent(OfflineAgent):
           image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
+        observations = Observations(
+            time_step_spec.observation, observation_mean, observation_std, num_actions=actions.num_actions
+        )
         sizes = [*hidden_sizes, actions.num_actions]
         network = make_network(actor_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="actor")
         self._optimizer = Adam(network.trained_variables, learning_rate)

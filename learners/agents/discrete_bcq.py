@@ -21,6 +21,7 @@ from .hyperparameters import (
     configurable,
     select_hyperparameters,
 )
+from .networks import ILLEGAL
 from .offline_agent import TransitionBatch
 from .spaces import DiscreteActions, Observations
 
@@ -83,8 +84,11 @@ class DiscreteBCQAgent(DQNAgent):
           threshold: the paper's tau, the minimum probability of an action in relation to the most likely one.
           logit_penalty: weight of the squared logits in the loss of G.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        sizes = [*hidden_sizes, DiscreteActions(action_spec).num_actions]
+        num_actions = DiscreteActions(action_spec).num_actions
+        observations = Observations(
+            time_step_spec.observation, observation_mean, observation_std, num_actions=num_actions
+        )
+        sizes = [*hidden_sizes, num_actions]
         self._imitation = make_network(
             imitation_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="imitation"
         )
@@ -106,5 +110,6 @@ class DiscreteBCQAgent(DQNAgent):
         """Returns the loss of G, float32 []."""
         logits = self._imitation(batch.observation)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.action, logits)
-        penalty = self._logit_penalty * tf.reduce_mean(tf.square(logits), axis=-1)
+        squares = tf.where(logits > ILLEGAL, tf.square(logits), 0.0)
+        penalty = self._logit_penalty * tf.reduce_mean(squares, axis=-1)
         return tf.reduce_mean(batch.weights * (cross_entropy + penalty))

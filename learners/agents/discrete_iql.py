@@ -79,8 +79,10 @@ class DiscreteIQLAgent(IQLAgent):
           temperature: the paper's beta, the factor of the advantages in the weights of the actor's loss.
           max_weight: maximum weight of the actor's log likelihood.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
+        observations = Observations(
+            time_step_spec.observation, observation_mean, observation_std, num_actions=actions.num_actions
+        )
         build = configure_networks(observations, seed=seed, image_encoder=image_encoder, init="orthogonal")
         actor = CategoricalActor(build(actor_network, [*hidden_sizes, actions.num_actions], name="actor"))
         critic = build(critic_network, [*hidden_sizes, actions.num_actions], copies=2, name="critic")

@@ -80,8 +80,10 @@ class DQNAgent(OfflineAgent):
           conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
             Atari data (README of github.com/aviralkumar2907/CQL).
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
         actions = DiscreteActions(action_spec)
+        observations = Observations(
+            time_step_spec.observation, observation_mean, observation_std, num_actions=actions.num_actions
+        )
         sizes = [*hidden_sizes, actions.num_actions]
         self._critic = make_network(
             q_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="critic"

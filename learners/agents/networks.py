@@ -12,6 +12,8 @@ from rlds2reverb._arguments import require_one_of
 from .replicas import assign_on_replica
 
 LAYER_NORM_EPSILON = 1e-6
+#: Value and logit of illegal actions; finite, because it is multiplied by 0 at terminal states.
+ILLEGAL = -1e9
 #: Maximum number of networks that are computed in separate products, which are fused with bias and ReLU. For more
 #: networks, one batched product per layer is faster.
 _MAX_SEPARATE_COPIES = 2
@@ -149,6 +151,39 @@ class MLP(tf.Module):
     def track(self, online: "MLP", rate: float) -> None:
         """Moves the weights towards those of `online`: w + rate * (online - w)."""
         assign_on_replica(self.flat, self.flat + rate * (online.flat - self.flat))
+
+
+class MaskedNetwork(tf.Module):
+    """A network with one output per discrete action, whose outputs of illegal actions are replaced by `ILLEGAL`.
+
+    The mask is a part of the input, which the network sees as well, as zeros and ones.
+    """
+
+    def __init__(self, network: Network, mask: slice) -> None:
+        """Sets the network, and the slice of its inputs that contains the mask."""
+        super().__init__(name=network.name)
+        self.network, self._mask = network, mask
+
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """The variables for the optimiser."""
+        return self.network.trained_variables
+
+    def find_legal(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns which actions are legal, bool [B, actions]."""
+        return x[..., self._mask] > 0
+
+    def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
+        """Computes the outputs, float32 [B, actions] or [copies, B, actions]."""
+        return tf.where(self.find_legal(x), self.network(x, copy_index=copy_index), ILLEGAL)
+
+    def copy(self) -> "MaskedNetwork":
+        """Returns a target network."""
+        return MaskedNetwork(self.network.copy(), self._mask)
+
+    def track(self, online: "MaskedNetwork", rate: float) -> None:
+        """Moves the weights towards those of `online`: w + rate * (online - w)."""
+        self.network.track(online.network, rate)
 
 
 def split_copies(x: tf.Tensor, copies: int) -> list[tf.Tensor]:

@@ -1,5 +1,6 @@
 """Conversions between the observations and actions of an environment and of the networks."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,25 @@ from ..algorithms import ALGORITHMS
 from ..graph_errors import require
 
 Array = Any
+#: Name of the field of an observation that tells which discrete actions are legal.
+ACTION_MASK = "action_mask"
+_MAX_CATEGORIES = 1 << 16
 
 
 class Observations(tf.Module):
     """A map from nests of observations to float32 [B, D], normalised as (x - mean) / std.
 
     The networks receive all fields of an observation in one vector, from which `NetworkInputs` restores the shapes of
-    images. Integers and booleans become numbers, so that one-hot vectors should replace integers that stand for
-    categories. Strings are rejected.
+    images. Categories (see `count_categories`) become one-hot vectors, which are not normalised; other integers and
+    booleans become numbers. Strings are rejected.
+
+    Attributes:
+      spec: spec of the observations.
+      encoded_spec: the same with the shapes of one-hot vectors.
+      mask: the slice of the vectors that tells which actions are legal, 1 or 0; None without such a field.
     """
 
-    def __init__(self, spec: Any, mean: Any = None, std: Any = None) -> None:
+    def __init__(self, spec: Any, mean: Any = None, std: Any = None, *, num_actions: int | None = None) -> None:
         """Stores the statistics in untrained variables, which are saved with the weights.
 
         Args:
@@ -33,6 +42,7 @@ class Observations(tf.Module):
           mean: nest of means like `spec`; None for no normalisation.
           std: nest of positive divisors like `spec`, such as TD3+BC's standard deviation + 1e-3; required with `mean`.
             With an infinite divisor the networks see 0.
+          num_actions: number of discrete actions, whose mask is found with `has_action_mask`; None to find none.
 
         Raises:
           ValueError: If an observation contains strings or has an unknown shape, if only one of `mean` and `std` is
@@ -42,7 +52,18 @@ class Observations(tf.Module):
         _require_numbers(spec)
         self.spec = self._spec = spec
         specs = tf.nest.flatten(spec)
-        self._sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in specs]
+        self._categories = [count_categories(leaf) for leaf in specs]
+        shapes = [leaf.shape if n is None else [sum(n)] for leaf, n in zip(specs, self._categories, strict=True)]
+        encoded = [
+            leaf if n is None else tf.TensorSpec([sum(n)], tf.float32)
+            for leaf, n in zip(specs, self._categories, strict=True)
+        ]
+        self.encoded_spec = tf.nest.pack_sequence_as(spec, encoded)
+        self._sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+        masked = num_actions is not None and has_action_mask(spec, num_actions)
+        self._are_masks = [masked and path == (ACTION_MASK,) for path, _ in tree.flatten_with_path(spec)]
+        start = sum(self._sizes[: self._are_masks.index(True)]) if masked else 0
+        self.mask = slice(start, start + num_actions) if masked and num_actions else None
         self.size = sum(self._sizes)
         if (mean is None) != (std is None):
             raise ValueError("observation_mean and observation_std must be set together; set both or neither")
@@ -68,12 +89,20 @@ class Observations(tf.Module):
     def __call__(self, observation: Any) -> tf.Tensor:
         """Returns the normalised observations, float32 [B, D], with fields in the order of `tf.nest.flatten`."""
         leaves = tf.nest.flatten(nest_utils.prune_extra_keys(self._spec, observation))
-        flat = [
-            tf.cast(tf.reshape(leaf, [tf.shape(leaf)[0], size]), tf.float32)
-            for leaf, size in zip(leaves, self._sizes, strict=True)
-        ]
+        flat = [self._encode(index, leaf) for index, leaf in enumerate(leaves)]
         joined = flat[0] if len(flat) == 1 else tf.concat(flat, axis=1)
         return joined if self._mean is None else (joined - self._mean) * self._scale - self._shift
+
+    def _encode(self, index: int, leaf: tf.Tensor) -> tf.Tensor:
+        """Returns the field with this index as float32 [B, size]."""
+        counts, spec = self._categories[index], tf.nest.flatten(self._spec)[index]
+        if self._are_masks[index]:
+            return tf.cast(tf.cast(leaf, tf.float32) > 0, tf.float32)
+        if counts is None:
+            return tf.cast(tf.reshape(leaf, [tf.shape(leaf)[0], self._sizes[index]]), tf.float32)
+        offsets = tf.cast(leaf, tf.int64) - np.broadcast_to(spec.minimum, spec.shape).astype(np.int64)
+        columns = tf.unstack(tf.reshape(offsets, [tf.shape(leaf)[0], len(counts)]), axis=1)
+        return tf.concat([tf.one_hot(column, n) for column, n in zip(columns, counts, strict=True)], axis=1)
 
     def _flatten_statistic(self, name: str, value: Any, specs: list[Any]) -> np.ndarray:
         """Checks a statistic against the spec, and returns it as float64 [D]."""
@@ -84,7 +113,33 @@ class Observations(tf.Module):
         for spec, leaf in zip(specs, leaves, strict=True):
             if leaf.shape != tuple(spec.shape):
                 raise ValueError(f"{name} of {spec.name!r} must have the shape {tuple(spec.shape)}, got {leaf.shape}")
-        return np.concatenate([leaf.ravel() for leaf in leaves])
+        is_raw = [n is not None or is_mask for n, is_mask in zip(self._categories, self._are_masks, strict=True)]
+        neutral = np.float32(name == "observation_std")
+        return np.concatenate(
+            [
+                np.full(size, neutral) if raw else leaf.ravel()
+                for leaf, size, raw in zip(leaves, self._sizes, is_raw, strict=True)
+            ]
+        )
+
+
+def count_categories(spec: Any) -> list[int] | None:
+    """Returns the number of categories of each element of a field that holds categories, or None for other fields.
+
+    These are integers [] or [N] with bounds that at most 65,536 values are within, as of Gymnasium's Discrete and
+    MultiDiscrete spaces. Vectors of bytes are numbers.
+    """
+    is_bounded = isinstance(spec, tensor_spec.BoundedTensorSpec) and spec.dtype.is_integer
+    if not is_bounded or spec.shape.rank > 1 or (spec.shape.rank and spec.dtype == tf.uint8):
+        return None
+    counts = np.broadcast_to(np.int64(spec.maximum) - np.int64(spec.minimum) + 1, spec.shape).ravel().tolist()
+    return counts if counts and min(counts) > 0 and sum(counts) <= _MAX_CATEGORIES else None
+
+
+def has_action_mask(spec: Any, num_actions: int) -> bool:
+    """Returns whether an observation has a field `action_mask` [num_actions], which is not 0 for legal actions."""
+    field = spec.get(ACTION_MASK) if isinstance(spec, Mapping) else None
+    return hasattr(field, "shape") and tuple(field.shape) == (num_actions,)
 
 
 class BoundedActions(tf.Module):
