@@ -62,7 +62,7 @@ def rename_arguments(text: str, name: Callable[[str, Any], str]) -> str:
     for message in find_messages(text):
         renamed = _compose(message.sentence, message.about, message.value, message.remedies, name)
         word_start = r"(?<!\w)" if message[0].isalnum() else ""
-        text = re.sub(word_start + re.escape(message), lambda match, renamed=renamed: renamed, text)
+        text = re.sub(word_start + re.escape(message), renamed.replace("\\", r"\\"), text)
     return text
 
 
