@@ -380,6 +380,12 @@ def test_source_whose_file_has_changed_since_it_was_opened_is_read_again(tmp_pat
     assert read_batches(source, tmp_path / "cache") == read_batches(load(path), tmp_path / "new")
 
 
+def test_source_with_custom_transform_is_unknown(tmp_path):
+    source = load(write_d4rl(tmp_path / "d.hdf5"))
+    assert transform(source, ActionBounds(-1, 1)).identify() is not None
+    assert transform(source, AddBonus(1)).identify() is None
+
+
 def test_repaired_file_is_stored_again(tmp_path):
     path = write_d4rl(tmp_path / "d.hdf5", np.nan)
     for _ in range(2):
