@@ -51,9 +51,10 @@ def warn_stuck(policy: Any, action_spec: Any, items: StoredItems, config: Traini
         return []
     where = list_elements(np.flatnonzero(is_stuck.any(axis=0)).tolist())
     shares = f"{ours[is_stuck].max():.0%} of the policy's actions are at a bound, but {theirs[is_stuck].min():.0%}"
-    remedies = {} if config.normalize_observations else {"normalize_observations": True}
-    advice = "normalise the observations, or train longer" if remedies else "check the bounds of the actions"
-    return [Message(f"{shares} of the data's ({where}); {advice}", **(remedies or {"action_bounds": ...}))]
+    sentence = f"{shares} of the data's ({where}); "
+    if config.normalize_observations:
+        return [Message(sentence + "check the bounds of the actions", action_bounds=...)]
+    return [Message(sentence + "normalise the observations, or train longer", normalize_observations=True)]
 
 
 def _find_shares(actions: np.ndarray, spec: Any) -> np.ndarray:

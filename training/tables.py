@@ -155,7 +155,8 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         has_one_priority = require_matching_items(table, config, adder, sample)
         is_named = isinstance(location.place, (str, Path))
         name = str(location.place) if is_named else ",".join(find_addresses(server))
-        notes, warnings = [] if about_bounds is None else [about_bounds], []
+        notes = [] if about_bounds is None else [about_bounds]
+        warnings: list[str] = []
         if not has_one_priority and config.sampler == "uniform":
             sentence = "the table samples items by priority; do the same here for importance weights"
             warnings.append(Message(sentence, sampler="prioritized"))

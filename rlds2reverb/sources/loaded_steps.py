@@ -284,7 +284,7 @@ class _Builder:
         self.fingerprint, self.left_out = Fingerprint(), LeftOut()
         self.moments = ObservationMoments(self.step_spec[fields.OBSERVATION])
         self.actions = ActionStatistics(cast_spec(action_spec))
-        self._checks = [] if source.action_space is not None else [Jumps(source), ActionBounds(source)]
+        self._checks: Any = [] if source.action_space is not None else [Jumps(source), ActionBounds(source)]
 
     def add(self, raw: EpisodeBatch) -> None:
         """Validates some episodes and keeps those with transitions."""
