@@ -392,7 +392,7 @@ def _update(known: Algorithm) -> Algorithm:
     with contextlib.suppress(ValueError):  # Other processes may know the agent by its object only.
         found = resolve_reference("algo", known.name) if known.factory and is_reference(known.name) else None
         if found is not known.factory and type(found) is type(known.factory):
-            return _add_own(found, known.name)  # type: ignore[arg-type]
+            return _add_own(found, known.name)
     return known
 
 

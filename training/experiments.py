@@ -19,7 +19,6 @@ from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.curves import format_over_runs
 from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 from rlds2reverb.locations import expand_path
@@ -460,6 +459,8 @@ def _format_table(rows: Sequence[Row]) -> str:
 def _format_row(row: Row) -> list[str]:
     seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
     behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
+    from rlds2reverb.learners.curves import format_over_runs
+
     pairs = (row.last, row.last_five, row.best, row.scores.get("last_five"))
     cells = ("-" if pair is None else format_over_runs(pair, len(row.seeds)) for pair in pairs)
     last, last_five, best, scores = cells

@@ -26,7 +26,6 @@ from rlds2reverb.sources.store import is_store
 
 from .config import TrainingConfig, declared_options
 from .environment_spec import name_env
-from .sources import fit_config
 
 #: File of the plan in the directory of an experiment.
 PLAN_FILE = "plan.json"
@@ -311,6 +310,8 @@ def _make_run_config(config: TrainingConfig, source: Any, seed: int) -> Training
                 f"hook {describe_reference(hook)} cannot be copied for each run ({error}); pass a class without "
                 "arguments, or text such as 'my_module:MyHook(every=10)'"
             ) from error
+    from .sources import fit_config  # Imports TensorFlow.
+
     return fit_config(source, config).replace(seed=seed, hooks=hooks)
 
 

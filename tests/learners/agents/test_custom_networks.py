@@ -268,3 +268,11 @@ def test_unsuitable_networks_raise():
             make("bc", actor_network=network)
     with pytest.raises(ValueError, match="actor_network is 'no_such:x', but there is no module 'no_such'"):
         make("bc", actor_network="no_such:x")
+
+
+def test_critic_that_takes_only_observations_names_its_input():
+    def make(input_spec, output_size, seed):
+        return tf.keras.Sequential([tf.keras.layers.Dense(output_size)])
+
+    with pytest.raises(ValueError, match=r"must accept the pair \(observation, action\) as its only argument"):
+        make_agent("iql", TIME_STEP_SPEC, ACTION_SPEC, critic_network=make)
