@@ -94,8 +94,8 @@ class Still(gymnasium.Env):
 
 @pytest.mark.parametrize("offset", [3e5, pytest.param(1e7, marks=pytest.mark.slow)])
 def test_statistics_are_exact_at_large_offsets(offset):
-    values = offset + np.array([[0.0], [1], [2], [4], [0]])
-    episode = {"observations": values, "actions": np.zeros((4, 1)), "rewards": np.zeros(4), "terminated": True}
+    values = offset + np.array([[0.0], [1], [2], [4], [0], [0]])  # The mean is not a float32.
+    episode = {"observations": values, "actions": np.zeros((5, 1)), "rewards": np.zeros(5), "terminated": True}
     source = load([episode])
     moments = ObservationMoments.from_episodes(source, source.step_spec["observation"], "test")
     mean, std = moments.agent_statistics()
