@@ -102,7 +102,7 @@ def train(as_json: bool, **options: Any) -> int:
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
     source = None if source == NO_DATA else source
     cluster_config = ClusterConfig(**{name: options[name] for name in _CLUSTER_OPTIONS})
-    progress = Progress(quiet=as_json, notes=True, describe=output.name_options)
+    progress = Progress(quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
         ClusterTraining(

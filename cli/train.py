@@ -138,7 +138,7 @@ def train(as_json: bool, **options: Any) -> int:
     if options["seeds"]:
         plan = plan_seeds(source, config, options["seeds"])
         return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
-    progress = Progress(quiet=as_json, notes=True, describe=output.name_options)
+    progress = Progress(quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
         Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,

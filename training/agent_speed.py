@@ -55,7 +55,7 @@ def open_training(algo: str, **options: Any) -> Iterator[Training]:
     episodes, config = _make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Training(episodes, config, folder, progress=_NoNotes(quiet=True)) as training,
+        Training(episodes, config, folder, progress=Progress(quiet=True, notes=False)) as training,
         training.learner.running(),
     ):
         training.learner.advance(_NUM_WARM_UP)
@@ -70,13 +70,6 @@ def time_updates(training: Training, *, secs: float) -> float:
         learner.advance(learner.step + count)
         count *= 2
     return (learner.step - first) / (time.perf_counter() - began)
-
-
-class _NoNotes(Progress):
-    """Prints only warnings, since the data were not chosen by the user."""
-
-    def note(self, sentence: str) -> None:
-        """Prints nothing."""
 
 
 def _make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:

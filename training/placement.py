@@ -78,7 +78,7 @@ def run_here(
     for number, run in enumerate(runs, 1):
         if not quiet:
             print(f"{run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        outcome = execute(run, root / run.name, Progress(quiet=quiet, describe=describe))
+        outcome = execute(run, root / run.name, Progress(quiet=quiet, notes=not quiet, describe=describe))
         gc.collect()  # Agents and their graphs refer to each other, and so are not freed when the run ends.
         report(run.name, outcome)
         if outcome.state == "stopped":
@@ -151,7 +151,7 @@ def _execute_here(run: PlannedRun, run_dir: Path, quiet: bool, describe: Callabl
     """Executes a run in the process that was started for it, until SIGTERM arrives."""
     try:
         with raise_on_sigterm():
-            outcome = execute(run, run_dir, Progress(quiet=quiet, describe=describe))
+            outcome = execute(run, run_dir, Progress(quiet=quiet, notes=not quiet, describe=describe))
     except Terminated:
         outcome = Outcome("stopped", 0, signal.SIGTERM.name)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The outcome is still to be sent.

@@ -24,15 +24,15 @@ class Progress:
 
     num_iterations: int | None = None
 
-    def __init__(self, *, quiet: bool = False, notes: bool | None = None, describe: Callable[[str], str] = str):
+    def __init__(self, *, quiet: bool = False, notes: bool = True, describe: Callable[[str], str] = str):
         """Prints nothing yet.
 
         Args:
-          quiet: whether to print only warnings.
-          notes: whether to print notes; None unless quiet.
+          quiet: whether to print only notes and warnings.
+          notes: whether to print notes.
           describe: function that names the arguments in a `Message` differently, such as by options of a command.
         """
-        self._quiet, self._has_notes, self.describe = quiet, not quiet if notes is None else notes, describe
+        self._quiet, self._has_notes, self.describe = quiet, notes, describe
         self._console = make_console(soft_wrap=True)
         self._line: _TerminalLine | _NotebookLine = _NotebookLine() if in_notebook() else _TerminalLine()
         self._score = ""

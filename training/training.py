@@ -85,7 +85,7 @@ def train(
         if name in options:
             raise TypeError(f"train makes a single run and has no {name}; call train_seeds")
     config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
-    with Training(source, config, run_dir, progress=Progress(quiet=not progress)) as training:
+    with Training(source, config, run_dir, progress=Progress(quiet=not progress, notes=progress)) as training:
         return training.run()
 
 
@@ -138,7 +138,7 @@ class Training(Closing):
         self.config = config = fit_config(source, config)
         self.run_dir = find_run_dir(run_dir)
         require_single_run(self.run_dir)
-        self._progress = progress or Progress(quiet=True, notes=True)
+        self._progress = progress or Progress(quiet=True)
         self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
         config.require_valid_hyperparameters()  # Before any data are read.
         custom_hooks = make_hooks(config.hooks)

@@ -53,7 +53,7 @@ def test_each_epoch_contains_each_item_once_from_memory_and_from_a_store(hopper,
 @pytest.mark.slow
 def test_run_of_fewer_epochs_or_of_sampled_items_cannot_continue(hopper, tmp_path, capsys):
     options = {**OPTIONS, "top_percent": 2, "progress": False}
-    assert train(hopper, "bc", tmp_path, epochs=2, **options).num_updates == 5
+    assert train(hopper, "bc", tmp_path, epochs=2, **{**options, "progress": True}).num_updates == 5
     assert "epochs=2 takes 5 updates" in capsys.readouterr().err
     assert train(hopper, "bc", tmp_path, epochs=3, **options).num_updates == 7
     for changes, message in (

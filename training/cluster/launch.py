@@ -84,7 +84,7 @@ class ClusterTraining(Closing):
         self.cluster = cluster or ClusterConfig()
         self.run_dir = find_run_dir(run_dir).resolve()
         require_single_run(self.run_dir)
-        self._progress = progress or Progress(quiet=True, notes=True)
+        self._progress = progress or Progress(quiet=True)
         self._progress.num_iterations = config.num_updates
         self._has_collectors, self._num_added = False, 0
         self._runs: dict[str, Any] = {}
