@@ -30,6 +30,8 @@ from rlds2reverb.learners.feeds import InMemoryDataset
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook
 from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.learners.policy_formats import write_policy
+from rlds2reverb.learners.run_log import RunLog
+from rlds2reverb.learners.train_loop import CallResult
 from rlds2reverb.nest_paths import make_ascii_names
 
 NUM_UPDATES, FAILS_AT = 40, 15
@@ -155,17 +157,31 @@ def test_neither_weights_nor_logs_depend_on_the_size_of_a_call(tmp_path, steps_p
     assert train(tmp_path, steps_per_call=steps_per_call) == whole
 
 
+def test_logged_means_do_not_depend_on_the_split_of_iterations_into_calls():
+    random = np.random.default_rng(0)
+    values = (random.normal(size=500) * 10.0 ** random.uniform(-9, 9, 500)).astype(np.float32)
+
+    def log(cuts):
+        run_log = RunLog(None)
+        for part in np.split(values, cuts):
+            result = CallResult(len(part), {"loss": part}, {}, (), None, 0.0)
+            run_log.add(0, result, None, has_priorities=False)
+        return run_log.means, run_log.latest
+
+    assert log([]) == log(range(1, 500)) == log([7, 300])
+
+
 def test_calls_take_about_five_seconds_and_checkpoints_are_saved_by_time(tmp_path, monkeypatch, whole):
     class Time:
         secs = 0.0
         perf_counter = monotonic = lambda _: Time.secs
 
     ends = []
-    with make_learner(tmp_path, checkpoint_every_secs=15) as learner:
+    with make_learner(tmp_path, checkpoint_every_secs=30) as learner:
         run = learner._loop._run_on_batches
 
         def run_slowly(data, info):
-            Time.secs += 0.7 * len(tf.nest.flatten(data)[0])
+            Time.secs += 1.5 * len(tf.nest.flatten(data)[0])
             return run(data, info)
 
         monkeypatch.setattr(learner_module, "time", Time())
@@ -174,9 +190,9 @@ def test_calls_take_about_five_seconds_and_checkpoints_are_saved_by_time(tmp_pat
         monkeypatch.setattr(learner, "_process_result", lambda *result: (process(*result), ends.append(learner.step)))
         learner.start(NUM_UPDATES)
         assert (float(learner.agent.estimate), learner.latest["loss"]) == whole[1:3]
-    # Calls grow until 7 iterations take 4.9 s, and end at each entry of the log, every 6 iterations, and each evaluation.
-    assert ends == [1, 5, 6, 10, 12, 18, 20, 24, 30, 36, 40]
-    assert find_steps(tmp_path) == [10, 36]
+    # Three iterations take 4.5 s. Calls end at entries of the log, every 6 iterations, and at evaluations, every 10.
+    assert ends == [1, 4, 6, 9, 10, 12, 15, 18, 20, 23, 24, 27, 30, 33, 36, 39, 40]
+    assert find_steps(tmp_path) == [10, 30]
 
 
 # --- Names of fields
