@@ -133,7 +133,7 @@ def require_spec(values: Nest, spec: Nest, name: str, leading: tuple[int, ...] =
             raise SpecMismatchError(f"{name} must be {expected} as in its spec, got {got}; {_SPEC_ADVICE}")
     elif isinstance(spec, dict):
         if not isinstance(values, dict) or values.keys() != spec.keys():
-            got = sorted(values) if isinstance(values, dict) else _describe_value(values)
+            got = str(sorted(values)) if isinstance(values, dict) else _describe_value(values)
             expected = f"a dict with the keys {sorted(spec)}"
             raise SpecMismatchError(f"{name} must be {expected} as in its spec, got {got}; {_SPEC_ADVICE}")
         for key, part in spec.items():
@@ -148,7 +148,7 @@ def require_spec(values: Nest, spec: Nest, name: str, leading: tuple[int, ...] =
 
 def _is_same(dtype: np.dtype | None, expected: np.dtype) -> bool:
     is_string = dtype is not None and dtype.kind == expected.kind and dtype.kind in "US"
-    return dtype == expected or (is_string and np.can_cast(dtype, expected, "safe"))  # type: ignore[arg-type]
+    return dtype == expected or (is_string and np.can_cast(dtype, expected, "safe"))
 
 
 def _describe_value(value: Any) -> str:
