@@ -33,16 +33,9 @@ def test_plot_writes_a_png_and_prints_a_table(runs, tmp_path, capsys, drawn):
     code, out, err = call(capsys, *runs, runs[0], "--out", tmp_path / "a.png")
     heading, *rows = out.splitlines()
     assert (code, err) == (0, "") and heading.split() == ["curve", "runs", "steps", "last", "five", "returns", "best"]
-    assert rows[0].split() == ["bc", "1", "2,000", "7.5", "±", "2.5", "10.0"]
-    assert rows[1].split() == [
-        "iql",
-        "2",
-        "2,000",
-        "22.5",
-        "±",
-        "10.9",
-        "30.0",
-    ]  # Mean and standard deviation of 10, 20, 20, 40.
+    assert rows[0].split() == ["bc", "1", "2,000", "7.5", "10.0"]
+    # Mean and standard deviation of the means of the runs, 15 and 30.
+    assert rows[1].split() == ["iql", "2", "2,000", "22.5", "±", "7.5", "30.0"]
     assert rows[-1] == f"wrote {tmp_path / 'a.png'}" and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -128,6 +128,6 @@ def test_notes_and_errors_of_several_runs_name_options(message, described, monke
     outcomes = {}
     plan = plan_seeds("unopened.hdf5", TrainingConfig("bc"), 1)
     describe = pickle.loads(pickle.dumps(functools.partial(name_command_options, "train")))  # As for other processes.
-    run_here(plan, tmp_path, outcomes.__setitem__, quiet=True, describe=describe)
-    assert capsys.readouterr().err.splitlines() == [described, f"warning: {described}"]
+    run_here(plan, tmp_path, outcomes.__setitem__, quiet=False, describe=describe)
+    assert capsys.readouterr().err.splitlines()[1:] == [described, f"warning: {described}"]
     assert [outcome.reason for outcome in outcomes.values()] == [described]
