@@ -59,7 +59,9 @@ def make_network(
     else:
         network = MLP([inputs.size, *sizes], seed=seed, copies=copies, name=name, **options)
     mask = observations.mask
-    return MaskedNetwork(network, mask) if mask and sizes[-1] == mask.stop - mask.start else network
+    if mask and sizes[-1] == mask.stop - mask.start:
+        network = MaskedNetwork(network, mask)
+    return network
 
 
 def configure_networks(observations: Observations, **options: Any) -> Callable[..., Network]:

@@ -138,7 +138,7 @@ def count_categories(spec: Any) -> list[int] | None:
 
 def has_action_mask(spec: Any, num_actions: int) -> bool:
     """Returns whether an observation has a field `action_mask` [num_actions], which is not 0 for legal actions."""
-    field = spec.get(ACTION_MASK) if isinstance(spec, Mapping) else None
+    field: Any = spec.get(ACTION_MASK) if isinstance(spec, Mapping) else None
     return hasattr(field, "shape") and tuple(field.shape) == (num_actions,)
 
 

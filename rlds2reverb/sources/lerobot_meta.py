@@ -173,8 +173,11 @@ def require_separate_spans(metadata: Metadata, cameras: Sequence[str]) -> None:
         return
     for name in cameras:
         spans = [(*episode.videos[name], episode) for episode in metadata.episodes]
-        offsets = [0.0 if stop is None else (stop - start) * fps - stored.num_rows for _, start, stop, stored in spans]
-        usual = np.clip(min(offsets, key=abs, default=0.0), -1, 1)
+        offsets: list[float] = [
+            0.0 if stop is None else (stop - start) * fps - stored.num_rows for _, start, stop, stored in spans
+        ]
+        closest: float = min(offsets, key=abs, default=0.0)
+        usual = np.clip(closest, -1, 1)
         starts = sorted((video, start, stored.index) for video, start, _, stored in spans)
         following = dict(itertools.pairwise(starts))
         for (video, start, stop, stored), offset in zip(spans, offsets, strict=True):

@@ -220,8 +220,9 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
     small = tuple(rewards) if sum(column.nbytes for column in rewards) <= _MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
-    facts: Any = (kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings))
-    return _Contents(*facts, _read_masks(file))
+    facts: Any = (kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings),
+                  _read_masks(file))  # fmt: skip
+    return _Contents(*facts)
 
 
 def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool, ...]:
