@@ -12,7 +12,7 @@ from rlds2reverb.store.image_files import decode_images
 
 STEP = {
     "observation": np.float64(1 / 3),
-    "action": {"b": np.float64([1, 2]), "a": np.bool_(True)},
+    "action": {"b": np.float64([1, 2]), "a": np.float64(1)},
     "reward": np.int64(2),
     "discount": 1.0,
     "is_first": False,

@@ -322,7 +322,7 @@ def minari_copy(data, tmp_path):
         ({"action_space": {"type": "Box"}}, "action_space must be a string, got {"),
         ({"total_episodes": "abc"}, "total_episodes must be an integer >= 0, got 'abc'"),
         ({"total_episodes": -1}, "total_episodes must be an integer >= 0, got -1"),
-        ({"total_episodes": 1}, "contains 8 episodes, but its metadata.json says 1"),
+        ({"total_episodes": 1}, "total_episodes in metadata.json is 1, but in the files 8"),
         ({"observation_space": "{"}, "cannot be opened by minari"),
     ],
 )
@@ -356,7 +356,7 @@ def change_minari_file(path, name, value):
         ),
         ("episode_1/terminations", np.arange(11) == 3, r"continues after terminations\[3\] is True"),
         ("episode_1/terminations", np.full(11, np.nan), r"\['terminations'\]\[0\] must be 0 or 1, got nan"),
-        ("episode_0", lambda file: None, "contains 7 episodes, but its metadata.json says 8"),
+        ("episode_0", lambda file: None, "total_episodes in metadata.json is 8, but in the files 7"),
         ("episode_0/rewards", lambda file: None, "is damaged at episode 0"),
     ],
 )

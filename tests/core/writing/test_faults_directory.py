@@ -408,7 +408,10 @@ DIFFERENT_ARGUMENTS = [
         r"max_size of table 'replay' was None, is now 20000",
     ),
     ({"source": make_episodes(99)}, r"source was .*100\], is now .*99\]"),
-    ({"source": [episode(150, terminal=True, start=7), *make_episodes()[1:]]}, "the first episode had different items"),
+    (
+        {"source": [episode(150, terminal=True, start=7), *make_episodes()[1:]]},
+        "the first episode had different items, or the code of the adder or priority has changed",
+    ),
 ]
 
 

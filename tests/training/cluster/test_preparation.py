@@ -25,7 +25,7 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
     with pytest.raises(CheckpointError, match="contains a different run: algo was bc, is now td3"):
         ClusterTraining(hopper, TrainingConfig("td3", **SMALL), tmp_path / "run")
     assert (load_run(tmp_path / "run").config, (tmp_path / "run" / "repeat.txt").read_text()) == before
-    save_json(tmp_path / "plan.json", {})
+    save_json(tmp_path / "plan.json", {"runs": []})
     with pytest.raises(CheckpointError, match="contains several runs"):
         ClusterTraining(hopper, TrainingConfig("bc", **SMALL), tmp_path)
 
