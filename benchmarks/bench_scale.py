@@ -6,8 +6,8 @@ The data have HalfCheetah's shape, 1,000 transitions per episode, in a D4RL file
 includes the start of its processes, which is most of it here. Each sampled server runs in its own process.
 
 `cluster` starts Ray clusters on this machine, which requires an environment without pydantic 1. It measures updates per
-second with one and two learners on half a batch each, environment steps per second with one and two collectors, and for
-the latter the age of the policy and the bytes on the loopback interface per update, which include Ray's own.
+second, environment steps per second with one and two collectors, and for the latter the age of the policy and the bytes
+on the loopback interface per update, which include Ray's own.
 """
 
 from __future__ import annotations
@@ -157,15 +157,9 @@ def run_cluster(source: Any, config: TrainingConfig, folder: Path, **cluster: in
 
 def measure_cluster(source: Path, folder: Path) -> None:
     offline = TrainingConfig("td3_bc", env=None, steps=2_000, log_every=100, checkpoint_every=10_000)
-    print("\nTD3+BC with batches of 256 in total, from one replay server")
-    rates = {}
-    for num_learners in (1, 2):
-        measured = run_cluster(source, offline, folder, num_learners=num_learners)
-        rates[num_learners] = measured["updates"]
-        print(
-            f"  {num_learners} learner{'s' * (num_learners > 1):<20}{measured['updates']:8,.0f} updates/s"
-            f"{rates[num_learners] / rates[1]:8.2f}x   {measured['bytes'] / 1e3:,.0f} kB/update"
-        )
+    print("\nTD3+BC with batches of 256, from one replay server")
+    measured, rates = run_cluster(source, offline, folder), {}
+    print(f"  {measured['updates']:,.0f} updates/s, {measured['bytes'] / 1e3:,.0f} kB/update")
     online = TrainingConfig(
         "sac", env="HalfCheetah-v5", steps=0, online_steps=6_000, warmup_steps=1_000, updates_per_step=0.2,
         eval_every=1_000_000, eval_episodes=1

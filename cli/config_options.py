@@ -23,7 +23,6 @@ _FLAGS = {
     "online_steps": "--online",
     "num_collectors": "--collectors",
     "num_shards": "--shards",
-    "num_learners": "--learners",
     "num_cpus": "--cpus",
     "learner_gpus": "--gpus",
     "checkpoint_secs": "--replay-checkpoint-secs",

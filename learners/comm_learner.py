@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from .agents import make_agent
-from .checkpoints import open_checkpoint
 from .hooks import LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from .hooks.hook import Position
 from .learner import Learner
 from .random_shift import RandomShift
 from .runs import POLICY_FOLDER
 from .tasks import read_policy, require_task
-from .train_loop import count_workers
 
 _CLOSED = "the learner was closed"
 
@@ -33,24 +29,14 @@ class BaseCommLearner(abc.ABC):
     DI-engine's. Its `get_data` returns the items of one batch; here batches are read while the graph of the updates
     runs, so that `get_data` returns their source, and is called once per task.
 
-    With a `MultiWorkerMirroredStrategy`, several processes train each task together. The batches of each have its share
-    of the task's batch size. Only rank 0 writes checkpoints and logs, and sends the policy and the progress.
-
     Attributes:
       learner: the `Learner` of the running task; None between two tasks.
-      rank: index of this process among those that train together.
       is_closed: whether no further task is trained: before `start`, and after `close`.
     """
 
-    def __init__(self, *, strategy: tf.distribute.Strategy | None = None, rank: int = 0) -> None:
-        """Creates a closed learner.
-
-        Args:
-          strategy: see `Learner`; agents are created in its scope.
-          rank: index of this process among those that train together.
-        """
+    def __init__(self) -> None:
+        """Creates a closed learner."""
         self.learner: Learner | None = None
-        self.rank, self._strategy = rank, strategy
         self.is_closed = True
 
     def start(self) -> None:
@@ -117,25 +103,16 @@ class BaseCommLearner(abc.ABC):
         with self._create_learner(task_info) as learner:
             self.learner = learner
             try:
-                self._load_checkpoint(learner, task_info["learner"])
+                allow_mismatch = task_info["learner"]["allow_config_mismatch"]
+                learner.load_checkpoint(allow_config_mismatch=allow_mismatch)
                 with learner.running():
                     if self.is_closed:  # While the task was being set up.
                         learner.stop(_CLOSED)
                     self._train(learner, int(task_info["learner"]["num_iterations"]))
-                if self.rank == 0:
-                    learner.export_policy(learner.run_dir / POLICY_FOLDER)
+                learner.export_policy(learner.run_dir / POLICY_FOLDER)
             finally:
                 self.learner = None
             return learner.step
-
-    def _load_checkpoint(self, learner: Learner, config: Mapping[str, Any]) -> None:
-        """Loads the newest checkpoint of the task, which rank 0 has written, if there is one."""
-        path = None
-        if self.rank:
-            if not any((Path(config["run_dir"]) / "checkpoints").glob("[0-9]*")):
-                return
-            path = open_checkpoint(config["run_dir"]).path
-        learner.load_checkpoint(path, allow_config_mismatch=config["allow_config_mismatch"])
 
     def _train(self, learner: Learner, num_iterations: int) -> None:
         """Trains a running learner; to be overridden if its pace depends on other processes."""
@@ -145,8 +122,7 @@ class BaseCommLearner(abc.ABC):
         """Creates the learner of a task, with the data of `get_data`, the hooks of `hooks4call` and the task's own."""
         require_task(task_info)
         config, policy = task_info["learner"], read_policy(task_info["policy"])
-        with nullcontext() if self._strategy is None else self._strategy.scope():
-            agent = make_agent(policy.algo, policy.time_step_spec, policy.action_spec, **policy.hyperparameters)
+        agent = make_agent(policy.algo, policy.time_step_spec, policy.action_spec, **policy.hyperparameters)
         hooks = [
             LogShowHook(every=config["log_every"]),
             SaveCkptHook(every=config["checkpoint_every"]),
@@ -154,20 +130,12 @@ class BaseCommLearner(abc.ABC):
             *make_hooks(config["hooks"]),
             *self.hooks4call,
         ]
-        shift, seed = config["random_shift"], config["seed"] + self.rank
-        num_workers = count_workers(self._strategy)
-        if config["batch_size"] % num_workers:
-            raise ValueError(
-                f"batch_size must be a multiple of the {num_workers} learners, which share every batch, got "
-                f"{config['batch_size']}"
-            )
+        shift, seed = config["random_shift"], config["seed"]
         return Learner(
-            Path(config["run_dir"]) / (f"learner_{self.rank}" if self.rank else ""),
+            config["run_dir"],
             agent,
-            self.get_data(config["batch_size"] // num_workers),
+            self.get_data(config["batch_size"]),
             hooks=hooks,
-            strategy=self._strategy,
-            rank=self.rank,
             augment=RandomShift(shift, agent.time_step_spec.observation, seed=seed) if shift else None,
             jit_compile=config["jit_compile"],
             keep_checkpoints=config["keep_checkpoints"],
@@ -177,7 +145,7 @@ class BaseCommLearner(abc.ABC):
 
 
 class _SendHook(LearnerHook):
-    """A hook that calls one of the functions that send, on rank 0 only."""
+    """A hook that calls one of the functions that send."""
 
     def __init__(self, name: str, send: Callable[[Learner], None], position: Position, every: int = 1):
         super().__init__(name, 100, position=position, every=every)
@@ -185,8 +153,7 @@ class _SendHook(LearnerHook):
 
     def __call__(self, learner: Learner) -> None:
         """Calls the function with the learner."""
-        if learner.rank == 0:
-            self._send(learner)
+        self._send(learner)
 
 
 def make_learn_info(learner: Learner, *, is_finished: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ from .warm_start import describe_specs, load_weights
 
 _LOG = logging.getLogger(__name__)
 _EXCEPTION = "exception.txt"
-_STOPPED_BY_OTHER = "another process of the run"
 _LOG_PHASES = (Phase.REDUCE_LOG, Phase.LOG)
 #: Largest number of iterations in one call of the graph, and its duration: signals wait for the end of a call.
 _MAX_STEPS_PER_CALL, _CALL_SECS = 100, 5.0
@@ -87,7 +86,7 @@ class Learner(Closing, Replacing):
     Attributes:
       agent: the agent being trained.
       name: name of the learner, for hooks.
-      rank: index of this process among those that train together.
+      rank, world_size: 0 and 1, the index of this process and the number of processes in DI-engine.
       run_dir: directory of checkpoints and logs.
       run: the `RunDirectory` that writes them.
       learn_info: scalars of the last iteration: `loss` and the agent's others.
@@ -100,6 +99,7 @@ class Learner(Closing, Replacing):
     """
 
     replaces = ("BaseLearner",)
+    rank, world_size = 0, 1
 
     def __init__(
         self,
@@ -115,7 +115,6 @@ class Learner(Closing, Replacing):
         strategy: tf.distribute.Strategy | None = None,
         augment: Augmentation | None = None,
         name: str = "learner",
-        rank: int = 0,
         identity: Mapping[str, Any] | None = None,
         addable: Collection[str] = (),
         keep_checkpoints: int = 3,
@@ -138,17 +137,13 @@ class Learner(Closing, Replacing):
           steps_per_call: maximum number of iterations per call of the graph, at least 1; None for up to 100, as many as
             take about five seconds.
           jit_compile: whether to compile an iteration with XLA.
-          strategy: `tf.distribute.MirroredStrategy`, `OneDeviceStrategy` or `MultiWorkerMirroredStrategy` in whose
-            scope the agent was created; None for a single device. The replicas, each on a device of this process, share
-            every batch and make the same update with the mean of their gradients. With several processes, each has a
-            learner, its own dataset with its share of every batch, and its own run_dir; all of them must make
-            the same calls, and have hooks with the same intervals. Statistics that an agent computes over a batch, such
-            as the scale of TD3+BC's critic, are computed over each replica's share.
+          strategy: `tf.distribute.MirroredStrategy` or `OneDeviceStrategy` in whose scope the agent was created; None
+            for a single device. The replicas, each on a device of this process, share every batch and make the same
+            update with the mean of their gradients. Statistics that an agent computes over a batch, such as the scale
+            of TD3+BC's critic, are computed over each replica's share.
           augment: function `(experience, step)` that changes each batch in the graph before the agent learns from it,
             such as `RandomShift`; `step` is the number of completed iterations, int64 []. None for none.
           name: name of the learner, for hooks.
-          rank: index of this process among those that train together, each with a different run_dir; hooks save and
-            log on rank 0 only.
           identity: plain values that identify the run, such as the agent's name and the data's fingerprint; checkpoints
             with different ones are rejected. The agent's class is always included. If one whose name begins with
             `environment` or `eval_` differs and the checkpoint is accepted nevertheless, its evaluations are removed.
@@ -171,14 +166,13 @@ class Learner(Closing, Replacing):
         if steps_per_call is not None:
             require_count("steps_per_call", steps_per_call)
         require_number("checkpoint_every_secs", checkpoint_every_secs, 0, math.inf)
-        require_count("rank", rank, 0)
         require_count("keep_checkpoints", keep_checkpoints)
         if not isinstance(agent, tf_agent.TFAgent):
             raise TypeError(f"agent must be a TFAgent, such as make_agent returns, got {agent!r}")
         require_strategy(strategy, agent, jit_compile=jit_compile)
         require_replay(replay)
         feed = _make_matching_feed(dataset, priorities, agent)
-        self.agent, self.name, self.rank, self.run_dir = agent, name, rank, Path(run_dir)
+        self.agent, self.name, self.run_dir = agent, name, Path(run_dir)
         self._hooks = HookList(hooks)
         self._hyperparameters = HyperparameterVariables(agent)
         self._steps_per_call, self._call_size, self._replay = steps_per_call, 1, replay
@@ -187,7 +181,7 @@ class Learner(Closing, Replacing):
         self._addable = addable
         self.learn_info: dict[str, float] = {}
         self.priority_info: dict[str, Any] = {}
-        self.load_path = self.stop_reason = self._requested_stop = ""
+        self.load_path = self.stop_reason = ""
         self._saved_at: int | None = None
         self.collector_envstep = -1
         self._in_iteration = self._is_running = self._has_progress = False
@@ -245,11 +239,6 @@ class Learner(Closing, Replacing):
     def train_iter(self) -> int:
         """The same number as `last_iter`."""
         return self.last_iter.val
-
-    @property
-    def world_size(self) -> int:
-        """The number of processes that train together."""
-        return self._loop.num_workers
 
     @property
     def logger(self) -> logging.Logger:
@@ -332,7 +321,7 @@ class Learner(Closing, Replacing):
         require_one_of("position", position, POSITIONS)
         for phase in Phase:
             self._call_hooks(position, [phase], self.step)
-            if phase is Phase.SAVE and self._log.is_new_best and self.rank == 0:
+            if phase is Phase.SAVE and self._log.is_new_best:
                 self.save_checkpoint()
             elif phase is Phase.SAVE and position == "after_iter":
                 self._save_if_due()
@@ -379,7 +368,7 @@ class Learner(Closing, Replacing):
         """
         if self._is_running:
             raise RuntimeError("the learner is already running; leave the context of running() first")
-        self.stop_reason, self._requested_stop, self._is_running = "", "", True
+        self.stop_reason, self._is_running = "", True
         (self.run_dir / _EXCEPTION).unlink(missing_ok=True)
         try:
             with stop_on_signal(self.stop):
@@ -392,7 +381,7 @@ class Learner(Closing, Replacing):
                     self.call_hook("after_run")
                     if not self.is_stopped_by_signal:  # Otherwise the resumed run continues the log's interval.
                         self._show_pending_log()
-                    elif self.rank == 0 and self._has_progress:
+                    elif self._has_progress:
                         self.save_checkpoint()
         except Exception:
             with suppress(OSError):  # The disk may be full, which may also be why the run failed.
@@ -420,7 +409,7 @@ class Learner(Closing, Replacing):
         require_count("until", until, 0)
         if not self._is_running:
             raise RuntimeError("advance requires a running learner; use `with learner.running():`, or start")
-        while self.step < until and not self._agree_to_stop():
+        while self.step < until and not self.stop_reason:
             self.call_hook("before_iter")
             if self.stop_reason:
                 break
@@ -460,34 +449,14 @@ class Learner(Closing, Replacing):
         return self.learn_info
 
     def stop(self, reason: str) -> None:
-        """Ends the run after the hooks of this iteration; if called again, the first reason is kept.
-
-        If several processes train together, all of them end after the same iteration.
-        """
-        self._requested_stop = self._requested_stop or reason
-        if self._loop.num_workers == 1:
-            self.stop_reason = self._requested_stop
-
-    def sum_over_workers(self, values: Sequence[int]) -> list[int]:
-        """Returns the sums of some integers over all processes that train together; each must call this method."""
-        return self._loop.sum_over_workers(values)
-
-    def _agree_to_stop(self) -> str:
-        """Returns the reason to stop; all processes that train together have one if any of them has."""
-        if self._loop.num_workers > 1 and not self.stop_reason:
-            own = self._requested_stop
-            reasons = (*SIGNAL_NAMES, _STOPPED_BY_OTHER)
-            known = own if own in SIGNAL_NAMES else _STOPPED_BY_OTHER
-            counts = self.sum_over_workers([bool(own) and known == reason for reason in reasons])
-            if any(counts):
-                self.stop_reason = own or next(reason for reason, count in zip(reasons, counts, strict=True) if count)
-        return self.stop_reason
+        """Ends the run after the hooks of this iteration; if called again, the first reason is kept."""
+        self.stop_reason = self.stop_reason or reason
 
     def _choose_end(self) -> int:
-        """Returns at which iteration the next call ends at the latest, in all processes that train together."""
+        """Returns at which iteration the next call ends at the latest."""
         if self._steps_per_call is not None:
             return (self.step // self._steps_per_call + 1) * self._steps_per_call
-        return self.step + self.sum_over_workers([self._call_size])[0] // self._loop.num_workers
+        return self.step + self._call_size
 
     @property
     def has_td_errors(self) -> bool:
@@ -537,7 +506,7 @@ class Learner(Closing, Replacing):
             return f"{sentence}, which are saved"
         if self._loop.is_update_incomplete:
             return f"{sentence}, during an update, so that its weights are not saved; resume from the last checkpoint"
-        if self.rank == 0 and self._has_progress:
+        if self._has_progress:
             try:
                 saved = self.save_checkpoint()
             except Exception as failure:
@@ -550,11 +519,8 @@ class Learner(Closing, Replacing):
     # --- Logs and evaluations
 
     def show_log(self) -> None:
-        """Logs the log buffer and the training speed, on rank 0 only, and empties the buffer."""
-        if self.rank == 0:
-            self._log.show(self.step)
-        else:
-            self._log.clear()
+        """Logs the log buffer and the training speed, and empties the buffer."""
+        self._log.show(self.step)
 
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.
@@ -608,8 +574,8 @@ class Learner(Closing, Replacing):
         self._next_save_secs = time.monotonic() + max(self._every_secs, _MIN_SAVE_RATIO * self._save_secs)
 
     def _save_if_due(self) -> None:
-        """Saves a checkpoint, on rank 0 only, if the last one is too old."""
-        if self.rank == 0 and time.monotonic() >= self._next_save_secs:
+        """Saves a checkpoint if the last one is too old."""
+        if time.monotonic() >= self._next_save_secs:
             self.save_checkpoint()
 
     def load_checkpoint(self, path: str | Path | None = None, *, allow_config_mismatch: bool = False) -> bool:

@@ -24,14 +24,9 @@ class ReadAhead:
     A read that never returns neither delays signals, which interrupt `take`, nor the end of the program.
     """
 
-    def __init__(self, feed: Feed, *, max_iterations: int = _MAX_ITERATIONS):
-        """Reads nothing yet.
-
-        Args:
-          feed: the source of the batches.
-          max_iterations: maximum number of iterations to read at a time.
-        """
-        self._feed, self._max_iterations = feed, max_iterations
+    def __init__(self, feed: Feed):
+        """Reads nothing yet from `feed`, the source of the batches."""
+        self._feed = feed
         self._num_bytes: int | None = None  # Of a batch, once it is known.
         self._first_step = self._num_held = 0
         self._held: Any = None
@@ -80,5 +75,5 @@ class ReadAhead:
     def _read(self, first_step: int, last: int) -> futures.Future[tuple[Nest, Any]]:
         """Starts to read the batches of some iterations: only one as long as the size of a batch is unknown."""
         limit = 1 if self._num_bytes is None else max(1, _MAX_BYTES // max(self._num_bytes, 1))
-        count = min(last - first_step, limit, self._max_iterations)
+        count = min(last - first_step, limit, _MAX_ITERATIONS)
         return call_in_thread(lambda: self._feed.read(first_step, count), daemon=True)

@@ -93,10 +93,6 @@ class RunLog:
             if name in self.histograms:
                 write(step, self.histograms[name])
         self._on_log(step, numbers)
-        self.clear()
-
-    def clear(self) -> None:
-        """Empties the buffer without writing an entry."""
         self._load_buffer({})
 
     def show_evaluation(self, step: int, evaluation: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -80,19 +80,7 @@ def _convert_extra(loss: tf_agent.LossInfo) -> dict[str, Any]:
     return dict(extra) if isinstance(extra, dict) else {}
 
 
-_STRATEGIES = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-)
-
-
-def count_workers(strategy: tf.distribute.Strategy | None) -> int:
-    """Returns the number of processes that train together."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return 1
-    workers = strategy.cluster_resolver.cluster_spec().as_dict().get("worker", ())
-    return max(len(workers), 1)
+_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 
 
 def require_strategy(strategy: Any, agent: tf_agent.TFAgent, *, jit_compile: bool) -> None:
@@ -144,9 +132,6 @@ class TrainLoop:
         """
         self._agent, self._feed, self._strategy, self._augment = agent, feed, strategy, augment
         self._num_replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        #: Number of processes that train together. Each reads its own share of a batch, which its own replicas share.
-        self.num_workers = count_workers(strategy)
-        self._num_local = self._num_replicas // self.num_workers
         #: Whether the last call raised during an update, so that the weights may contain only a part of it.
         self.is_update_incomplete = False
         with tf.device("CPU"):
@@ -172,26 +157,6 @@ class TrainLoop:
         """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
         return not isinstance(self._iteration.structured_outputs[1], tuple)
 
-    def sum_over_workers(self, values: Sequence[int]) -> list[int]:
-        """Returns the sums of some numbers over all processes that train together; each must call this method."""
-        if self.num_workers == 1:
-            return list(values)
-        return [int(total) for total in self._sum(tf.constant(values, tf.int64)).numpy()]
-
-    @cached_property
-    def _sum(self) -> Any:
-        def add(numbers: tf.Tensor) -> tf.Tensor:
-            # Each replica of a process contributes the same numbers. Only a copy is on the replica's device.
-            copies = tf.identity(numbers)
-            total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, copies)
-            return total // self._num_local
-
-        def run(numbers: tf.Tensor) -> tf.Tensor:
-            strategy: Any = self._strategy
-            return strategy.experimental_local_results(strategy.run(add, args=(numbers,)))[0]
-
-        return tf.function(run, autograph=False)
-
     def prepare(self) -> None:
         """Traces the graph, without training, so that all variables of the optimisers exist. Idempotent."""
         _ = self._run
@@ -214,10 +179,7 @@ class TrainLoop:
     def _set_feed(self, feed: Feed) -> None:
         for name in ("_iteration", "_run"):
             self.__dict__.pop(name, None)
-        is_fixed = all(leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(feed.data_spec))
-        # All processes must make the same calls of the graph, but each cuts batches of varying shapes differently.
-        options = {} if is_fixed or self.num_workers == 1 else {"max_iterations": 1}
-        self._feed, self._batches = feed, ReadAhead(feed, **options)
+        self._feed, self._batches = feed, ReadAhead(feed)
 
     def __call__(self, until: int, last: int | None = None) -> CallResult:
         """Runs iterations until `until` are completed.
@@ -296,10 +258,10 @@ class TrainLoop:
     def _require_divisible(self, experience: Any) -> None:
         """Raises `SpecMismatchError` if a batch, or the spec of one, cannot be split equally between the replicas."""
         rows = tf.nest.flatten(experience)[0].shape[0]
-        if rows is not None and rows % self._num_local:
+        if rows is not None and rows % self._num_replicas:
             raise SpecMismatchError(
-                f"batch_size must be a multiple of the {self._num_local} replicas, which share each batch equally, got "
-                f"{rows}"
+                f"batch_size must be a multiple of the {self._num_replicas} replicas, which share each batch equally, "
+                f"got {rows}"
             )
 
     def _describe_divergence(self, iteration: int, loss: float, keys: Any, first: int) -> TrainingDivergedError:
@@ -332,8 +294,8 @@ class TrainLoop:
             context = tf.distribute.get_replica_context()
 
             def slice_rows(column: tf.Tensor) -> tf.Tensor:
-                rows = tf.shape(column)[0] // self._num_local
-                begin = context.replica_id_in_sync_group % self._num_local * rows
+                rows = tf.shape(column)[0] // self._num_replicas
+                begin = context.replica_id_in_sync_group * rows
                 return column[begin : begin + rows]
 
             own_weights = None if weights is None else slice_rows(weights)

@@ -59,7 +59,7 @@ class LoadCkptHook(LearnerHook):
 
 @accept_ext_args
 class SaveCkptHook(LearnerHook):
-    """A hook that saves a checkpoint, on rank 0 only, named after DI-engine's."""
+    """A hook that saves a checkpoint, named after DI-engine's."""
 
     phase = Phase.SAVE
 
@@ -85,8 +85,7 @@ class SaveCkptHook(LearnerHook):
 
     def __call__(self, learner: Learner) -> None:
         """Saves a checkpoint."""
-        if learner.rank == 0:
-            learner.save_checkpoint()
+        learner.save_checkpoint()
 
 
 @accept_ext_args
@@ -127,7 +126,7 @@ class LogReduceHook(LearnerHook):
 
 @accept_ext_args
 class LogShowHook(LearnerHook):
-    """A hook that logs the means since its last call, on rank 0 only, named after DI-engine's.
+    """A hook that logs the means since its last call, named after DI-engine's.
 
     It is called once more at the end of a run, for the iterations since then.
     """
@@ -155,7 +154,7 @@ class LogShowHook(LearnerHook):
         super().__init__(name, priority, position=position, every=every)
 
     def __call__(self, learner: Learner) -> None:
-        """Logs the learner's log buffer, on rank 0 only, and empties it."""
+        """Logs the learner's log buffer, and empties it."""
         learner.show_log()
 
 

@@ -241,7 +241,6 @@ def test_directory_of_a_running_learner_is_locked_until_it_closes(tmp_path):
     [
         ({"dataset": [1]}, TypeError, "dataset must be a feed, .*, got a list"),
         ({"steps_per_call": 0}, ValueError, "steps_per_call must be an integer >= 1, got 0"),
-        ({"rank": -1}, ValueError, "rank must be an integer >= 0, got -1"),
         ({"keep_checkpoints": 0}, ValueError, "keep_checkpoints must be an integer >= 1, got 0"),
         ({"hooks": [print]}, TypeError, "hook must be a LearnerHook"),
         ({"priorities": RecordingSink()}, SpecMismatchError, "requires batches with keys"),

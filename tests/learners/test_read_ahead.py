@@ -84,7 +84,8 @@ def test_other_step_than_the_next_reads_again():
     assert take(batches, 40, 2, 99) == [40, 41] and take(batches, 7, 2, 99) == [7, 8]
 
 
-def test_reads_never_overlap():
+def test_reads_never_overlap(monkeypatch):
+    monkeypatch.setattr(read_ahead, "_MAX_ITERATIONS", 2)
     lock = threading.Lock()
 
     class Exclusive(Steps):
@@ -95,7 +96,7 @@ def test_reads_never_overlap():
             finally:
                 lock.release()
 
-    batches = ReadAhead(Exclusive(), max_iterations=2)
+    batches = ReadAhead(Exclusive())
     for step in (*range(40), 3, 4, 5, 90, 91):
         assert take(batches, step, 1, 200) == [step]
 

@@ -6,9 +6,7 @@ the old one is killed, so each of them continues from what is on disk.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,6 @@ from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
 from rlds2reverb.locations import shard_path
 from rlds2reverb.server.commits import write_shard
-from rlds2reverb.server.ports import pick_port
 from rlds2reverb.specs import Nest
 
 from ..collected_pieces import ItemWriter, PieceConverter
@@ -89,45 +86,19 @@ class ReplayActor:
 class LearnerActor:
     """A `ReverbCommLearner` that trains the tasks of the coordinator, one after the other."""
 
-    def __init__(self, call: Caller, tables: ReplayTables, rank: int = 0, num_learners: int = 1):
-        """Joins the other learners, if there are several.
-
-        Args:
-          call: function that calls the coordinator.
-          tables: the tables that batches come from.
-          rank: index of this learner among those that train together.
-          num_learners: number of learners that train together.
-        """
-        self._call, self._rank, self._num_learners = call, rank, num_learners
-        self._learner = ReverbCommLearner(call, tables, strategy=self._join(), rank=rank)
-
-    def _join(self) -> tf.distribute.Strategy | None:
-        """Waits for the other learners, and returns the strategy for all of them.
-
-        None for a single learner, or if the run is stopped before all have joined.
-        """
-        if self._num_learners == 1:
-            return None
-        life, address = uuid.uuid4().hex, f"{own_host()}:{pick_port()}"
-        while not (workers := self._call("join_learners", self._rank, life, address, self._num_learners)):
-            if self._call("status")["stop_reason"]:
-                return None
-            time.sleep(_POLL_SECS)
-        task = {"type": "worker", "index": self._rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-        return tf.distribute.MultiWorkerMirroredStrategy()
+    def __init__(self, call: Caller, tables: ReplayTables):
+        """Creates the learner; see `ReverbCommLearner`."""
+        self._call, self._learner = call, ReverbCommLearner(call, tables)
 
     def run(self) -> None:
         """Trains tasks until the run is stopped."""
         self._learner.start()
-        finished = ""
         while not self._call("status")["stop_reason"]:
-            task = self._call("next_task", "learner") if self._rank == 0 else self._call("running_task")
-            if task is None or task["name"] == finished:
+            task = self._call("next_task", "learner")
+            if task is None:
                 time.sleep(_POLL_SECS)
-                continue
-            self._train(task)
-            finished = task["name"] if self._rank else ""
+            else:
+                self._train(task)
         self._learner.close()
 
     def _train(self, task: Mapping[str, Any]) -> None:
@@ -135,14 +106,10 @@ class LearnerActor:
             step = self._learner.run(task)
         except Exception as error:
             _LOG.exception("task %s failed", task["name"])
-            if self._num_learners > 1 and isinstance(error, (tf.errors.OpError, ServerUnavailableError)):
-                # TensorFlow cannot form a new group in this process. Ray starts a new one, as it does for the others.
-                os._exit(1)
             state, step, reason = "failed", 0, f"{type(error).__name__}: {error}"
         else:
             state, reason = "complete" if step >= task["learner"]["num_iterations"] else "stopped", ""
-        if self._rank == 0:
-            self._call("report_task", task["name"], state, step, reason)
+        self._call("report_task", task["name"], state, step, reason)
 
 
 class _PolicyCopy:

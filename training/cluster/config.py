@@ -21,10 +21,8 @@ class ClusterConfig:
       address: Address of an existing Ray cluster, or auto for the one that this machine belongs to.
       num_collectors: Number of processes that collect, each in num_envs environments; only with an online phase.
       num_shards: Number of replay servers, which share the data.
-      num_learners: Number of learners that share every batch, and make the same updates. Each samples its own share of
-        the replay servers if there are enough.
       num_cpus: CPUs to reserve for each process.
-      learner_gpus: GPUs to reserve for each learner.
+      learner_gpus: GPUs to reserve for the learner.
       checkpoint_secs: Seconds between two checkpoints of a replay server. What was collected since then is lost if it
         is killed.
       lead_steps: Number of environment steps that the collectors may be ahead of the learner.
@@ -36,7 +34,6 @@ class ClusterConfig:
     address: str | None = _cluster(None, "a new one on this machine", metavar="ADDRESS")
     num_collectors: Annotated[int, Range(1)] = _cluster(2)
     num_shards: Annotated[int, Range(1)] = _cluster(1)
-    num_learners: Annotated[int, Range(1)] = _cluster(1)
     num_cpus: Annotated[float, Range(0, 1024)] | None = _cluster(
         None, "1, or less if the cluster has too few", metavar="N"
     )

@@ -104,7 +104,6 @@ class Coordinator:
         self._evaluated: dict[str, float] = state.get("evaluated", {})
         self._replay = ReplayShards(replay_root, num_shards, checkpoint_secs)
         self._collectors: dict[str, _CollectorState] = {}
-        self._learners: dict[int, tuple[str, str]] = {}
         self._learn_info: dict[str, Any] = {}
         self._rates = {name: RateWindow(_RATES, time.monotonic()) for name in ("learner", "collectors")}
         self._stop_reason, self._stop_time = "", 0.0
@@ -145,33 +144,8 @@ class Coordinator:
         """Returns the state of a task: `state` ('waiting', 'running', or how it ended), `learner`, `step`, `reason`."""
         return {key: value for key, value in self._tasks[name].items() if key != "task"}
 
-    def running_task(self) -> dict[str, Any] | None:
-        """Returns the task that is being trained, for learners that take part in it; None if there is none."""
-        return next((entry["task"] for entry in self._list_tasks("running")), None)
-
     def _list_tasks(self, *states: str) -> Iterator[dict[str, Any]]:
         return (entry for entry in self._tasks.values() if entry["state"] in states)
-
-    def join_learners(self, rank: int, life: str, address: str, num_learners: int) -> list[str]:
-        """Returns the addresses of all learners that train together, by rank; an empty list until all have joined.
-
-        If a learner that had been given the addresses of the others is restarted, all of them must join again, because
-        the others cannot continue without it.
-
-        Args:
-          rank: index of the learner.
-          life: identifier of this start of its process.
-          address: address at which it listens to the others.
-          num_learners: number of learners.
-        """
-        known = self._learners.get(rank)
-        is_complete = len(self._learners) == num_learners
-        if is_complete and known is not None and known[0] != life:
-            self._learners.clear()
-        self._learners[rank] = (life, address)
-        if len(self._learners) < num_learners:
-            return []
-        return [self._learners[index][1] for index in range(num_learners)]
 
     # --- The learner
 

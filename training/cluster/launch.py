@@ -237,11 +237,9 @@ class ClusterTraining(Closing):
         self._wait(lambda: self._call("commit_replay", request), "the replay servers to write checkpoints")
 
     def _start_others(self) -> None:
-        parts, num_learners = self._parts, self.cluster.num_learners
+        parts = self._parts
         self._call("submit", parts.task)
-        for rank in range(num_learners):
-            name = f"learner_{rank}" if rank else "learner"
-            self._start(name, LearnerActor, self._call, parts.replay, rank, num_learners)
+        self._start("learner", LearnerActor, self._call, parts.replay)
         if parts.evaluator is not None:
             self._start("evaluator", EvaluatorActor, self._call, parts.task["policy"], parts.evaluator, self.run_dir)
         if self.config.online_steps:
@@ -260,14 +258,14 @@ class ClusterTraining(Closing):
         """Reserves resources for all processes, on different machines if possible."""
         ray, cluster = self._ray, self.cluster
         num_collectors = cluster.num_collectors if self.config.online_steps else 0
-        num_actors = 2 + cluster.num_shards + cluster.num_learners + num_collectors
+        num_actors = 3 + cluster.num_shards + num_collectors
         total = ray.cluster_resources().get("CPU", 1.0)
         share = min(1.0, round(total / num_actors - 0.005, 2))
         self._num_cpus = share if cluster.num_cpus is None else cluster.num_cpus
         # Ray rejects empty resources, and bundles without any.
         bundles = [{"CPU": self._num_cpus} if self._num_cpus else {} for _ in range(num_actors)]
-        for rank in range(cluster.num_learners if cluster.learner_gpus else 0):
-            bundles[1 + cluster.num_shards + rank]["GPU"] = cluster.learner_gpus
+        if cluster.learner_gpus:
+            bundles[1 + cluster.num_shards]["GPU"] = cluster.learner_gpus
         #: The free bundles, in the order in which the processes are started. Added collectors may find none.
         self._bundles = deque(range(num_actors))
         self._group = ray.util.placement_group([bundle or {"CPU": 0.001} for bundle in bundles], strategy="SPREAD")

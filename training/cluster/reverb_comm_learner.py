@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from rlds2reverb import PriorityWriter
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
-from rlds2reverb.learners.train_loop import count_workers
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 
 from ..data import FIRST_BETA, LAST_BETA, PREFETCH
@@ -70,19 +67,14 @@ class ReverbCommLearner(BaseCommLearner):
     a replay server is lost, it continues with the others, and with the new one once Ray has restarted it.
     """
 
-    def __init__(
-        self, call: Caller, tables: ReplayTables, *, strategy: tf.distribute.Strategy | None = None, rank: int = 0
-    ):
+    def __init__(self, call: Caller, tables: ReplayTables):
         """Sets the coordinator and the tables.
 
         Args:
           call: function that calls the coordinator.
           tables: the tables that batches come from.
-          strategy: see `BaseCommLearner`.
-          rank: see `BaseCommLearner`.
         """
-        super().__init__(strategy=strategy, rank=rank)
-        self._num_workers = count_workers(strategy)
+        super().__init__()
         self._call, self._tables = call, tables
         self._shards: dict[int, str] = {}
         self._step = self._batch_size = 0
@@ -102,18 +94,13 @@ class ReverbCommLearner(BaseCommLearner):
     def _wait_for_feed(self) -> Feed:
         until = time.monotonic() + _REPLAY_SECS
         while True:
-            self._shards = self._choose_shards(self._call("shards"))
+            self._shards = self._call("shards")
             try:
                 return self._open_feed()
             except ServerUnavailableError as error:
                 if time.monotonic() > until or self.is_closed:
                     raise ServerUnavailableError(f"waited {_REPLAY_SECS:g} s for replay servers: {error}") from error
             time.sleep(_POLL_SECS)
-
-    def _choose_shards(self, shards: Mapping[int, str]) -> dict[int, str]:
-        """Returns the replay servers of this process: its share of them, or all if there are fewer than processes."""
-        own = {shard: address for shard, address in shards.items() if shard % self._num_workers == self.rank}
-        return own or dict(shards)
 
     def _open_feed(self) -> Feed:
         tables, own = self._tables, list(self._shards.values())
@@ -167,32 +154,23 @@ class ReverbCommLearner(BaseCommLearner):
     def _train(self, learner: Learner, num_iterations: int) -> None:
         split = None
         while learner.step < num_iterations and not learner.stop_reason:
-            if self.rank == 0:
-                order = self._call("order_updates", learner.step)
-            else:  # Rank 0 sets the pace.
-                order = LearnOrder(0, self._call("shards"), False)
+            order: LearnOrder = self._call("order_updates", learner.step)
             self._step, until = learner.step, min(order.until, num_iterations, learner.step + _NUM_UPDATES)
             if learner.step < self._tables.num_offline_updates:
                 until = min(until, self._tables.num_offline_updates)
             new_split = self._tables.split(self._batch_size, learner.step)
-            is_changed = split != new_split or self._choose_shards(order.shards) != self._shards
-            # All processes must do the same: as many updates as rank 0, and a new graph if one of them needs it.
-            own = [until if self.rank == 0 else 0, is_changed, order.is_stopped]
-            until, num_changed, num_stopped = learner.sum_over_workers(own)
-            if num_stopped:
+            if order.is_stopped:
                 learner.stop("the run was stopped")
                 break
             if until <= learner.step:
                 time.sleep(_POLL_SECS)
                 continue
-            if num_changed:
+            if split != new_split or order.shards != self._shards:
                 split = new_split
                 self._change_data(learner)
             try:
                 learner.advance(until)
             except ServerUnavailableError as error:
-                if self._num_workers > 1:
-                    raise  # The others wait for this process in the middle of an update.
                 _LOG.warning("%s; waiting for the replay servers", error)
                 split = None
 

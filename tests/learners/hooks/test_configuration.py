@@ -251,7 +251,7 @@ class Owner:
     """The attributes of a learner that these hooks use."""
 
     def __init__(self):
-        self.step, self.log_buffer, self.rank, self.recorded_at = 10, {"loss": 2.0}, 0, {}
+        self.step, self.log_buffer, self.recorded_at = 10, {"loss": 2.0}, {}
 
 
 def test_log_reduce_hook_applies_its_function():
@@ -260,12 +260,6 @@ def test_log_reduce_hook_applies_its_function():
     assert owner.log_buffer == {"loss": 2.0}
     LogReduceHook(reduce=lambda numbers: {name: value / 2 for name, value in numbers.items()})(owner)
     assert owner.log_buffer == {"loss": 1.0}
-
-
-def test_save_hook_does_not_save_on_other_ranks():
-    owner = Owner()
-    owner.rank = 1  # The owner has no save_checkpoint.
-    SaveCkptHook()(owner)
 
 
 def test_early_stop_counts_nan_as_no_improvement():

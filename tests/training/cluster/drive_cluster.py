@@ -1,7 +1,6 @@
 """Trains on a Ray cluster of three nodes, changes or kills some of its processes, and prints what happened as JSON.
 
-With the scenario 'everything', one process of each kind is killed, and then a node; with 'learners', each of two learners;
-with 'collectors', one is replaced and the other removed.
+With the scenario 'everything', one process of each kind is killed, and then a node; with 'collectors', one is replaced and the other removed.
 
 Run by `test_cluster.py` in its own process, without pydantic.
 """
@@ -83,27 +82,6 @@ def break_everything(training: ClusterTraining, cluster: Cluster, nodes: list, r
     )
 
 
-def break_learners(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
-    """Kills each learner in turn; after each, waits until both have been restarted and have made progress."""
-    for name in ("learner_1", "learner"):
-        wait_for(lambda: any(read_checkpoints(training)) and name in training.actors, "a checkpoint")  # noqa: B023
-        step, newest = read_step(training), max(read_checkpoints(training))
-        wait_for(lambda: read_step(training) > step + 20, "updates")  # noqa: B023
-        step, newest, before = read_step(training), max(read_checkpoints(training)), find_processes("LearnerActor")
-        os.kill(find_process(training.actors[name]), signal.SIGKILL)
-        secs = wait_for(lambda: len(find_processes("LearnerActor") - before) == 2, "two new learners")  # noqa: B023
-        policies = []
-
-        def is_training(step=step, policies=policies) -> bool:
-            with contextlib.suppress(Exception):
-                policies.append(training.status()["policy_step"])
-            return read_step(training) > step + 100
-
-        report["killed_at"][name], report["checkpoints"][name] = step, newest
-        secs += wait_for(is_training, f"updates after the kill of {name}")
-        report["recovery_secs"][name], report["resumed_from"][name] = round(secs, 1), min(policies)
-
-
 def replace_collectors(training: ClusterTraining, cluster: Cluster, nodes: list, report: dict) -> None:
     """Replaces a collector of a full cluster, and removes another one; reports what was refused."""
 
@@ -148,8 +126,8 @@ def sabotage(scenario, *arguments, report: dict) -> None:
 def main(scenario: str, data: str, run_dir: str, num_steps: int) -> None:
     """Runs the experiment."""
     report: dict = {"recovery_secs": {}, "killed_at": {}, "checkpoints": {}, "resumed_from": {}, "error": ""}
-    change = {"everything": break_everything, "learners": break_learners, "collectors": replace_collectors}[scenario]
-    is_learners, is_full = scenario == "learners", scenario == "collectors"
+    change = {"everything": break_everything, "collectors": replace_collectors}[scenario]
+    is_full = scenario == "collectors"
     cluster = Cluster(initialize_head=True, head_node_args={**_NODE, "include_dashboard": False})
     nodes = [cluster.add_node(**_NODE) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -166,8 +144,7 @@ def main(scenario: str, data: str, run_dir: str, num_steps: int) -> None:
     )
     options = ClusterConfig(
         num_shards=2 - is_full,
-        num_learners=1 + is_learners,
-        num_collectors=2 - is_learners,
+        num_collectors=2,
         num_cpus=1 if is_full else 0.1,
         checkpoint_secs=5,
     )

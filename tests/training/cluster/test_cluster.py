@@ -108,20 +108,6 @@ def test_run_survives_the_loss_of_each_process_and_of_a_node(tmp_path):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.drill("cluster")
-def test_two_learners_resume_from_the_last_checkpoint_when_one_is_killed(tmp_path):
-    report = drive_cluster("learners", tmp_path / "run", 2_500)
-    assert set(report["recovery_secs"]) == {"learner_1", "learner"}
-    for name, step in report["resumed_from"].items():
-        # A checkpoint may have been written between its last sight and the kill.
-        assert report["checkpoints"][name] <= step <= report["checkpoints"][name] + 250 and step % 250 == 0
-    assert report["status"]["stop_reason"] == "complete" and report["status"]["step"] == 2_500
-    assert report["steps"] == sorted(set(report["steps"])) and report["steps"][-1] == 2_500
-    logged = [int(row["step"]) for row in read_numbers(tmp_path / "run/progress.csv")]
-    assert logged == sorted(set(logged))
-
-
-@pytest.mark.timeout(1200)
 def test_collectors_are_replaced_while_a_run_trains(tmp_path):
     report = drive_cluster("collectors", tmp_path / "run", 4_000)
     early, full, removed = report["refused"]
