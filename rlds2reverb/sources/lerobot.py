@@ -21,7 +21,7 @@ from rlds2reverb._arguments import require_one_of
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import Message, SourceError
 
-from .agreement import Fact, add_contradictions, find_contradictions
+from .agreement import Facts, add_contradictions, find_contradictions
 from .columns import as_flags, make_log_episode
 from .d4rl import require_new_names
 from .formats import Format
@@ -49,6 +49,7 @@ from .source import Source, identify_files, split_metadata
 
 #: Meanings of `next.done` in an episode that neither succeeds nor is truncated.
 DONE_MEANINGS = ("terminal", "truncated")
+_VERSIONS_ADVICE = "convert the dataset again, or copy meta/ and data/ from the same version of it"
 
 
 def open_lerobot(
@@ -117,22 +118,11 @@ def _choose_done(features: Mapping[str, Feature]) -> str:
 def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tuple[str, ...]:
     sentences: list[str] = []
     num_rows = sum(episode.num_rows for episode in metadata.episodes)
-    totals: list[Fact] = [
-        (
-            "rows",
-            "total_frames in info.json",
-            metadata.info.get("total_frames"),
-            "the sum of lengths in meta/",
-            num_rows,
-        ),
-        (
-            "tasks",
-            "total_tasks in info.json",
-            metadata.info.get("total_tasks"),
-            "the number in meta/",
-            len(metadata.tasks),
-        ),
-    ]
+    rows, tasks = (metadata.info.get(f"total_{noun}") for noun in ("frames", "tasks"))
+    totals = {
+        "rows": {"total_frames in info.json": rows, "the sum of lengths in meta/": num_rows},
+        "tasks": {"total_tasks in info.json": tasks, "the number in meta/": len(metadata.tasks)},
+    }
     sentences += [f"{name}: {found.message}" for found in find_contradictions(totals)]
     if metadata.num_undecided and done is None:
         assumed = _choose_done(metadata.features)
@@ -241,7 +231,7 @@ class _EpisodeReader:
                 if EPISODE_INDEX in self._shapes and rows.peek(EPISODE_INDEX) == stored.index:
                     raise SourceError(
                         f"{path} has more rows of episode {stored.index} than the {stored.num_rows} that meta/ lists; "
-                        "copy or download the dataset again"
+                        + _VERSIONS_ADVICE
                     )
                 yield self._make_episode(table, stored, index)
 
@@ -254,7 +244,7 @@ class _EpisodeReader:
             row = int(np.argmax(columns[EPISODE_INDEX] != stored.index))
             raise SourceError(
                 f"{where}, step {row}: {stored.data} has episode_index {columns[EPISODE_INDEX][row]} where meta/ "
-                f"expects {stored.index}; copy or download the dataset again"
+                f"expects {stored.index}; " + _VERSIONS_ADVICE
             )
         features = self._metadata.features
         for name in self._images:
@@ -278,18 +268,19 @@ class _EpisodeReader:
         )
         timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
         episode = replace(episode, unterminated=not is_ended, timestamps=timestamps, metadata=stored.metadata)
-        return add_contradictions(replace(episode, seed=stored.seed), *self._list_facts(columns, stored, where))
+        return add_contradictions(replace(episode, seed=stored.seed), self._list_facts(columns, stored, where))
 
-    def _list_facts(self, columns: Mapping[str, np.ndarray], stored: StoredEpisode, where: str) -> Iterator[Fact]:
-        """Yields what rows state about their places and tasks."""
-        rows = np.arange(stored.num_rows)
-        yield FRAME_INDEX, FRAME_INDEX, columns.get(FRAME_INDEX), "the row requires", rows
-        yield INDEX, INDEX, columns.get(INDEX), "the row requires", rows + columns.get(INDEX, rows)[0]
+    def _list_facts(self, columns: Mapping[str, np.ndarray], stored: StoredEpisode, where: str) -> Facts:
+        """Returns what rows state about their places and tasks."""
+        rows, facts = np.arange(stored.num_rows), {}
+        for name, first in ((FRAME_INDEX, 0), (INDEX, columns.get(INDEX, rows)[0])):
+            facts[name] = {name: columns.get(name), "the row requires": rows + first}
         listed = [text.encode() for text in stored.tasks if isinstance(text, str)]
         if TASK_INDEX in columns and listed:
             texts = self._find_tasks(columns[TASK_INDEX], where)
             stated = np.where(np.isin(texts, listed), texts, np.array(listed[0], object))
-            yield TASK_INDEX, "the task of the row", texts, "meta/ lists", stated
+            facts[TASK_INDEX] = {"the task of the row": texts, "meta/ lists": stated}
+        return facts
 
     def _find_tasks(self, indices: np.ndarray, where: str) -> np.ndarray:
         tasks = self._metadata.tasks

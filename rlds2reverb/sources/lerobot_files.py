@@ -266,5 +266,7 @@ def read_frames(path: Path, times: np.ndarray, shape: tuple[int, ...], where: st
             raise
         raise SourceError(f"{where}: {path} is damaged at step {row} ({error}); {_ADVICE}") from error
     raise SourceError(
-        f"{where}, step {row}: {path} has no frame within {TOLERANCE_SECS:g} s of {times[row]:.4f} s; {_ADVICE}"
+        f"{where}, step {row}: {path} has no frame within {TOLERANCE_SECS:g} s of {times[row]:.4f} s; if the video is "
+        "complete, its timestamps are wrong: convert the dataset again, or leave out the camera",
+        cameras=...,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb import fields
-from rlds2reverb.errors import SourceError
+from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.specs import Nest
 
 from .agreement import require_agreement
@@ -38,6 +38,7 @@ _NUMBER = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 _MAX_DIMENSIONS = 5
 #: Maximum overlap of the spans of two episodes in frames, and maximum deviation of a span from its length.
 _MAX_OVERLAP, _MAX_DRIFT = 0.5, 0.01
+_SPAN_ADVICE = Message("convert the dataset again, or leave out the camera", cameras=...)
 
 
 @dataclass(frozen=True)
@@ -185,10 +186,11 @@ def require_separate_spans(metadata: Metadata, cameras: Sequence[str]) -> None:
             end = round(start + stored.num_rows / fps, 6)
             stated = f"length {stored.num_rows} and fps {fps:g} require"
             if abs(offset - usual) > max(_MAX_OVERLAP, _MAX_DRIFT * stored.num_rows):
-                require_agreement(where, (name, "to_timestamp", stop, stated, end))
+                require_agreement(where, {name: {"to_timestamp": stop, stated: end}}, _SPAN_ADVICE)
             other, begin, index = following.get((video, start, stored.index), (None, 0.0, 0))
             if other == video and (end - begin) * fps > _MAX_OVERLAP:
-                require_agreement(where, (name, f"from_timestamp of episode {index}", begin, stated, f"{end} or more"))
+                facts = {name: {f"from_timestamp of episode {index}": begin, stated: f"{end} or more"}}
+                require_agreement(where, facts, _SPAN_ADVICE)
 
 
 def _make_metadata(
@@ -353,14 +355,8 @@ def _read_v3(root: Path, info: Mapping[str, Any], cameras: Sequence[str]) -> tup
     for file, row in sorted(found, key=lambda pair: _require_integers(pair[1], [EPISODE_INDEX], pair[0])):
         index, length, chunk, number, start = _require_integers(row, names, file)
         data = _locate(root, info, "data_path", chunk_index=chunk, file_index=number)
-        stop = (
-            "length",
-            "dataset_to_index",
-            row.get("dataset_to_index"),
-            "dataset_from_index + length",
-            start + length,
-        )
-        require_agreement(f"{file}: episode {index}", stop)
+        stated = {"dataset_to_index": row.get("dataset_to_index"), "dataset_from_index + length": start + length}
+        require_agreement(f"{file}: episode {index}", {"length": stated})
         first_row = start - first_rows.setdefault(data, start)
         videos = {name: _locate_video(root, info, name, row, file) for name in cameras}
         maxima = {name: row.get(f"stats/{name}/max") for name in _ENDS}

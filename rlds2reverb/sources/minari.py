@@ -96,10 +96,8 @@ def open_minari(
     lengths = [length for file in sorted((directory / "data").glob("*.hdf5")) for length in _check_file(file)]
     if metadata["data_format"] == "hdf5":
         totals = {"total_episodes": len(lengths), "total_steps": None if None in lengths else sum(lengths)}
-        facts = [
-            (key, f"{key} in metadata.json", metadata[key], "in the files", total) for key, total in totals.items()
-        ]
-        require_agreement(str(directory), *facts)
+        facts = {key: {f"{key} in metadata.json": metadata[key], "in the files": n} for key, n in totals.items()}
+        require_agreement(str(directory), facts)
     try:
         storage = MinariStorage.read(directory / "data")
     except Exception as error:  # minari raises AssertionError and lets through any error of its parsers.
@@ -191,17 +189,11 @@ def _read_episodes(
         extras = {name: _select_info(episode["infos"], name, where) for name in extra_fields}
         seed = metadata.get("seed")
         made = _make_episode(episode, extras, index, where, is_copied=bool(metadata.get("unknown_final_observation")))
-        length = (
-            "length",
-            "total_steps",
-            metadata.get("total_steps"),
-            "the number of rewards",
-            len(episode["rewards"]),
-        )
+        stated = {"total_steps": metadata.get("total_steps"), "the number of rewards": len(episode["rewards"])}
         made = replace(
             made, seed=None if seed is None else int(seed), metadata=make_metadata(metadata, RESERVED_OF_EPISODES)
         )
-        yield add_contradictions(made, length)
+        yield add_contradictions(made, {"length": stated})
 
 
 def _select_info(infos: Any, name: str, where: str) -> Any:

@@ -86,7 +86,8 @@ def _find_ends(
         )
     last = ends.astype(np.int64) - 1
     is_last = np.isin(np.arange(len(done)), last)
-    require_agreement(name, (_DONE, "done", done & ~is_last, "inside the trajectories of index, it must be", False))
+    stated = {_DONE: done & ~is_last, "inside the trajectories of index, it must be": False}
+    require_agreement(name, {_DONE: stated})
     is_terminal = done[last]
     warnings: tuple[str, ...] = ()
     if is_terminal.all():

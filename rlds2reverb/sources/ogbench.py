@@ -209,7 +209,8 @@ def _find_trajectories(name: str, columns: Mapping[str, Any]) -> tuple[list[int]
     flags = as_flags(as_columns(columns[key][:], f"{name}: '{key}'"), f"{name}: {key}")
     if is_compact:
         terminals = as_flags(as_columns(columns[d4rl.TERMINALS][:], name), f"{name}: {d4rl.TERMINALS}")
-        require_agreement(name, (_VALIDS, "terminals", terminals | flags, "where valids is 0, it must be", True))
+        stated = {d4rl.TERMINALS: terminals | flags, "where valids is 0, it must be": True}
+        require_agreement(name, {_VALIDS: stated})
     starts = [0, *(np.flatnonzero(flags != is_compact) + 1).tolist()]
     is_unterminated = starts[-1] < len(flags)
     return [*starts, len(flags)] if is_unterminated else starts, is_unterminated

@@ -77,14 +77,8 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
         demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
         contents = _survey(file, demos)
         if split is None:
-            total = (
-                "rows",
-                "the attribute total",
-                file["data"].attrs.get("total"),
-                "the sum of rows",
-                contents.num_rows,
-            )
-            warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions([total]))
+            rows = {"the attribute total": file["data"].attrs.get("total"), "the sum of rows": contents.num_rows}
+            warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions({"rows": rows}))
         described, task = _describe_environment(file), _describe_task(file)
     demos, count = contents.demos, len(contents.demos)
     described["metadata"] = {**described.get("metadata", {}), **task, **contents.metadata}
@@ -361,7 +355,7 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
         metadata[MASK] = {key: np.array(name in names) for key, names in contents.masks.items()}
     made = replace(episode, unterminated=is_unterminated, metadata=metadata)
     stated = demo.group.attrs.get("num_samples")
-    return add_contradictions(made, ("length", "num_samples", stated, "the number of actions", len(actions)))
+    return add_contradictions(made, {"length": {"num_samples": stated, "the number of actions": len(actions)}})
 
 
 FILE = Format("a robomimic file", is_robomimic, open_robomimic, ("split",), "robomimic")

@@ -61,8 +61,8 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
             made, stated = _make_episode(where, index, columns), _FILE_NAME.fullmatch(paths[index].name)
             lengths = (made.num_transitions, made.num_steps)  # DrQ-v2 states the first, and DreamerV2 the second.
             if stated and int(stated["length"]) not in lengths:
-                fact = ("length", "the length in the file's name", int(stated["length"]), "it has the rows", lengths[1])
-                made = add_contradictions(made, fact)
+                facts = {"the length in the file's name": int(stated["length"]), "it has the rows": lengths[1]}
+                made = add_contradictions(made, {"length": facts})
             yield made
 
     warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
@@ -90,7 +90,7 @@ def open_file(path: Path) -> Source:
     if step_types[0] != _FIRST:
         raise SourceError(f"{path.name}: step_type must be 0 in the first one of the rows, got {step_types[0]}")
     follows_last = step_types[1:][step_types[:-1] == _LAST]
-    require_agreement(path.name, (_STEP_TYPE, "step_type", follows_last, "after a last step, it must be", _FIRST))
+    require_agreement(path.name, {_STEP_TYPE: {_STEP_TYPE: follows_last, "after a last step, it must be": _FIRST}})
     starts = [*np.flatnonzero(step_types == _FIRST).tolist(), len(step_types)]
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
