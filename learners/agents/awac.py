@@ -1,26 +1,22 @@
 """Advantage-weighted actor-critic (AWAC)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     LogStdBounds,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import GaussianActor, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -37,19 +33,17 @@ class AWACAgent(OfflineAgent):
     the critics from before their update. Sampled actions are clipped to the bounds.
     """
 
+    network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         actor_hidden_sizes: LayerSizes = (256, 256, 256, 256),
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         actor_weight_decay: NonNegative = 1e-4,
@@ -59,6 +53,7 @@ class AWACAgent(OfflineAgent):
         normalize_weights: bool = True,
         max_weight: Positive = 100.0,
         log_std_bounds: LogStdBounds = (-6.0, 0.0),
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -68,14 +63,10 @@ class AWACAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
           actor_hidden_sizes: sizes of the actor's hidden layers.
           hidden_sizes: sizes of the critics' hidden layers.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           actor_weight_decay: factor of the actor's weights that is added to their gradients.
@@ -85,19 +76,19 @@ class AWACAgent(OfflineAgent):
           normalize_weights: whether to divide the weights of a batch by their mean.
           max_weight: maximum weight if the weights are not normalised; not in the paper.
           log_std_bounds: bounds of the actor's log standard deviation, applied by clipping; the script uses a sigmoid.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0)
-        mean = build(actor_network, [*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
+        super().__init__(time_step_spec, action_spec, **common)
+        width = self._actions.size
+        mean = self._build(actor_network, [*actor_hidden_sizes, width], final_scale=1e-3, name="actor")
         actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic")
+        options: dict[str, Any] = {"action_size": width, "copies": 2, "final_scale": 3e-3, "name": "critic"}
+        critic = self._build(critic_network, [*hidden_sizes, 1], **options)
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate)
         self._actor_weight_decay = actor_weight_decay
         self._lambda, self._normalize_weights, self._max_weight = lambda_, normalize_weights, max_weight
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)

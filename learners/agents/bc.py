@@ -6,11 +6,9 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
-from .hyperparameters import ImageEncoderName, LayerSizes, NonNegative, Positive, Seed, configurable
+from .hyperparameters import LayerSizes, NonNegative, Positive, configurable
 from .networks import GaussianActor, TanhActor
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -32,15 +30,12 @@ class BCAgent(OfflineAgent):
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
         distribution: Literal["deterministic", "gaussian"] = "deterministic",
         exploration_noise: NonNegative = 0.1,
+        **common: Any,
     ) -> None:
         """Creates the network.
 
@@ -49,28 +44,24 @@ class BCAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
           actor_network: function that creates the network, see `CustomNetwork`; None for the default.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
           distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
           exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        sizes = [*hidden_sizes, actions.size]
-        network = make_network(actor_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="actor")
+        super().__init__(time_step_spec, action_spec, **common)
+        size = self._actions.size
+        network = self._build(actor_network, [*hidden_sizes, size], name="actor")
         actor: TanhActor | GaussianActor
         if distribution == "gaussian":
-            actor = GaussianActor(network, actions.size)
+            actor = GaussianActor(network, size)
             self._optimizer = Adam([*network.trained_variables, actor.log_std], learning_rate)
         else:
             actor = TanhActor(network, exploration_noise=exploration_noise)
             self._optimizer = Adam(network.trained_variables, learning_rate)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))

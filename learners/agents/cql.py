@@ -1,6 +1,6 @@
 """Conservative Q-learning (CQL) for continuous actions, and its calibration for a later online phase (Cal-QL)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -9,22 +9,18 @@ from rlds2reverb.errors import SpecMismatchError
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
 
@@ -70,18 +66,16 @@ class CQLAgent(OfflineAgent):
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
     """
 
+    network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 1e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -94,6 +88,7 @@ class CQLAgent(OfflineAgent):
         num_bc_updates: Annotated[int, Range(0)] = 0,
         max_q_backup: bool = False,
         is_calibrated: bool = False,
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -104,14 +99,10 @@ class CQLAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
           actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
             A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
           critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.
           discount: discount factor gamma.
@@ -127,13 +118,13 @@ class CQLAgent(OfflineAgent):
             pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
           is_calibrated: whether the penalty is that of Cal-QL, which requires the return to go of each item; the
             algorithm 'cal_ql' sets this, and adds the return.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, hidden_bias=0.0)
-        gaussian = build(actor_network, [*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
-        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, final_scale=3e-3, name="critic")
+        super().__init__(time_step_spec, action_spec, **common)
+        width = self._actions.size
+        gaussian = self._build(actor_network, [*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
+        options: dict[str, Any] = {"action_size": width, "copies": 2, "final_scale": 3e-3, "name": "critic"}
+        critic = self._build(critic_network, [*hidden_sizes, 1], **options)
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, actor_learning_rate)
@@ -145,7 +136,7 @@ class CQLAgent(OfflineAgent):
         self._deterministic_backup, self._max_q_backup = deterministic_backup, max_q_backup
         self._is_calibrated = is_calibrated
         actor = SquashedGaussianActor(gaussian)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         shape, num_samples = tf.unstack(tf.shape(batch.action)), self._num_samples

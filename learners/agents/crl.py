@@ -1,25 +1,19 @@
 """Contrastive reinforcement learning (CRL)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.store.goals import GoalDistribution, GoalSampling
-
-from .goal_agent import GoalAgent, GoalShares, Parts, ddpg_bc_loss, make_goal_actor, make_goal_network
+from .goal_agent import GoalAgent, Parts, ddpg_bc_loss
 from .hyperparameters import (
     Count,
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
-    Seed,
     configurable,
 )
 from .offline_agent import TransitionBatch
-from .spaces import BoundedActions, Observations
 
 #: Minimum of log Q in the actor's loss.
 _MIN_LOG_Q = np.float32(np.log(1e-6))
@@ -38,24 +32,19 @@ class CRLAgent(GoalAgent):
     The actor and the two critics are those of OGBench (Park et al. 2025, arXiv:2410.20092).
     """
 
+    hides = ("negative_rewards",)
+    inherited_defaults: ClassVar[dict[str, Any]] = {"value_goals": (0.0, 1.0, 0.0)}
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (512, 512, 512),
         latent_size: Count = 512,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
         alpha: NonNegative = 0.1,
-        value_goals: GoalShares = (0.0, 1.0, 0.0),
-        value_geometric: bool = True,
-        actor_goals: GoalShares = (0.0, 1.0, 0.0),
-        actor_geometric: bool = False,
+        **common: Any,
     ) -> None:
         """Creates the networks.
 
@@ -64,34 +53,21 @@ class CRLAgent(GoalAgent):
         Args:
           time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from states and goals; None for no normalisation.
-          observation_std: standard deviation to divide states and goals by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
           latent_size: size of phi and psi.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          discount: discount factor gamma, the parameter of geometric goals.
           alpha: weight of cloning.
-          value_goals: probabilities of the current state, a future one and a random one as the goal of the critics
-            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
-          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
-          actor_goals: the same probabilities for the goal of the actor.
-          actor_geometric: the same choice for the goal of the actor.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions, parts = BoundedActions(action_spec), Parts(time_step_spec.observation)
-        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
-        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=False)
-        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        latent = {**options, "copies": 2, "layer_norm": True}
-        sizes = [*hidden_sizes, latent_size]
-        actor = make_goal_actor(None, observations, hidden_sizes, actions.size, **options)
-        self._phi = make_goal_network(None, parts.state, sizes, action_size=actions.size, name="phi", **latent)
-        self._psi = make_goal_network(None, parts.goal, sizes, name="psi", **latent)
+        super().__init__(time_step_spec, action_spec, negative_rewards=False, **common)
+        parts, width, sizes = Parts(time_step_spec.observation), self._actions.size, [*hidden_sizes, latent_size]
+        actor = self._build_actor(None, [*hidden_sizes, width])
+        latent: dict[str, Any] = {"copies": 2, "layer_norm": True}
+        self._phi = self._build(None, sizes, observations=parts.state, action_size=width, name="phi", **latent)
+        self._psi = self._build(None, sizes, observations=parts.goal, name="psi", **latent)
         self._parts, self._alpha, self._scale = parts, alpha, np.float32(1 / np.sqrt(latent_size))
         self._create_optimizers(learning_rate, critic_loss=[self._phi, self._psi], actor_loss=[actor.network])
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def represent(self, inputs: tf.Tensor, action: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns phi(s, a) and psi(g), float32 [2, B, latent_size] each, of observations [B, D] and actions [B, A]."""

@@ -64,11 +64,6 @@ def make_network(
     return network
 
 
-def configure_networks(observations: Observations, **options: Any) -> Callable[..., Network]:
-    """Returns a function `(factory, sizes, **options)` that calls `make_network` with these options as well."""
-    return lambda factory, sizes, **others: make_network(factory, observations, sizes, **options, **others)
-
-
 class CustomNetwork(tf.Module):
     """One or several networks that a function of the user created, called, copied and tracked like an `MLP`.
 

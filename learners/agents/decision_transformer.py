@@ -12,7 +12,7 @@ from rlds2reverb.errors import ArgumentError
 from rlds2reverb.specs import describe, leaves, path_name
 
 from .adam import Adam
-from .hyperparameters import Count, NonNegative, Positive, Range, Seed, configurable
+from .hyperparameters import Count, NonNegative, Positive, Range, configurable
 from .network_inputs import is_image
 from .offline_agent import OfflineAgent
 from .spaces import BoundedActions, Observations
@@ -180,14 +180,13 @@ class DecisionTransformerAgent(OfflineAgent):
     all windows in a batch, padding excluded.
     """
 
+    hides = ("image_encoder",)
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         target_return: float | None = None,
         return_scale: Positive = 1000.0,
         context_length: Count = 20,
@@ -200,6 +199,7 @@ class DecisionTransformerAgent(OfflineAgent):
         weight_decay: NonNegative = 1e-4,
         num_warmup_updates: Annotated[int, Range(0)] = 10_000,
         clip_norm: Positive = 0.25,
+        **common: Any,
     ) -> None:
         """Creates the network.
 
@@ -209,9 +209,6 @@ class DecisionTransformerAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps, without images.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and dropout.
           target_return: return that the policy aims at, in the dataset's own rewards; None for the highest one of the
             dataset, which requires a training run.
           return_scale: number that returns are divided by; about the highest one of the dataset.
@@ -225,24 +222,24 @@ class DecisionTransformerAgent(OfflineAgent):
           weight_decay: AdamW's weight decay.
           num_warmup_updates: number of updates over which the learning rate increases linearly.
           clip_norm: maximum norm of the gradient.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
         _require_vectors(time_step_spec.observation)
         if width % num_heads:
             raise ArgumentError(f"must be a multiple of num_heads, which is {num_heads}, got {width}", about="width")
         if target_return is None:
             raise ArgumentError("must be a number outside training runs, got None", about="target_return")
+        super().__init__(time_step_spec, action_spec, **common)
         self._num_steps, self._dropout = context_length, dropout
         self._return_scale, self._target_return = return_scale, target_return
         model = SequenceModel(
-            observations.size,
-            actions.size,
+            self._observations.size,
+            self._actions.size,
             width=width,
             num_layers=num_layers,
             num_heads=num_heads,
             max_time_steps=max_time_steps,
-            seed=seed,
+            seed=self._seed,
         )
         self._optimizer = Adam(
             model.trainable_variables,
@@ -251,7 +248,7 @@ class DecisionTransformerAgent(OfflineAgent):
             weight_decay=weight_decay,
             clip_norm=clip_norm,
         )
-        super().__init__(time_step_spec, action_spec, observations, actions, model, seed=seed)
+        self._complete(time_step_spec, action_spec, model)
 
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> DecisionTransformerPolicy:
         return DecisionTransformerPolicy(

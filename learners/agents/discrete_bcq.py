@@ -1,29 +1,20 @@
 """Discrete batch-constrained Q-learning (BCQ)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
 from .discrete_actors import ConstrainedActor
 from .dqn import DQNAgent
 from .hyperparameters import (
-    Count,
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
     configurable,
-    select_hyperparameters,
 )
 from .networks import ILLEGAL
 from .offline_agent import TransitionBatch
-from .spaces import DiscreteActions, Observations
 
 
 @configurable
@@ -38,26 +29,18 @@ class DiscreteBCQAgent(DQNAgent):
     and one near 1 is behavioural cloning. The penalty of the logits is in the authors' code only.
     """
 
+    hides = ("double", "conservative_weight")
+    inherited_defaults: ClassVar[dict[str, Any]] = {"target_update_period": 8000}
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
-        hidden_sizes: LayerSizes = (256, 256),
-        q_network: NetworkFactory | None = None,
         imitation_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
-        learning_rate: Positive = 6.25e-5,
-        adam_epsilon: Positive = 1.5e-4,
-        discount: Fraction = 0.99,
-        target_update_period: Count = 8000,
-        target_update_rate: PositiveFraction = 1.0,
-        exploration_epsilon: Fraction = 0.1,
         threshold: Annotated[float, Range(0, 1, max_open=True)] = 0.3,
         logit_penalty: NonNegative = 0.01,
+        **common: Any,
     ) -> None:
         """Creates the network of Q, its target network, and that of G.
 
@@ -68,36 +51,19 @@ class DiscreteBCQAgent(DQNAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: integer BoundedTensorSpec [].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation.
-          hidden_sizes: sizes of the hidden layers; (512,) gives the networks of Mnih et al. for images.
-          q_network: function that creates the network of Q, see `CustomNetwork`; None for the default.
           imitation_network: function that creates the network of G's logits.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-          learning_rate: Adam's learning rate.
-          adam_epsilon: constant that Adam adds to the root of the second moment.
-          discount: discount factor gamma.
-          target_update_period: number of updates between two target updates.
-          target_update_rate: share of the online weights in a target update; 1 copies them.
-          exploration_epsilon: share of random actions in the collect policy.
           threshold: the paper's tau, the minimum probability of an action in relation to the most likely one.
           logit_penalty: weight of the squared logits in the loss of G.
+          **common: hyperparameters of the base class.
         """
-        num_actions = DiscreteActions(action_spec).num_actions
-        observations = Observations(
-            time_step_spec.observation, observation_mean, observation_std, num_actions=num_actions
-        )
-        sizes = [*hidden_sizes, num_actions]
-        self._imitation = make_network(
-            imitation_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="imitation"
-        )
-        self._imitation_optimizer = Adam(self._imitation.trained_variables, learning_rate, epsilon=adam_epsilon)
+        self._imitation_network = imitation_network
         self._threshold, self._logit_penalty = threshold, logit_penalty
-        inherited = select_hyperparameters(DQNAgent, locals())
-        super().__init__(time_step_spec, action_spec, **inherited, double=True, conservative_weight=0.0)
+        super().__init__(time_step_spec, action_spec, double=True, **common)
+        rate, epsilon = common["learning_rate"], common["adam_epsilon"]
+        self._imitation_optimizer = Adam(self._imitation.trained_variables, rate, epsilon=epsilon)
 
-    def _make_actor(self, epsilon: float) -> ConstrainedActor:
+    def _make_actor(self, hidden_sizes: LayerSizes, epsilon: float) -> ConstrainedActor:
+        self._imitation = self._build(self._imitation_network, [*hidden_sizes, self._actions.size], name="imitation")
         return ConstrainedActor(self._critic, self._imitation, threshold=self._threshold, epsilon=epsilon)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -6,21 +6,18 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import make_network
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import DiscreteActions, Observations
+from .spaces import DiscreteActions
 
 
 @configurable
@@ -35,17 +32,15 @@ class DQNAgent(OfflineAgent):
     Q-learning. Images are encoded by the convolutions of Mnih et al.; see `ImageNetwork`.
     """
 
+    actions_type = DiscreteActions
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         q_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 6.25e-5,
         adam_epsilon: Positive = 1.5e-4,
         discount: Fraction = 0.99,
@@ -54,6 +49,7 @@ class DQNAgent(OfflineAgent):
         exploration_epsilon: Fraction = 0.1,
         double: bool = False,
         conservative_weight: NonNegative = 0.0,
+        **common: Any,
     ) -> None:
         """Creates the network and its target network.
 
@@ -64,12 +60,8 @@ class DQNAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: integer BoundedTensorSpec [].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
           q_network: function that creates the network, see `CustomNetwork`; None for the default.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
           adam_epsilon: constant that Adam adds to the root of the second moment.
           discount: discount factor gamma.
@@ -79,23 +71,17 @@ class DQNAgent(OfflineAgent):
           double: whether the online network selects the next action.
           conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
             Atari data (README of github.com/aviralkumar2907/CQL).
+          **common: hyperparameters of the base class.
         """
-        actions = DiscreteActions(action_spec)
-        observations = Observations(
-            time_step_spec.observation, observation_mean, observation_std, num_actions=actions.num_actions
-        )
-        sizes = [*hidden_sizes, actions.num_actions]
-        self._critic = make_network(
-            q_network, observations, sizes, seed=seed, image_encoder=image_encoder, name="critic"
-        )
+        super().__init__(time_step_spec, action_spec, **common)
+        self._critic = self._build(q_network, [*hidden_sizes, self._actions.size], name="critic")
         self._target_critic = self._critic.copy()
         self._optimizer = Adam(self._critic.trained_variables, learning_rate, epsilon=adam_epsilon)
         self._discount, self._double, self._conservative_weight = discount, double, conservative_weight
         self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
-        actor = self._make_actor(exploration_epsilon)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, self._make_actor(hidden_sizes, exploration_epsilon))
 
-    def _make_actor(self, epsilon: float) -> EpsilonGreedyActor:
+    def _make_actor(self, hidden_sizes: LayerSizes, epsilon: float) -> EpsilonGreedyActor:
         return EpsilonGreedyActor(self._critic, epsilon=epsilon)
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:

@@ -1,27 +1,23 @@
 """Flow Q-learning (FQL)."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 
 #: Lower bound of uniform random numbers; at 0, the noise would be infinite.
 _EPSILON = 1e-6
@@ -48,19 +44,17 @@ class FQLAgent(OfflineAgent):
     observation, so that equal observations give equal actions; see `OneStepFlowActor`.
     """
 
+    network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (512, 512, 512, 512),
         actor_network: NetworkFactory | None = None,
         flow_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -69,6 +63,7 @@ class FQLAgent(OfflineAgent):
         flow_steps: Count = 10,
         q_agg: Literal["mean", "min"] = "mean",
         normalize_q_loss: bool = False,
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -78,16 +73,12 @@ class FQLAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of all networks.
           actor_network: function that creates the one-step policy's network, see `CustomNetwork`; its input is the pair
             of observation and noise [A]. None for the default.
           flow_network: function that creates the velocity field; its input is the pair of observation and [A + 1], the
             point x_t followed by t.
           critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate for the velocity field and the one-step policy.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma; the paper uses 0.995 for some tasks.
@@ -97,22 +88,21 @@ class FQLAgent(OfflineAgent):
           q_agg: aggregation of the target critics in y; the paper uses 'min' for some tasks.
           normalize_q_loss: whether to divide Q in the actor's loss by its mean magnitude, so that `alpha` does not
             depend on the scale of the rewards; the authors recommend it for new tasks.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        build = configure_networks(observations, activation="gelu", init="glorot", **options)
-        action = build(actor_network, [*hidden_sizes, width], action_size=width, name="actor")
+        super().__init__(time_step_spec, action_spec, **common)
+        width = self._actions.size
+        action = self._build(actor_network, [*hidden_sizes, width], action_size=width, name="actor")
         actor = OneStepFlowActor(action, width)
-        self._flow = build(flow_network, [*hidden_sizes, width], action_size=width + 1, name="flow")
-        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, layer_norm=True, name="critic")
+        self._flow = self._build(flow_network, [*hidden_sizes, width], action_size=width + 1, name="flow")
+        options: dict[str, Any] = {"action_size": width, "copies": 2, "layer_norm": True, "name": "critic"}
+        critic = self._build(critic_network, [*hidden_sizes, 1], **options)
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
         self._actor_optimizer = Adam(actor_variables, actor_learning_rate)
         self._alpha, self._flow_steps, self._normalizes_q_loss = alpha, flow_steps, normalize_q_loss
         self._aggregate = tf.reduce_mean if q_agg == "mean" else tf.reduce_min
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)

@@ -4,20 +4,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from rlds2reverb.store.goals import GoalDistribution, GoalSampling
+from rlds2reverb.store.goals import GoalSampling
 
 from ..options import NetworkFactory
-from .goal_agent import GoalAgent, GoalShares, make_goal_actor
+from .goal_agent import GoalAgent
 from .hyperparameters import (
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     Positive,
-    Seed,
     configurable,
 )
 from .offline_agent import TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -30,21 +26,17 @@ class GCBCAgent(GoalAgent):
     et al. 2025, arXiv:2410.20092), so that the loss is half the squared error and a constant.
     """
 
+    hides = ("value_goals", "value_geometric", "negative_rewards")
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (512, 512, 512),
         actor_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
-        actor_goals: GoalShares = (0.0, 1.0, 0.0),
-        actor_geometric: bool = False,
+        **common: Any,
     ) -> None:
         """Creates the network.
 
@@ -53,26 +45,17 @@ class GCBCAgent(GoalAgent):
         Args:
           time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from states and goals; None for no normalisation.
-          observation_std: standard deviation to divide states and goals by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          discount: parameter gamma of geometric goals.
-          actor_goals: probabilities of the current state, a future one and a random one as the goal (OGBench's
-            actor_p_curgoal, actor_p_trajgoal and actor_p_randomgoal).
-          actor_geometric: whether the number of steps to future goals is geometric rather than uniform.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        self.goal_sampling = GoalSampling(GoalDistribution(*actor_goals, actor_geometric), gamma=discount)
-        actor = make_goal_actor(
-            actor_network, observations, hidden_sizes, actions.size, seed=seed, image_encoder=image_encoder
-        )
+        super().__init__(time_step_spec, action_spec, **common)
+        sampling = self.goal_sampling
+        self.goal_sampling = GoalSampling(sampling.actor, gamma=sampling.gamma)
+        actor = self._build_actor(actor_network, [*hidden_sizes, self._actions.size])
         self._create_optimizers(learning_rate, actor_loss=[actor.network])
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
         """Returns nothing: the actor learns from the goals in the observations."""

@@ -1,36 +1,26 @@
 """Goal-conditioned implicit Q-learning (GCIQL)."""
 
-from functools import partial
 from typing import Any, Literal
 
 import tensorflow as tf
-
-from rlds2reverb.store.goals import GoalDistribution, GoalSampling
 
 from ..options import NetworkFactory
 from .goal_agent import (
     Expectile,
     GoalAgent,
-    GoalShares,
     ddpg_bc_loss,
     expectile_loss,
-    make_goal_actor,
-    make_goal_network,
     weighted_likelihood_loss,
 )
 from .hyperparameters import (
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import critic_values
 from .offline_agent import TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -50,25 +40,16 @@ class GCIQLAgent(GoalAgent):
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (512, 512, 512),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
         value_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
         target_update_rate: PositiveFraction = 0.005,
         expectile: Expectile = 0.9,
         actor_loss: Literal["ddpgbc", "awr"] = "ddpgbc",
         alpha: NonNegative = 0.3,
-        value_goals: GoalShares = (0.2, 0.5, 0.3),
-        value_geometric: bool = True,
-        actor_goals: GoalShares = (0.0, 1.0, 0.0),
-        actor_geometric: bool = False,
-        negative_rewards: bool = True,
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -77,46 +58,29 @@ class GCIQLAgent(GoalAgent):
         Args:
           time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from states and goals; None for no normalisation.
-          observation_std: standard deviation to divide states and goals by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           value_network: function that creates the network of V.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          discount: discount factor gamma, also of geometric goals.
           target_update_rate: share of the online weights in a target update.
           expectile: expectile of the values.
           actor_loss: whether the actor maximises Q close to the data or clones weighted actions.
           alpha: weight of cloning, or with "awr" the inverse temperature.
-          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
-            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
-          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
-          actor_goals: the same probabilities for the goal of the actor.
-          actor_geometric: the same choice for the goal of the actor.
-          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
-        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=negative_rewards)
-        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        network = partial(make_goal_network, observations=observations, layer_norm=True, **options)
-        actor = make_goal_actor(actor_network, observations, hidden_sizes, actions.size, **options)
-        self._value = network(value_network, sizes=[*hidden_sizes, 1], name="value")
-        self._critic = network(
-            critic_network, sizes=[*hidden_sizes, 1], action_size=actions.size, copies=2, name="critic"
-        )
+        super().__init__(time_step_spec, action_spec, **common)
+        actor = self._build_actor(actor_network, [*hidden_sizes, self._actions.size])
+        self._value = self._build(value_network, [*hidden_sizes, 1], layer_norm=True, name="value")
+        options: dict[str, Any] = {"action_size": self._actions.size, "copies": 2, "layer_norm": True}
+        self._critic = self._build(critic_network, [*hidden_sizes, 1], name="critic", **options)
         self._target_critic = self._critic.copy()
-        self._expectile, self._alpha, self._discount = expectile, alpha, discount
-        self._is_weighted = actor_loss == "awr"
+        self._expectile, self._alpha, self._is_weighted = expectile, alpha, actor_loss == "awr"
         self._targets, self._target_update_rate = [(self._target_critic, self._critic)], target_update_rate
         self._create_optimizers(
             learning_rate, value_loss=[self._value], critic_loss=[self._critic], actor_loss=[actor.network]
         )
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values, critics and actor, float32 []."""

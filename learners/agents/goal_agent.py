@@ -1,18 +1,17 @@
 """The base class of agents with goals, and the equations that they share."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.store.goals import ACTOR_GOAL, GOAL, STATE, GoalSampling
+from rlds2reverb.store.goals import ACTOR_GOAL, GOAL, STATE, GoalDistribution, GoalSampling
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import make_network
+from .hyperparameters import Fraction
 from .networks import GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import Observations
@@ -27,9 +26,13 @@ _ACTOR_SCALE = 0.1
 MAX_WEIGHT = 100.0
 _SMALL = np.float32(1e-6)
 
-#: Creates the networks of OGBench: GELU, and the initialisation of Glorot & Bengio (2010). Those of values have layer
-#: normalisation as well.
-make_goal_network = partial(make_network, activation="gelu", init="glorot")
+
+class UnitGaussianActor(GaussianActor):
+    """A Gaussian actor with the network's output as its mean and a standard deviation of 1, as in OGBench."""
+
+    def mode(self, observation: tf.Tensor) -> tf.Tensor:
+        """Returns the means, float32 [B, A]; the policy clips them to [-1, 1]."""
+        return self.network(observation)
 
 
 class GoalAgent(OfflineAgent):
@@ -39,25 +42,61 @@ class GoalAgent(OfflineAgent):
     `GoalSampling` has drawn; those of actors are in the policy info of the experience. As in the authors' code, all
     networks are updated at once, with the gradients of their losses at the weights before the update.
 
-    A subclass sets `goal_sampling` and the targets, and calls `_create_optimizers`, before `__init__`.
+    A subclass sets the targets and calls `_create_optimizers`. Networks are those of OGBench: GELU, and the
+    initialisation of Glorot & Bengio (2010); those of values have layer normalisation as well.
 
     Attributes:
       goal_sampling: the goals that batches must contain.
     """
 
     goal_sampling: GoalSampling
+    network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
     #: Pairs of a target network and its online network, and the share of the online weights in a target update.
     _targets: Sequence[tuple[Network, Network]] = ()
     _target_update_rate: float = 1.0
 
-    def __init__(self, time_step_spec: Any, *arguments: Any, seed: int) -> None:
-        """Creates the policies; see `OfflineAgent`.
+    def __init__(
+        self,
+        time_step_spec: Any,
+        action_spec: Any,
+        *,
+        discount: Fraction = 0.99,
+        value_goals: GoalShares = (0.2, 0.5, 0.3),
+        value_geometric: bool = True,
+        actor_goals: GoalShares = (0.0, 1.0, 0.0),
+        actor_geometric: bool = False,
+        negative_rewards: bool = True,
+        **common: Any,
+    ) -> None:
+        """Sets the distributions of goals.
+
+        Args:
+          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
+          action_spec: BoundedTensorSpec [A].
+          discount: discount factor gamma, also of geometric goals.
+          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
+            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
+          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
+          actor_goals: the same probabilities for the goal of the actor, in HIQL of the high-level one.
+          actor_geometric: the same choice for the goal of the actor.
+          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+          **common: hyperparameters of the base class.
 
         Raises:
           SpecMismatchError: If observations are not dicts of 'observation' and 'goal'.
         """
         require_goals(time_step_spec.observation)
-        super().__init__(time_step_spec, *arguments, seed=seed)
+        super().__init__(time_step_spec, action_spec, **common)
+        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
+        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=negative_rewards)
+        self._discount = discount
+
+    def _build_actor(
+        self, factory: NetworkFactory | None, sizes: Sequence[int], *, name: str = "actor", **options: Any
+    ) -> UnitGaussianActor:
+        """Returns an actor; see `_build`."""
+        network = self._build(factory, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
+        return UnitGaussianActor(network, sizes[-1])
 
     def _create_optimizers(self, learning_rate: float, **networks: Sequence[Network]) -> None:
         """Creates the optimiser for each of the `losses`, by its name, of the weights of some networks."""
@@ -200,26 +239,3 @@ def ddpg_bc_loss(q: tf.Tensor, log_prob: tf.Tensor, alpha: float) -> tf.Tensor:
     """
     scale = tf.stop_gradient(tf.reduce_mean(tf.abs(q)) + _SMALL)
     return -tf.reduce_mean(q) / scale - alpha * tf.reduce_mean(log_prob)
-
-
-class UnitGaussianActor(GaussianActor):
-    """A Gaussian actor with the network's output as its mean and a standard deviation of 1, as in OGBench."""
-
-    def mode(self, observation: tf.Tensor) -> tf.Tensor:
-        """Returns the means, float32 [B, A]; the policy clips them to [-1, 1]."""
-        return self.network(observation)
-
-
-def make_goal_actor(
-    factory: NetworkFactory | None,
-    observations: Observations,
-    hidden_sizes: Sequence[int],
-    size: int,
-    *,
-    name: str = "actor",
-    **options: Any,
-) -> UnitGaussianActor:
-    """Returns an actor with `size` outputs; see `make_network` for the other arguments."""
-    sizes = [*hidden_sizes, size]
-    network = make_goal_network(factory, observations, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
-    return UnitGaussianActor(network, size)

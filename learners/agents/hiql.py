@@ -1,38 +1,32 @@
 """Hierarchical implicit Q-learning (HIQL)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalDistribution, GoalSampling
+from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE
 
 from .goal_agent import (
     Expectile,
     GoalAgent,
-    GoalShares,
     Parts,
     UnitGaussianActor,
     implicit_value_loss,
-    make_goal_actor,
-    make_goal_network,
     value_advantage,
     weighted_likelihood_loss,
 )
 from .hyperparameters import (
     Count,
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import Network, critic_values
 from .offline_agent import TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 class HierarchicalActor(tf.Module):
@@ -85,24 +79,15 @@ class HIQLAgent(GoalAgent):
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (512, 512, 512),
         representation_size: Count = 10,
-        image_encoder: ImageEncoderName = "nature",
         learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
         target_update_rate: PositiveFraction = 0.005,
         expectile: Expectile = 0.7,
         high_alpha: NonNegative = 3.0,
         low_alpha: NonNegative = 3.0,
         subgoal_steps: Count = 25,
-        value_goals: GoalShares = (0.2, 0.5, 0.3),
-        value_geometric: bool = True,
-        actor_goals: GoalShares = (0.0, 1.0, 0.0),
-        actor_geometric: bool = False,
-        negative_rewards: bool = True,
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the values.
 
@@ -111,42 +96,27 @@ class HIQLAgent(GoalAgent):
         Args:
           time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from states and goals; None for no normalisation.
-          observation_std: standard deviation to divide states and goals by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
           representation_size: size R of the representation of a goal.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           learning_rate: Adam's learning rate.
-          discount: discount factor gamma, also of geometric goals.
           target_update_rate: share of the online weights in a target update.
           expectile: expectile of the values.
           high_alpha: inverse temperature of the high-level actor.
           low_alpha: inverse temperature of the low-level actor.
           subgoal_steps: number of steps k to a subgoal.
-          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
-            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
-          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
-          actor_goals: the same probabilities for the goal of the high-level actor.
-          actor_geometric: the same choice for the goal of the high-level actor.
-          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions, parts = BoundedActions(action_spec), Parts(time_step_spec.observation)
-        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
-        self.goal_sampling = GoalSampling(
-            *goals, gamma=discount, is_negative=negative_rewards, subgoal_steps=subgoal_steps
-        )
-        options: dict[str, Any] = {"seed": seed, "image_encoder": image_encoder}
-        high = make_goal_actor(None, observations, hidden_sizes, representation_size, name="high_actor", **options)
-        low = make_goal_actor(None, parts.state, hidden_sizes, actions.size, action_size=representation_size, **options)
-        options["layer_norm"] = True
-        self._phi = make_goal_network(None, observations, [*hidden_sizes, representation_size], name="phi", **options)
-        self._values = make_goal_network(
-            None, parts.state, [*hidden_sizes, 1], action_size=representation_size, copies=2, name="value", **options
-        )
+        super().__init__(time_step_spec, action_spec, **common)
+        parts, size = Parts(time_step_spec.observation), representation_size
+        self.goal_sampling = replace(self.goal_sampling, subgoal_steps=subgoal_steps)
+        high = self._build_actor(None, [*hidden_sizes, size], name="high_actor")
+        low_sizes = [*hidden_sizes, self._actions.size]
+        low = self._build_actor(None, low_sizes, observations=parts.state, action_size=size)
+        self._phi = self._build(None, [*hidden_sizes, size], layer_norm=True, name="phi")
+        options: dict[str, Any] = {"observations": parts.state, "action_size": size, "copies": 2, "layer_norm": True}
+        self._values = self._build(None, [*hidden_sizes, 1], name="value", **options)
         self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
-        self._parts, self._discount, self._expectile = parts, discount, expectile
+        self._parts, self._expectile = parts, expectile
         self._high_alpha, self._low_alpha = high_alpha, low_alpha
         self._targets = [(self._target_phi, self._phi), (self._target_values, self._values)]
         self._target_update_rate = target_update_rate
@@ -156,8 +126,7 @@ class HIQLAgent(GoalAgent):
             high_actor_loss=[high.network],
             low_actor_loss=[low.network],
         )
-        actor = HierarchicalActor(high, low, parts)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, HierarchicalActor(high, low, parts))
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
         """Returns what both actors and the values for their advantages see."""

@@ -10,6 +10,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import gin
@@ -34,19 +35,23 @@ Seed = Annotated[int, Range(0, 2**32 - 1)]
 def read_declarations(agent: Any) -> dict[str, Option]:
     """Returns the hyperparameters that a class or function declares: its arguments, except for the two specs.
 
-    Those of a class whose constructor passes `**kwargs` on include those of its base class.
+    Those of a class whose constructor passes `**kwargs` on include those of its base class; see `OfflineAgent.hides`.
 
     Args:
       agent: class or function that is called with `(time_step_spec, action_spec, **hyperparameters)`.
     """
-    inherited = {name: option for base in find_bases(agent)[:1] for name, option in read_declarations(base).items()}
-    return inherited | read_own_declarations(agent)
+    bases, own = find_bases(agent), vars(agent) if isinstance(agent, type) else {}
+    inherited = read_declarations(bases[0]) if bases else {}
+    for name, default in own.get("inherited_defaults", {}).items():
+        inherited[name] = replace(inherited[name], default=default)
+    kept = {name: option for name, option in inherited.items() if name not in own.get("hides", ())}
+    return kept | read_own_declarations(agent)
 
 
 def find_bases(agent: Any) -> list[Any]:
     """Returns the base classes with constructors of a class whose own one accepts `**kwargs`, the next first."""
     owners = [base for base in getattr(agent, "__mro__", ()) if "__init__" in vars(base)]
-    return owners[1:-1] if owners and accepts_any_hyperparameter(agent) else []
+    return owners[1:-1] if owners and _has_kwargs(agent) else []
 
 
 def read_own_declarations(agent: Any) -> dict[str, Option]:
@@ -65,13 +70,12 @@ def read_own_declarations(agent: Any) -> dict[str, Option]:
     }
 
 
-def select_hyperparameters(agent: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of some arguments that are hyperparameters of an agent, such as a base class."""
-    return {name: arguments[name] for name in _read_signature(agent)[1] if name in arguments}
-
-
 def accepts_any_hyperparameter(agent: Any) -> bool:
-    """Returns whether a class or function accepts keyword arguments that it does not declare."""
+    """Returns whether a custom class or function accepts keyword arguments that it does not declare."""
+    return not is_configurable(agent) and _has_kwargs(agent)
+
+
+def _has_kwargs(agent: Any) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _read_signature(agent)[1].values())
 
 
@@ -110,13 +114,15 @@ def configurable(cls: _Agent) -> _Agent:
     """
     agent: Any = cls  # Type checkers do not allow assignments to the constructor of a class.
     agent._declares_hyperparameters = True
-    declared = read_declarations(agent)
-    construct = agent.__init__
+    declared, construct = read_declarations(agent), agent.__init__
+    defaults = {name: option.default for name, option in declared.items()}
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         _PASSED.setdefault(self, kwargs)
-        kwargs = {**get_gin_bindings(agent.__name__), **kwargs}
+        if unknown := kwargs.keys() - declared.keys() - {"time_step_spec", "action_spec"}:
+            raise TypeError(f"{agent.__name__}.__init__() got an unexpected keyword argument {min(unknown)!r}")
+        kwargs = {**defaults, **get_gin_bindings(agent.__name__), **kwargs}
         construct(self, *args, **check_hyperparameters(declared, kwargs))
 
     agent.__init__ = __init__

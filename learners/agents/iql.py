@@ -6,22 +6,18 @@ import tensorflow as tf
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     LogStdBounds,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
-from .networks import GaussianActor, critic_values
+from .networks import GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -37,6 +33,7 @@ class IQLAgent(OfflineAgent):
     locomotion tasks, and subtracts 1 for AntMaze (section 5.1).
     """
 
+    network_options: ClassVar[dict[str, Any]] = {"init": "orthogonal"}
     #: Arguments of `MLP` for the network of V, which subclasses may change.
     value_network_options: ClassVar[dict[str, Any]] = {}
 
@@ -45,14 +42,10 @@ class IQLAgent(OfflineAgent):
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
         value_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         value_learning_rate: Positive = 3e-4,
@@ -63,6 +56,7 @@ class IQLAgent(OfflineAgent):
         temperature: NonNegative = 3.0,
         max_weight: Positive = 100.0,
         log_std_bounds: LogStdBounds = (-5.0, 2.0),
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -72,14 +66,10 @@ class IQLAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation.
           hidden_sizes: sizes of the hidden layers of all networks.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
           value_network: function that creates the network of V.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's initial learning rate.
           critic_learning_rate: Adam's learning rate.
           value_learning_rate: Adam's learning rate.
@@ -90,22 +80,25 @@ class IQLAgent(OfflineAgent):
           temperature: the paper's beta; 10 for AntMaze, 0.5 for Kitchen and Adroit.
           max_weight: maximum weight of the actor's log likelihood.
           log_std_bounds: minimum and maximum log standard deviation of the actor.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder, init="orthogonal")
-        mean = build(actor_network, [*hidden_sizes, width], name="actor")
-        actor = GaussianActor(mean, width, log_std_bounds=log_std_bounds)
-        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=2, name="critic")
-        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        self._value = build(value_network, [*hidden_sizes, 1], name="value", **self.value_network_options)
-        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
-        self._actor_optimizer = Adam(
-            [*mean.trained_variables, actor.log_std], actor_learning_rate, decay_steps=num_updates
+        super().__init__(time_step_spec, action_spec, **common)
+        actions = self._actions
+        actor = self._make_actor(
+            self._build(actor_network, [*hidden_sizes, actions.size], name="actor"), log_std_bounds
         )
+        options: dict[str, Any] = {"action_size": actions.input_size, "copies": 2, "name": "critic"}
+        critic = self._build(critic_network, [*hidden_sizes, actions.num_values], **options)
+        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
+        self._value = self._build(value_network, [*hidden_sizes, 1], name="value", **self.value_network_options)
+        self._value_optimizer = Adam(self._value.trained_variables, value_learning_rate)
+        self._actor_optimizer = Adam(actor.trainable_variables, actor_learning_rate, decay_steps=num_updates)
         self._expectile, self._temperature, self._max_weight = expectile, temperature, max_weight
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
+
+    def _make_actor(self, network: Network, log_std_bounds: tuple[float, float]) -> Any:
+        """Returns the actor with a network."""
+        return GaussianActor(network, self._actions.size, log_std_bounds=log_std_bounds)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         q = tf.reduce_min(self._action_values(self._target_critic, batch.observation, batch.action), axis=0)

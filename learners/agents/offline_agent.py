@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 from tf_agents.agents import data_converter, tf_agent
@@ -11,7 +11,10 @@ from tf_agents.trajectories import time_step, trajectory
 
 from rlds2reverb._internals.tensorflow import without_autograph
 
+from ..options import NetworkFactory
 from .adam import Adam
+from .custom_networks import make_network
+from .hyperparameters import ImageEncoderName, Seed
 from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, mean_over_replicas, replica_id
@@ -67,7 +70,9 @@ class TransitionBatch(NamedTuple):
 
 
 class OfflineAgent(tf_agent.TFAgent):
-    """The base class of the agents. A subclass creates its networks, then calls `__init__`, and implements `_update`.
+    """The base class of the agents. A subclass calls `__init__`, creates its networks, and calls `_complete`.
+
+    It implements `_update`. Subclasses declare only the hyperparameters that they introduce, and pass others on.
 
     A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
     bit, and the step can be compiled with XLA.
@@ -76,6 +81,13 @@ class OfflineAgent(tf_agent.TFAgent):
     `make_network`.
     """
 
+    _declares_hyperparameters = True
+    #: Hyperparameters of the base class that a subclass does not have, and those that have another default.
+    hides: ClassVar[Sequence[str]] = ()
+    inherited_defaults: ClassVar[Mapping[str, Any]] = {}
+    #: The kind of actions, and arguments of `MLP` for all networks.
+    actions_type: ClassVar[type[BoundedActions | DiscreteActions]] = BoundedActions
+    network_options: ClassVar[Mapping[str, Any]] = {}
     #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
     _critic: Any = None
     _value: Any = None
@@ -89,23 +101,44 @@ class OfflineAgent(tf_agent.TFAgent):
         self,
         time_step_spec: Any,
         action_spec: Any,
-        observations: Observations,
-        actions: BoundedActions | DiscreteActions,
-        actor: Any,
         *,
-        seed: int,
+        observation_mean: Any = None,
+        observation_std: Any = None,
+        seed: Seed = 0,
+        image_encoder: ImageEncoderName = "nature",
     ) -> None:
-        """Creates the policies.
+        """Prepares the conversions between the units of the environment and of the networks.
 
         Args:
           time_step_spec: spec of the time steps of data and environment.
           action_spec: spec of the actions of data and environment.
-          observations: normalisation of observations.
-          actions: conversion between the environment's and the networks' actions.
-          actor: actor of the policies; see `ActorPolicy`.
-          seed: random seed for the noise in train steps.
+          observation_mean: mean to subtract from observations; None for no normalisation.
+          observation_std: standard deviation to divide observations by.
+          seed: random seed for weight initialisation and noise.
+          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
         """
-        self._observations, self._actions, self._actor, self._seed = observations, actions, actor, int(seed)
+        self._actions: Any = self.actions_type(action_spec)
+        num_actions = self._actions.size if self.actions_type is DiscreteActions else None
+        self._observations = Observations(
+            time_step_spec.observation, observation_mean, observation_std, num_actions=num_actions
+        )
+        self._seed, self._image_encoder = int(seed), image_encoder
+
+    def _build(
+        self,
+        factory: NetworkFactory | None,
+        sizes: Sequence[int],
+        *,
+        observations: Observations | None = None,
+        **options: Any,
+    ) -> Network:
+        """Returns a network of the agent's observations, unless others are given; see `make_network`."""
+        options = {"seed": self._seed, "image_encoder": self._image_encoder, **self.network_options, **options}
+        return make_network(factory, observations or self._observations, sizes, **options)
+
+    def _complete(self, time_step_spec: Any, action_spec: Any, actor: Any) -> None:
+        """Creates the policies with an actor; see `ActorPolicy`."""
+        self._actor = actor
         policies = [self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)]
         super().__init__(
             time_step_spec,

@@ -4,18 +4,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
 from .hyperparameters import (
-    Count,
-    Fraction,
-    ImageEncoderName,
-    LayerSizes,
     NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
     configurable,
-    select_hyperparameters,
 )
 from .networks import critic_values
 from .offline_agent import TransitionBatch
@@ -35,31 +26,23 @@ class ReBRACAgent(TD3BCAgent):
     there is no a', the critic's penalty is 0. The paper uses batches of 1024. Everything else is as in TD3.
     """
 
-    actor_network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
-    critic_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}
+    hides = ("alpha",)
+    inherited_defaults: ClassVar[dict[str, Any]] = {
+        "hidden_sizes": (256, 256, 256),
+        "actor_learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+    }
+    actor_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.1, "final_scale": 1e-3}
+    critic_options: ClassVar[dict[str, Any]] = {"layer_norm": True, "hidden_bias": 0.1, "final_scale": 3e-3}
 
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
-        hidden_sizes: LayerSizes = (256, 256, 256),
-        actor_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
-        actor_learning_rate: Positive = 1e-3,
-        critic_learning_rate: Positive = 1e-3,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
-        policy_noise: NonNegative = 0.2,
-        noise_clip: NonNegative = 0.5,
-        policy_delay: Count = 2,
-        exploration_noise: NonNegative = 0.1,
         actor_penalty: NonNegative = 0.1,
         critic_penalty: NonNegative = 0.01,
+        **common: Any,
     ) -> None:
         """Creates the networks and their target networks.
 
@@ -70,27 +53,12 @@ class ReBRACAgent(TD3BCAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
-          hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-          actor_learning_rate: Adam's learning rate.
-          critic_learning_rate: Adam's learning rate.
-          discount: discount factor gamma; the paper uses 0.999 for AntMaze.
-          target_update_rate: share of the online weights in a target update.
-          policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
-          noise_clip: maximum magnitude of that noise.
-          policy_delay: number of critic updates per update of actor and targets.
-          exploration_noise: standard deviation of the collect policy's noise.
           actor_penalty: the paper's beta_1, tuned for each task; the default is that of hopper-medium-expert.
           critic_penalty: the paper's beta_2, tuned for each task; the default is that of hopper-medium-expert.
+          **common: hyperparameters of the base class.
         """
+        super().__init__(time_step_spec, action_spec, alpha=None, **common)
         self._actor_penalty, self._critic_penalty = actor_penalty, critic_penalty
-        inherited = select_hyperparameters(TD3BCAgent, locals())
-        super().__init__(time_step_spec, action_spec, **inherited, alpha=None)
 
     def target_values(self, batch: TransitionBatch, action: tf.Tensor) -> tf.Tensor:
         """Returns the smaller target value of actions [B, A], minus the penalty, float32 [B].

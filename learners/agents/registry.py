@@ -92,7 +92,7 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
       TypeError: If the algorithm has no such hyperparameter.
     """
     declared, create = get_hyperparameters(algo), get_agent_class(algo)
-    own = read_own_declarations(create)
+    own = declared if is_configurable(create) else read_own_declarations(create)
     for name in overrides:
         if name not in declared and not accepts_any_hyperparameter(create):
             raise TypeError(_describe_unknown(algo, name, declared))

@@ -9,22 +9,18 @@ from rlds2reverb.errors import ArgumentError
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     LogStdBounds,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import critic_values, values_and_action_gradients
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import BoundedActions, Observations
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
 
@@ -71,13 +67,9 @@ class SACAgent(OfflineAgent):
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         temperature_learning_rate: Positive = 3e-4,
@@ -88,6 +80,7 @@ class SACAgent(OfflineAgent):
         log_std_bounds: LogStdBounds = (-20.0, 2.0),
         num_critics: Count = 2,
         diversity_weight: NonNegative = 0.0,
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -97,14 +90,10 @@ class SACAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
           actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
             A log standard deviations; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           temperature_learning_rate: Adam's learning rate.
@@ -115,6 +104,7 @@ class SACAgent(OfflineAgent):
           log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
           num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
           diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and SAC-N.
+          **common: hyperparameters of the base class.
 
         Raises:
           ValueError: If there is only one critic, but the weight is not 0.
@@ -125,19 +115,17 @@ class SACAgent(OfflineAgent):
                 "weight of 0",
                 about="num_critics",
             )
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
-        gaussian = build(actor_network, [*hidden_sizes, 2 * width], name="actor")
-        critic = build(critic_network, [*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic")
+        super().__init__(time_step_spec, action_spec, **common)
+        width = self._actions.size
+        gaussian = self._build(actor_network, [*hidden_sizes, 2 * width], name="actor")
+        critic = self._build(critic_network, [*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic")
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         entropy = -float(width) if target_entropy is None else target_entropy
         self._temperature = Temperature(entropy, temperature_learning_rate, initial=initial_temperature)
         self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
         self._num_critics, self._diversity_weight = num_critics, diversity_weight
         actor = SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=log_std_bounds)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))

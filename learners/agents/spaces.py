@@ -146,8 +146,13 @@ class BoundedActions(tf.Module):
     """A map of continuous actions between the bounds of their spec and [-1, 1].
 
     Attributes:
+      size: number of elements A, and of outputs of an actor.
+      input_size: number of inputs for an action of networks of Q-values.
+      num_values: number of their outputs.
       log_scale: logarithm of the volume of actions in the environment's units per volume of those in [-1, 1].
     """
+
+    num_values = 1
 
     def __init__(self, spec: Any) -> None:
         """Computes the centre and half width of the bounds.
@@ -172,7 +177,7 @@ class BoundedActions(tf.Module):
                 "use a BoundedTensorSpec with the environment's minimum and maximum"
             )
         self.spec = spec
-        self.size = int(spec.shape[0])
+        self.size = self.input_size = int(spec.shape[0])
         self._centre = ((high.astype(np.float64) + low) / 2).astype(np.float32)
         self._half_width = ((high.astype(np.float64) - low) / 2).astype(np.float32)
         self.log_scale = float(np.log(self._half_width).sum())
@@ -188,10 +193,13 @@ class BoundedActions(tf.Module):
 
 
 class DiscreteActions(tf.Module):
-    """A map of discrete actions between the integers of their spec and 0 .. num_actions - 1."""
+    """A map of discrete actions between the integers of their spec and 0 .. num_actions - 1.
 
-    #: See `BoundedActions`; probabilities have no unit.
-    log_scale = 0.0
+    Attributes:
+      size, input_size, num_values, log_scale: see `BoundedActions`; probabilities have no unit.
+    """
+
+    input_size, log_scale = 0, 0.0
 
     def __init__(self, spec: Any) -> None:
         """Reads the minimum action and the number of actions.
@@ -211,7 +219,7 @@ class DiscreteActions(tf.Module):
             )
         self.spec = spec
         self._minimum = int(spec.minimum)
-        self.num_actions = int(spec.maximum) - self._minimum + 1
+        self.num_actions = self.size = self.num_values = int(spec.maximum) - self._minimum + 1
         if not 1 < self.num_actions <= 1 << 20:
             raise ValueError(
                 f"the number of discrete actions must be from 2 to 2**20, got {spec.minimum} to {spec.maximum}; "

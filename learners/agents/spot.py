@@ -4,24 +4,17 @@ from typing import Annotated, Any
 
 import tensorflow as tf
 
-from ..options import NetworkFactory, Range
+from ..options import Range
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
-    Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
-    PositiveFraction,
-    Seed,
     configurable,
-    select_hyperparameters,
 )
 from .networks import critic_values
 from .offline_agent import TransitionBatch
-from .spaces import BoundedActions, Observations
 from .td3_bc import TD3BCAgent
 
 #: Bounds of the encoder's log standard deviations (the authors' vae.py).
@@ -43,32 +36,20 @@ class SPOTAgent(TD3BCAgent):
     The authors' dropout of 0.1 in the actor is left out.
     """
 
+    hides = ("alpha",)
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
-        hidden_sizes: LayerSizes = (256, 256),
-        actor_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
-        actor_learning_rate: Positive = 3e-4,
-        critic_learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
-        policy_noise: NonNegative = 0.2,
-        noise_clip: NonNegative = 0.5,
-        policy_delay: Count = 2,
-        exploration_noise: NonNegative = 0.1,
         support_weight: NonNegative = 0.1,
         num_density_updates: Annotated[int, Range(0)] = 100_000,
         density_hidden_sizes: LayerSizes = (750, 750),
         density_learning_rate: Positive = 1e-3,
         kl_weight: NonNegative = 0.5,
         latent_size: Count | None = None,
+        **common: Any,
     ) -> None:
         """Creates the networks and their target networks.
 
@@ -77,41 +58,24 @@ class SPOTAgent(TD3BCAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: divisor of observations; the authors use their standard deviation + 1e-3.
-          seed: random seed for weight initialisation and noise.
-          hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-          actor_learning_rate: Adam's learning rate.
-          critic_learning_rate: Adam's learning rate.
-          discount: discount factor gamma.
-          target_update_rate: share of the online weights in a target update.
-          policy_noise: standard deviation of the target policy's noise, in [-1, 1] units.
-          noise_clip: maximum magnitude of that noise.
-          policy_delay: number of critic updates per update of actor and targets.
-          exploration_noise: standard deviation of the collect policy's noise.
           support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.
           num_density_updates: number of initial updates that train the density; fewer than all updates of a run.
           density_hidden_sizes: sizes of the hidden layers of the autoencoder's two networks.
           density_learning_rate: Adam's learning rate for them.
           kl_weight: weight of the divergence, the authors' beta.
           latent_size: number of elements of z; None for twice the size of the action.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        width = BoundedActions(action_spec).size
+        super().__init__(time_step_spec, action_spec, alpha=None, **common)
+        width = self._actions.size
         latent_size = latent_size or 2 * width
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
         encoder_sizes, decoder_sizes = [*density_hidden_sizes, 2 * latent_size], [*density_hidden_sizes, width]
-        self._encoder = build(None, encoder_sizes, action_size=width, name="encoder")
-        self._decoder = build(None, decoder_sizes, action_size=latent_size, name="decoder")
+        self._encoder = self._build(None, encoder_sizes, action_size=width, name="encoder")
+        self._decoder = self._build(None, decoder_sizes, action_size=latent_size, name="decoder")
         density_variables = [*self._encoder.trained_variables, *self._decoder.trained_variables]
         self._density_optimizer = Adam(density_variables, density_learning_rate)
         self._num_density_updates = num_density_updates
         self._support_weight, self._kl_weight = support_weight, kl_weight
-        inherited = select_hyperparameters(TD3BCAgent, locals())
-        super().__init__(time_step_spec, action_spec, **inherited, alpha=None)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         step = self.train_step_counter - self._num_density_updates

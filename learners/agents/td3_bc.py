@@ -6,22 +6,18 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .custom_networks import configure_networks
 from .hyperparameters import (
     Count,
     Fraction,
-    ImageEncoderName,
     LayerSizes,
     NonNegative,
     Positive,
     PositiveFraction,
-    Seed,
     configurable,
 )
 from .networks import TanhActor, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .replicas import assign_on_replica
-from .spaces import BoundedActions, Observations
 
 
 @configurable
@@ -37,21 +33,17 @@ class TD3BCAgent(OfflineAgent):
     """
 
     #: Arguments of `MLP` for the two networks, which subclasses may change.
-    actor_network_options: ClassVar[dict[str, Any]] = {}
-    critic_network_options: ClassVar[dict[str, Any]] = {}
+    actor_options: ClassVar[dict[str, Any]] = {}
+    critic_options: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
         hidden_sizes: LayerSizes = (256, 256),
         actor_network: NetworkFactory | None = None,
         critic_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
         actor_learning_rate: Positive = 3e-4,
         critic_learning_rate: Positive = 3e-4,
         discount: Fraction = 0.99,
@@ -61,6 +53,7 @@ class TD3BCAgent(OfflineAgent):
         policy_delay: Count = 2,
         exploration_noise: NonNegative = 0.1,
         alpha: NonNegative | None = 2.5,
+        **common: Any,
     ) -> None:
         """Creates the networks and their target networks.
 
@@ -69,13 +62,9 @@ class TD3BCAgent(OfflineAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: divisor of observations; the paper uses their standard deviation + 1e-3.
-          seed: random seed for weight initialisation and noise.
           hidden_sizes: sizes of the hidden layers of actor and critics.
           actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
           critic_network: function that creates each critic; its input is the pair of observation and action.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
           actor_learning_rate: Adam's learning rate.
           critic_learning_rate: Adam's learning rate.
           discount: discount factor gamma.
@@ -85,14 +74,13 @@ class TD3BCAgent(OfflineAgent):
           policy_delay: number of critic updates per update of actor and targets.
           exploration_noise: standard deviation of the collect policy's noise.
           alpha: weight of the critic relative to behavioural cloning; None for TD3.
+          **common: hyperparameters of the base class.
         """
-        observations = Observations(time_step_spec.observation, observation_mean, observation_std)
-        actions = BoundedActions(action_spec)
-        width = actions.size
-        build = configure_networks(observations, seed=seed, image_encoder=image_encoder)
-        self._actor_network = build(actor_network, [*hidden_sizes, width], name="actor", **self.actor_network_options)
-        critic_options = {"action_size": width, "copies": 2, **self.critic_network_options}
-        critic = build(critic_network, [*hidden_sizes, 1], name="critic", **critic_options)
+        super().__init__(time_step_spec, action_spec, **common)
+        width = self._actions.size
+        self._actor_network = self._build(actor_network, [*hidden_sizes, width], name="actor", **self.actor_options)
+        critic_options = {"action_size": width, "copies": 2, **self.critic_options}
+        critic = self._build(critic_network, [*hidden_sizes, 1], name="critic", **critic_options)
         self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
         self._target_actor = TanhActor(self._actor_network.copy())
         self._actor_optimizer = Adam(self._actor_network.trained_variables, actor_learning_rate)
@@ -100,7 +88,7 @@ class TD3BCAgent(OfflineAgent):
         self._policy_delay, self._alpha = policy_delay, alpha
         self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
         actor = TanhActor(self._actor_network, exploration_noise=exploration_noise)
-        super().__init__(time_step_spec, action_spec, observations, actions, actor, seed=seed)
+        self._complete(time_step_spec, action_spec, actor)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         critic_loss, td_error, q_mean = self._update_critic(batch, self.critic_targets(batch))

@@ -4,19 +4,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
 from .hyperparameters import (
-    Count,
-    Fraction,
-    ImageEncoderName,
-    LayerSizes,
-    LogStdBounds,
-    NonNegative,
     Positive,
-    PositiveFraction,
-    Seed,
     configurable,
-    select_hyperparameters,
 )
 from .iql import IQLAgent
 from .networks import critic_values
@@ -45,30 +35,16 @@ class XQLAgent(IQLAgent):
 
     value_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True}
 
+    hides = ("expectile",)
+
     def __init__(
         self,
         time_step_spec: Any,
         action_spec: Any,
         *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
-        hidden_sizes: LayerSizes = (256, 256),
-        actor_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        value_network: NetworkFactory | None = None,
-        image_encoder: ImageEncoderName = "nature",
-        actor_learning_rate: Positive = 3e-4,
-        critic_learning_rate: Positive = 3e-4,
-        value_learning_rate: Positive = 3e-4,
-        num_updates: Count | None = 1_000_000,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
         loss_temperature: Positive = 2.0,
         max_clip: Positive = 7.0,
-        temperature: NonNegative = 3.0,
-        max_weight: Positive = 100.0,
-        log_std_bounds: LogStdBounds = (-5.0, 2.0),
+        **common: Any,
     ) -> None:
         """Creates the networks, and target networks for the critics.
 
@@ -78,29 +54,12 @@ class XQLAgent(IQLAgent):
         Args:
           time_step_spec: spec of the data's time steps.
           action_spec: BoundedTensorSpec [A].
-          observation_mean: mean to subtract from observations; None, as in the paper, for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation.
-          hidden_sizes: sizes of the hidden layers of all networks.
-          actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          value_network: function that creates the network of V.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-          actor_learning_rate: Adam's initial learning rate.
-          critic_learning_rate: Adam's learning rate.
-          value_learning_rate: Adam's learning rate.
-          num_updates: number of updates after which the actor's cosine schedule reaches 0; None for a constant rate.
-          discount: discount factor gamma.
-          target_update_rate: share of the online weights in a target update.
           loss_temperature: the paper's beta, in units of Q-values; smaller values are closer to the maximum.
           max_clip: upper bound of z.
-          temperature: factor of the advantages in the actor's weights; 10 for AntMaze.
-          max_weight: maximum weight of the actor's log likelihood.
-          log_std_bounds: minimum and maximum log standard deviation of the actor.
+          **common: hyperparameters of the base class.
         """
+        super().__init__(time_step_spec, action_spec, **common)
         self._loss_temperature, self._max_clip = loss_temperature, max_clip
-        inherited = select_hyperparameters(IQLAgent, locals())
-        super().__init__(time_step_spec, action_spec, **inherited)
 
     def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the scaled Gumbel loss of V(s) against q [B]."""
