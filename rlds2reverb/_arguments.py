@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.replacements import describe_unknown
 
 _YEAR_SECS = 365 * 24 * 3600
+_Arguments = ParamSpec("_Arguments")
+_Made, _Result = TypeVar("_Made"), TypeVar("_Result")
 
 
 def require_count(name: str, value: Any, low: int = 1, high: int | None = None) -> None:
@@ -55,3 +59,20 @@ def require_timeout(timeout_secs: Any) -> None:
     """Raises `ValueError` unless the timeout is above 0 and at most one year."""
     if not isinstance(timeout_secs, Real) or not 0 < float(timeout_secs) <= _YEAR_SECS:
         raise ArgumentError(f"must be above 0 and at most one year, got {timeout_secs}", about="timeout_secs")
+
+
+def take_arguments(
+    make: Callable[_Arguments, _Made],
+) -> Callable[[Callable[[_Made], _Result]], Callable[_Arguments, _Result]]:
+    """Lets a function take the arguments of a class, which declares and checks them, instead of an object of it."""
+
+    def decorate(use: Callable[[_Made], _Result]) -> Callable[_Arguments, _Result]:
+        @functools.wraps(use)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            return use(make(*args, **kwargs))
+
+        signature = inspect.signature(make).replace(return_annotation=inspect.signature(use).return_annotation)
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate

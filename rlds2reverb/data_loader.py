@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_defaults
+from rlds2reverb._arguments import require_count, require_defaults, take_arguments
 from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
@@ -107,22 +107,41 @@ class Batches(Iterable[Any]):
         return Batches(self._open_batches, self.num_items, self.num_batches, partial(map_structure, convert_leaf))
 
 
-def batches(
-    source: Any,
-    batch_size: int,
-    *,
-    items: Cut = DEFAULT_ITEMS,
-    seed: int = 0,
-    epochs: int | None = None,
-    drop_last: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    first_step: int = 0,
-    prefetch: int = 2,
-    cache_dir: str | Path | None = None,
-    decode: Decoder | None = None,
-    table: str | None = None,
-) -> Batches:
+@dataclass(frozen=True)
+class _Options:
+    """The options of `batches`."""
+
+    source: Any
+    batch_size: int
+    _: KW_ONLY
+    items: Cut = DEFAULT_ITEMS
+    seed: int = 0
+    epochs: int | None = None
+    drop_last: bool = False
+    rank: int = 0
+    world_size: int = 1
+    first_step: int = 0
+    prefetch: int = 2
+    cache_dir: str | Path | None = None
+    decode: Decoder | None = None
+    table: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("batch_size", 1), ("world_size", 1), ("first_step", 0), ("prefetch", 0)):
+            require_count(name, getattr(self, name), low)
+        require_count("seed", self.seed, 0, 2**31 - 1)
+        require_count("rank", self.rank, 0, self.world_size - 1)
+        if self.epochs is None:
+            require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
+        else:
+            require_count("epochs", self.epochs)
+        if not isinstance(self.items, Cut):
+            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or a custom Cut"
+            raise TypeError(f"items must be of a kind that is cut when it is read ({kinds}), got {self.items!r}")
+
+
+@take_arguments(_Options)
+def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are those of the options.
     """Returns batches of items as dicts of NumPy arrays `[batch_size, ...]`; `as_torch` and `as_jax` convert them.
 
     TensorFlow is imported only to read RLDS and TFDS, neither for other datasets and stores nor for servers.
@@ -168,45 +187,11 @@ def batches(
       TypeError: If `source` or `items` is of a different type.
       ValueError: If a number is out of range, an option does not apply, or the dataset has no field that is asked for.
     """
-    options = _Options(
-        batch_size, items, seed, epochs, drop_last, rank, world_size, first_step, prefetch, cache_dir, decode, table
-    )
-    if is_server(source):
-        return _open_server(source, options)
+    if is_server(options.source):
+        return _open_server(options)
     require_defaults(options, ["table"], "for datasets")
-    reader = _StoredBatches(_open_steps(source, cache_dir), options)
+    reader = _StoredBatches(_open_steps(options.source, options.cache_dir), options)
     return Batches(reader.read_all, reader.index.num_items, reader.num_batches)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The options of `batches`."""
-
-    batch_size: int
-    items: Cut = DEFAULT_ITEMS
-    seed: int = 0
-    epochs: int | None = None
-    drop_last: bool = False
-    rank: int = 0
-    world_size: int = 1
-    first_step: int = 0
-    prefetch: int = 2
-    cache_dir: str | Path | None = None
-    decode: Decoder | None = None
-    table: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, low in (("batch_size", 1), ("world_size", 1), ("first_step", 0), ("prefetch", 0)):
-            require_count(name, getattr(self, name), low)
-        require_count("seed", self.seed, 0, 2**31 - 1)
-        require_count("rank", self.rank, 0, self.world_size - 1)
-        if self.epochs is None:
-            require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
-        else:
-            require_count("epochs", self.epochs)
-        if not isinstance(self.items, Cut):
-            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or a custom Cut"
-            raise TypeError(f"items must be of a kind that is cut when it is read ({kinds}), got {self.items!r}")
 
 
 class _StoredBatches:
@@ -283,10 +268,11 @@ def _read_steps(source: Source) -> StepColumns:
     return columns.finish()
 
 
-def _open_server(servers: Any, options: _Options) -> Batches:
+def _open_server(options: _Options) -> Batches:
     from rlds2reverb.sampling.batches import SamplePlan
 
-    names = [option.name for option in fields(options) if option.name not in ("batch_size", "prefetch", "table")]
+    used = ("source", "batch_size", "prefetch", "table")
+    names = [option.name for option in fields(options) if option.name not in used]
     require_defaults(options, names, "for servers, which choose the items themselves")
-    plan = SamplePlan(servers, options.table or "replay", options.batch_size, prefetch=options.prefetch)
+    plan = SamplePlan(options.source, options.table or "replay", options.batch_size, prefetch=options.prefetch)
     return Batches(lambda convert: map(convert, plan.open()))

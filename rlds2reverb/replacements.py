@@ -10,7 +10,8 @@ import configparser
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,11 +19,14 @@ from rlds2reverb._system.text import advise
 
 #: Names that are at least this similar are the same word with a typing error.
 _SAME_WORD = 0.85
+#: The section with the names of arguments that are passed by position.
+_POSITIONS = "positions"
+#: The text for a name that is the same here.
+_SAME = "same"
 
 
 @functools.cache
-def read_replacements() -> dict[str, dict[str, str]]:
-    """Returns the replacement of each name, by section, such as 'DI-engine BaseLearner'."""
+def _read_sections() -> dict[str, dict[str, str]]:
     parser = configparser.ConfigParser(delimiters="=", interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string((resources.files("rlds2reverb") / "replacements.ini").read_text(encoding="utf-8"))
@@ -30,6 +34,12 @@ def read_replacements() -> dict[str, dict[str, str]]:
         section: {name.strip(): text for names, text in parser[section].items() for name in names.split(",")}
         for section in parser.sections()
     }
+
+
+@functools.cache
+def read_replacements() -> dict[str, dict[str, str]]:
+    """Returns the replacement of each name, by section, such as 'DI-engine BaseLearner'."""
+    return {section: texts for section, texts in _read_sections().items() if section != _POSITIONS}
 
 
 def find_replacement(name: str, *owners: str) -> str:
@@ -41,7 +51,7 @@ def find_replacement(name: str, *owners: str) -> str:
     """
     for section, texts in read_replacements().items():
         library, owner = section.split(" ", 1)
-        if name in texts and (owner in owners or (not owners and owner in (name, "names"))):
+        if texts.get(name, _SAME) != _SAME and (owner in owners or (not owners and owner in (name, "names"))):
             text = texts[name].replace("`", "")
             place = f"{owner}.{name}" if owner[0].isupper() and owner != name else name
             reason = text.removeprefix("none: ")
@@ -68,7 +78,8 @@ def require_arguments(
       *owners: see `find_replacement`.
       own: the caller's own arguments, of which it passes none on.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = dict(inspect.signature(function).parameters)
+    parameters.pop("self", None)
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in names:
         if name in parameters or (is_open and not own):
@@ -95,15 +106,66 @@ def explain_missing(get: Callable[[str], Any]) -> Callable[[str], Any]:
     return get_or_explain
 
 
+def _require_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], holder: str, *owners: str
+) -> None:
+    """Raises `TypeError` if a method does not accept the arguments of a call; the message says what replaces them."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        reason = str(error)
+    else:
+        return
+    num_places = sum(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in signature.parameters.values())
+    listed = _read_sections()[_POSITIONS]
+    keys = owners if function.__name__ == "__init__" else (function.__name__,)
+    names = next((listed[key].split(", ") for key in keys if key in listed), [])
+    require_arguments(function, [*kwargs, *names[num_places - 1 : len(args) - 1]], holder, *owners)
+    raise TypeError(f"{holder}: {reason}{find_replacement(function.__name__, *owners)}")
+
+
+def _explain_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of a `Replacing` class whose errors say what replaces an argument of another library."""
+
+    @functools.wraps(method)
+    def call(self: Replacing, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError as raised:
+            error = raised
+        holder = f"{type(self).__name__}.{method.__name__}"
+        _require_call(method, (self, *args), kwargs, holder, *self.replaces)
+        raise error
+
+    return call
+
+
 class ExplainingType(abc.ABCMeta):
-    """The type of classes whose constructors say what replaces an argument of another library."""
+    """The type of classes that say what replaces an argument of another library.
+
+    This holds for the constructor, and for the methods that have the same names in that library.
+    """
 
     if not TYPE_CHECKING:  # Type checkers would accept any arguments.
 
+        def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
+            """Creates a class."""
+            owners = namespace.get("replaces", ())
+            for section, texts in read_replacements().items() if owners else ():
+                for method in texts if section.split(" ", 1)[1] in owners else ():
+                    if isinstance(namespace.get(method), types.FunctionType):
+                        namespace[method] = _explain_arguments(namespace[method])
+            return super().__new__(mcs, name, bases, namespace, **kwargs)
+
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             """Creates an object."""
-            require_arguments(cls.__init__, kwargs, cls.__name__, *cls.replaces)
-            return super().__call__(*args, **kwargs)
+            try:
+                return super().__call__(*args, **kwargs)
+            except TypeError as raised:
+                error = raised
+            _require_call(cls.__init__, (None, *args), kwargs, cls.__name__, *cls.replaces)
+            raise error
 
         @property
         def __signature__(cls) -> inspect.Signature:
@@ -112,7 +174,7 @@ class ExplainingType(abc.ABCMeta):
 
 
 class Replacing(metaclass=ExplainingType):
-    """A class that says what replaces an attribute or an argument of another library's class.
+    """A class that says what replaces an attribute, or an argument of a method, of another library's class.
 
     Attributes:
       replaces: the classes that it replaces, as in `replacements.ini`.

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tree
 
-from rlds2reverb._arguments import require_count, require_timeout
+from rlds2reverb._arguments import require_count, require_timeout, take_arguments
 from rlds2reverb._system.closing import Closing
 from rlds2reverb.client import Server
 from rlds2reverb.encoding.packing import unpack_arrays
@@ -51,87 +51,6 @@ def warn_server_lost(address: str, reason: str) -> None:
     warnings.warn(
         f"no samples from {address}; continuing with the other servers: {reason}", RuntimeWarning, stacklevel=2
     )
-
-
-def sample(
-    servers: Server | Sequence[Server],
-    table: str,
-    batch_size: int,
-    *,
-    beta: Beta = DEFAULT_BETA,
-    min_priority: Any = None,
-    max_in_flight: int = 256,
-    num_workers: int = 2,
-    prefetch: int = 1,
-    timeout_secs: float = 30.0,
-    on_server_lost: OnServerLost = warn_server_lost,
-) -> SampleIterator:
-    """Returns an endless iterator over batches of a table's items, as NumPy arrays.
-
-    Several servers are sampled as if their tables were one: in the long run, each contributes in proportion to the
-    size of its table or, for prioritized tables, to the sum of its priorities with their exponent. Samples in excess of
-    that are dropped. A server that is much slower than the others, or does not answer, does not delay them: they then
-    contribute more. Tables whose items can be used up, or whose rate limiters count samples, contribute equally if all
-    servers keep up.
-
-    A single batch contains the items that arrived first, so a server may contribute all of them or none. The importance
-    weights account for the actual contributions. If a batch contains no items of a server (because it is one of the
-    first batches, or that server is much slower), it represents the tables of the other servers only. Use
-    `mixed_dataset` to fix the contributions to every batch.
-
-    If a server returns no samples for `timeout_secs`, `on_server_lost` is called and the others continue. The server
-    takes part again once it is back. If no server returns any samples, `next` raises a `ServerUnavailableError` that
-    gives the reason: no server answers, or the table's rate limiter is waiting for items. Another call of `next` waits
-    again. Time counts while a batch is missing, whether or not the consumer waits for it: if a table may run dry while
-    the consumer is busy elsewhere, set `timeout_secs` to more than the consumer may take.
-
-    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server,
-    and `3 * batch_size * num_workers` more if it serves finished batches of small items; their priorities and
-    probabilities are those at the time of sampling.
-
-    Args:
-      servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own
-        `Client` or `Server`; a `ShardedReplayServer`; or `HOST:PORT,HOST:PORT`.
-      table: the name of the table. On several servers, the tables must have one signature and must either all sample
-        at random (the weights compensate for different samplers) or all in a fixed order (the weights are then 1).
-      batch_size: number of items per batch, at least the number of servers.
-      beta: exponent of the importance weights: a number in [0, 1], or a function of the batch number (an integer from 0
-        in each iterator) that returns one, also as a tensor. The default increases from 0.4 to 1 over 100,000 batches.
-      min_priority: the lowest priority above 0 in the table: a number, a scalar `tf.Variable`, or a function without
-        arguments. The weights are then divided by the maximum of the table instead of that of the batch.
-      max_in_flight: number of samples that each worker requests ahead. 64 to 512 are fast; smaller values give more
-        up-to-date priorities.
-      num_workers: number of streams of samples from each server; a table in a fixed order, or one that may return fewer
-        samples than requested, has one stream.
-      prefetch: number of batches to prepare ahead.
-      timeout_secs: maximum time to wait for a server's table information, and for samples.
-      on_server_lost: function called as `on_server_lost(address, reason)` when a server stops returning samples while
-        others continue, possibly from another thread; warns by default.
-
-    Returns:
-      An iterator over `ReplaySample`: `info` is a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`. Items
-      of varying length are padded with zeros to the longest in the batch; see `info.mask`. Iterating raises a
-      `SpecMismatchError` for an item that is damaged or does not match the table's signature.
-
-    Raises:
-      ServerUnavailableError: If no server answers in time.
-      SpecMismatchError: If the tables of several servers have different signatures.
-      ValueError: If the table does not exist or has no signature, only some of several tables sample at random,
-        `min_priority` is passed for tables in a fixed order, or a number is out of its range.
-    """
-    plan = SamplePlan(
-        servers,
-        table,
-        batch_size,
-        beta=beta,
-        min_priority=min_priority,
-        max_in_flight=max_in_flight,
-        num_workers=num_workers,
-        prefetch=prefetch,
-        timeout_secs=timeout_secs,
-        on_server_lost=on_server_lost,
-    )
-    return plan.open()
 
 
 @dataclass(eq=False)
@@ -225,6 +144,64 @@ class SamplePlan:
             )
         exponent = importance.evaluate_beta(self.beta, np.int64(batch_number))
         return importance.importance_weights(probabilities, sizes, exponent, lowest_probabilities=lowest)
+
+
+@take_arguments(SamplePlan)
+def sample(plan: SamplePlan) -> SampleIterator:  # noqa: D417 - The arguments are those of the plan.
+    """Returns an endless iterator over batches of a table's items, as NumPy arrays.
+
+    Several servers are sampled as if their tables were one: in the long run, each contributes in proportion to the
+    size of its table or, for prioritized tables, to the sum of its priorities with their exponent. Samples in excess of
+    that are dropped. A server that is much slower than the others, or does not answer, does not delay them: they then
+    contribute more. Tables whose items can be used up, or whose rate limiters count samples, contribute equally if all
+    servers keep up.
+
+    A single batch contains the items that arrived first, so a server may contribute all of them or none. The importance
+    weights account for the actual contributions. If a batch contains no items of a server (because it is one of the
+    first batches, or that server is much slower), it represents the tables of the other servers only. Use
+    `mixed_dataset` to fix the contributions to every batch.
+
+    If a server returns no samples for `timeout_secs`, `on_server_lost` is called and the others continue. The server
+    takes part again once it is back. If no server returns any samples, `next` raises a `ServerUnavailableError` that
+    gives the reason: no server answers, or the table's rate limiter is waiting for items. Another call of `next` waits
+    again. Time counts while a batch is missing, whether or not the consumer waits for it: if a table may run dry while
+    the consumer is busy elsewhere, set `timeout_secs` to more than the consumer may take.
+
+    Up to `max_in_flight * num_workers + batch_size * (prefetch + num_workers)` items are sampled ahead on each server,
+    and `3 * batch_size * num_workers` more if it serves finished batches of small items; their priorities and
+    probabilities are those at the time of sampling.
+
+    Args:
+      servers: one or more servers: an address `HOST:PORT`, a port of this machine, a `ReplayServer`, or Reverb's own
+        `Client` or `Server`; a `ShardedReplayServer`; or `HOST:PORT,HOST:PORT`.
+      table: the name of the table. On several servers, the tables must have one signature and must either all sample
+        at random (the weights compensate for different samplers) or all in a fixed order (the weights are then 1).
+      batch_size: number of items per batch, at least the number of servers.
+      beta: exponent of the importance weights: a number in [0, 1], or a function of the batch number (an integer from 0
+        in each iterator) that returns one, also as a tensor. The default increases from 0.4 to 1 over 100,000 batches.
+      min_priority: the lowest priority above 0 in the table: a number, a scalar `tf.Variable`, or a function without
+        arguments. The weights are then divided by the maximum of the table instead of that of the batch.
+      max_in_flight: number of samples that each worker requests ahead. 64 to 512 are fast; smaller values give more
+        up-to-date priorities.
+      num_workers: number of streams of samples from each server; a table in a fixed order, or one that may return fewer
+        samples than requested, has one stream.
+      prefetch: number of batches to prepare ahead.
+      timeout_secs: maximum time to wait for a server's table information, and for samples.
+      on_server_lost: function called as `on_server_lost(address, reason)` when a server stops returning samples while
+        others continue, possibly from another thread; warns by default.
+
+    Returns:
+      An iterator over `ReplaySample`: `info` is a `SampleInfo`, `data` the nest of an item, `[batch_size, ...]`. Items
+      of varying length are padded with zeros to the longest in the batch; see `info.mask`. Iterating raises a
+      `SpecMismatchError` for an item that is damaged or does not match the table's signature.
+
+    Raises:
+      ServerUnavailableError: If no server answers in time.
+      SpecMismatchError: If the tables of several servers have different signatures.
+      ValueError: If the table does not exist or has no signature, only some of several tables sample at random,
+        `min_priority` is passed for tables in a fixed order, or a number is out of its range.
+    """
+    return plan.open()
 
 
 class SampleIterator(Closing, Iterator[ReplaySample]):

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlds2reverb._arguments import take_arguments
 from rlds2reverb._internals.python_datasets import make_dataset, translate_error as translate_error
-from rlds2reverb.client import Server
 from rlds2reverb.experience import to_experience as to_experience
 
-from .batches import DEFAULT_BETA, OnServerLost, SamplePlan, warn_server_lost
-from .importance import Beta
+from .batches import SamplePlan
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def sample_dataset(
-    servers: Server | Sequence[Server],
-    table: str,
-    batch_size: int,
-    *,
-    beta: Beta = DEFAULT_BETA,
-    min_priority: Any = None,
-    max_in_flight: int = 256,
-    num_workers: int = 2,
-    prefetch: int = 1,
-    timeout_secs: float = 30.0,
-    on_server_lost: OnServerLost = warn_server_lost,
-) -> tf.data.Dataset:
+@take_arguments(SamplePlan)
+def sample_dataset(plan: SamplePlan) -> tf.data.Dataset:  # noqa: D417 - The arguments are those of the plan.
     """Returns an endless dataset of batches of a table's items.
 
     See `sample` for how several servers are sampled, and for what happens if one is lost. The dataset is a thin wrapper
@@ -59,16 +46,4 @@ def sample_dataset(
       ValueError: If the table does not exist or has no signature, only some of several tables sample at random,
         `min_priority` is passed for tables in a fixed order, or a number is out of its range.
     """
-    plan = SamplePlan(
-        servers,
-        table,
-        batch_size,
-        beta=beta,
-        min_priority=min_priority,
-        max_in_flight=max_in_flight,
-        num_workers=num_workers,
-        prefetch=prefetch,
-        timeout_secs=timeout_secs,
-        on_server_lost=on_server_lost,
-    )
-    return make_dataset(plan.open, plan.element_spec, prefetch=prefetch)
+    return make_dataset(plan.open, plan.element_spec, prefetch=plan.prefetch)

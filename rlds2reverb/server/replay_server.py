@@ -38,12 +38,14 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[TableConfig] | None,
         signature: Nest | None = None,
         *,
+        directory: str | Path | None = None,
         port: int | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
+        force: bool = False,
         keep_previous: bool = True,
         isolate: bool = False,
         serve_batches: bool | None = None,
@@ -53,13 +55,15 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         Damaged and interrupted checkpoints are skipped with a `RuntimeWarning` that names them.
 
         Args:
-          tables: configurations of the tables.
+          tables: configurations of the tables; None for those of the directory.
           signature: signature of the items, or None to accept any item.
+          directory: directory to start from; see `from_directory`.
           port: port to listen on; None chooses a free one.
           checkpoint_root: directory for checkpoints: a new one, or one that an earlier server created; None for no
             checkpoints.
           verify: whether a checkpoint must match its manifest or, without a manifest, be readable from end to end. It
             must be complete in any case.
+          force: see `from_directory`.
           keep_previous: whether to keep the checkpoint before the newest, and to start from it if the newest is
             damaged. The root then always takes the space of two checkpoints, instead of only while one is written.
           isolate: whether to accept connections from this machine only, at localhost, 127.0.0.1 and ::1. In a
@@ -75,9 +79,37 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
           OSError: If the port cannot be isolated; the server is stopped in that case.
           ValueError: If there are no tables.
         """
-        self._isolate = isolate
+        self._isolate, self._keep_previous = isolate, keep_previous
         self._serve_batches = isolate if serve_batches is None else serve_batches
-        self._start(tables, signature, None, port, checkpoint_root, verify=verify, keep_previous=keep_previous)
+        if tables is not None and not tables:
+            raise ValueError("tables must contain at least one TableConfig, got none")
+        with ExitStack() as stack:
+            self.port = port or pick_port()
+            stack.enter_context(reserve_port(self.port, serve_batches=self._serve_batches))
+            path = None if checkpoint_root is None else expand_path(checkpoint_root, "checkpoint_root")
+            self._root = None if path is None else CheckpointRoot(path)
+            # Reverb always creates a checkpointer; its default one leaves a directory behind.
+            scratch = stack.enter_context(scratch_folder())
+            root = self._root or CheckpointRoot(scratch / "root")
+            stack.enter_context(root.lock())
+            if verify:
+                with full_disk_as_error(root.path):
+                    skipped = root.choose_newest_valid(fall_back=keep_previous)
+                if skipped is not None:
+                    warnings.warn(skipped, RuntimeWarning, stacklevel=2)
+            if directory is not None:
+                root.delete_interrupted()
+                if root.latest() is None:
+                    written = expand_path(directory, "directory")
+                    _load_directory(root, written, tables, verify=verify, force=force)
+            tables = list(root.tables() or [] if tables is None else tables)
+            root.store_or_require_tables(tables)
+            if not verify:
+                root.verify_latest(against_manifest=False)
+            self._own_root, self._tables, self._signature = root, tables, signature
+            self._start_reverb()
+            stack.callback(lambda: self._process.stop())
+            self._resources = stack.pop_all()
 
     @classmethod
     def from_directory(
@@ -114,57 +146,17 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
           InsufficientMemoryError: If the items need more memory than is free.
           ResourceInUseError, OSError: As for `ReplayServer`.
         """
-        server = cls.__new__(cls)
-        server._isolate = isolate
-        server._serve_batches = isolate if serve_batches is None else serve_batches
-        path = expand_path(directory, "directory")
-        server._start(
-            tables, None, path, port, checkpoint_root, verify=verify, keep_previous=keep_previous, force=force
+        return cls(
+            tables,
+            directory=directory,
+            port=port,
+            checkpoint_root=checkpoint_root,
+            verify=verify,
+            force=force,
+            keep_previous=keep_previous,
+            isolate=isolate,
+            serve_batches=serve_batches,
         )
-        return server
-
-    def _start(
-        self,
-        tables: Sequence[TableConfig] | None,
-        signature: Nest | None,
-        directory: Path | None,
-        port: int | None,
-        checkpoint_root: str | Path | None,
-        *,
-        verify: bool,
-        keep_previous: bool,
-        force: bool = False,
-    ) -> None:
-        if tables is not None and not tables:
-            raise ValueError("tables must contain at least one TableConfig, got none")
-        with ExitStack() as stack:
-            self.port = port or pick_port()
-            stack.enter_context(reserve_port(self.port, serve_batches=self._serve_batches))
-            self._root = (
-                None if checkpoint_root is None else CheckpointRoot(expand_path(checkpoint_root, "checkpoint_root"))
-            )
-            # Reverb always creates a checkpointer; its default one leaves a directory behind.
-            scratch = stack.enter_context(scratch_folder())
-            root = self._root or CheckpointRoot(scratch / "root")
-            stack.enter_context(root.lock())
-            self._keep_previous = keep_previous
-            if verify:
-                with full_disk_as_error(root.path):
-                    skipped = root.choose_newest_valid(fall_back=keep_previous)
-                if skipped is not None:
-                    warnings.warn(skipped, RuntimeWarning, stacklevel=3)
-            if directory is not None:
-                root.delete_interrupted()
-                if root.latest() is None:
-                    _load_directory(root, directory, tables, verify=verify, force=force)
-            tables = list(root.tables() or [] if tables is None else tables)
-            root.store_or_require_tables(tables)
-            if not verify:
-                root.verify_latest(against_manifest=False)
-            self._own_root, self._tables, self._signature = root, tables, signature
-            self._start_reverb()
-            stack.callback(lambda: self._process.stop())
-            self._resources = stack.pop_all()
 
     def _start_reverb(self) -> None:
         """Starts Reverb's server from the newest checkpoint in the root, if there is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,15 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
 
     def __init__(
         self,
-        tables: Sequence[TableConfig],
+        tables: Sequence[TableConfig] | None,
         signature: Nest | None = None,
         *,
-        num_shards: int,
+        num_shards: int | None = None,
+        directory: str | Path | None = None,
         port: int | None = None,
         checkpoint_root: str | Path | None = None,
         verify: bool = True,
+        force: bool = False,
         isolate: bool = False,
         serve_batches: bool | None = None,
     ):
@@ -49,10 +51,12 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
         Args:
           tables: configurations of the tables of each server; `max_size` and rate limiters apply to each shard.
           signature: signature of the items, or None to accept any item.
-          num_shards: number of servers.
+          num_shards: number of servers; None for that of the directory.
+          directory: directory to start from; see `from_directory`.
           port: port of the first server, and those after it for the others; None chooses free ones.
           checkpoint_root: directory for checkpoints; None for no checkpoints.
           verify: as for `ReplayServer`.
+          force: see `ReplayServer.from_directory`.
           isolate: as for `ReplayServer`.
           serve_batches: as for `ReplayServer`.
 
@@ -60,11 +64,33 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
           CheckpointError: If no commit is intact, or the root has a different number of shards.
           ResourceInUseError, SpecMismatchError, OSError, ValueError: As for `ReplayServer`.
         """
-
-        def start(shard: int, **options: Any) -> ReplayServer:
-            return ReplayServer(tables, signature, isolate=isolate, serve_batches=serve_batches, **options)
-
-        self._start(start, num_shards, port, checkpoint_root, verify=verify)
+        shards = None if directory is None else find_shards(directory)
+        if shards == []:
+            raise CheckpointError(f"{directory} has no shard_0; write it with convert --shards, or ingest into a list")
+        num_servers = (num_shards or 0) if shards is None else len(shards)
+        require_count("num_shards", num_servers)
+        root = None if checkpoint_root is None else expand_path(checkpoint_root, "checkpoint_root")
+        self._commits = None if root is None else CommitLog(root, num_servers)
+        if self._commits is not None:
+            for note in self._commits.return_to_newest(verify=verify):
+                warnings.warn(note, RuntimeWarning, stacklevel=2)
+        with ExitStack() as stack:
+            #: The servers, in the order of the shards.
+            self.servers: list[ReplayServer] = []
+            for shard in range(num_servers):
+                server = ReplayServer(
+                    tables,
+                    signature,
+                    directory=shards and shards[shard],
+                    port=None if port is None else port + shard,
+                    checkpoint_root=None if root is None else shard_path(root, shard),
+                    verify=verify,
+                    force=force,
+                    isolate=isolate,
+                    serve_batches=serve_batches,
+                )
+                self.servers.append(stack.enter_context(server))
+            self._resources = stack.pop_all()
 
     @classmethod
     def from_directory(
@@ -95,45 +121,16 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
           CheckpointError: If there are no shards, or one is missing or damaged; or as for `ShardedReplayServer`.
           InsufficientMemoryError, ResourceInUseError, OSError: As for `ReplayServer.from_directory`.
         """
-        shards = find_shards(directory)
-        if not shards:
-            raise CheckpointError(f"{directory} has no shard_0; write it with convert --shards, or ingest into a list")
-        server = cls.__new__(cls)
-
-        def start(shard: int, **options: Any) -> ReplayServer:
-            options |= {"force": force, "isolate": isolate, "serve_batches": serve_batches}
-            return ReplayServer.from_directory(shards[shard], tables=tables, **options)
-
-        server._start(start, len(shards), port, checkpoint_root, verify=verify)
-        return server
-
-    def _start(
-        self,
-        start: Callable[..., ReplayServer],
-        num_shards: int,
-        port: int | None,
-        checkpoint_root: str | Path | None,
-        *,
-        verify: bool,
-    ) -> None:
-        require_count("num_shards", num_shards)
-        root = None if checkpoint_root is None else expand_path(checkpoint_root, "checkpoint_root")
-        self._commits = None if root is None else CommitLog(root, num_shards)
-        if self._commits is not None:
-            for note in self._commits.return_to_newest(verify=verify):
-                warnings.warn(note, RuntimeWarning, stacklevel=3)
-        with ExitStack() as stack:
-            #: The servers, in the order of the shards.
-            self.servers: list[ReplayServer] = []
-            for shard in range(num_shards):
-                server = start(
-                    shard,
-                    port=None if port is None else port + shard,
-                    checkpoint_root=None if root is None else shard_path(root, shard),
-                    verify=verify,
-                )
-                self.servers.append(stack.enter_context(server))
-            self._resources = stack.pop_all()
+        return cls(
+            tables,
+            directory=directory,
+            port=port,
+            checkpoint_root=checkpoint_root,
+            verify=verify,
+            force=force,
+            isolate=isolate,
+            serve_batches=serve_batches,
+        )
 
     @property
     def address(self) -> str:

@@ -276,6 +276,51 @@ def test_error_names_the_replacement(name):
         call()
 
 
+class Untrained(Learner):
+    def __init__(self):
+        pass
+
+
+#: Calls of DI-engine's documents with arguments that do not exist here, and what the error says about them.
+CALLS = {
+    "manager": (lambda: BufferManager({"a": {}}, None), "no argument 'tb_logger'; use .*BufferManager.monitors"),
+    "manager's name": (
+        lambda: BufferManager({"a": {}}, None, "exp", "buffer"),
+        "no argument 'tb_logger'; use .*BufferManager.monitors",
+    ),
+    "manager's update": (lambda: buffer_of(BufferManager).update({}, 1, 2), "update: too many positional arguments"),
+    "replace": (lambda: buffer_of().sample(4, replace=True), "sample has no argument 'replace'; use with_replacement="),
+    "fourth": (lambda: buffer_of().sample(4, 0, None, True), "sample has no argument 'replace'; use with_replacement="),
+    "missing size": (lambda: buffer_of().sample(), "sample: missing a required argument: 'size'"),
+    "strict": (lambda: buffer_of().load_state_dict({}, strict=False), "no argument 'strict': a state is complete"),
+    "deepcopy": (lambda: buffer_of(BufferManager).load_state_dict({}, True), "no argument 'deepcopy': a state is"),
+    "envstep": (lambda: buffer_of().append({"x": 1}, 5), "'cur_collector_envstep': pass the iteration of the learner"),
+    "start": (lambda: Untrained().start(), "argument: 'num_iterations'; use .*Learner.start with num_iterations="),
+    "name": (lambda: Untrained().save_checkpoint("best"), "no argument 'ckpt_name': checkpoints have the numbers"),
+    "name=": (lambda: Untrained().save_checkpoint(ckpt_name="best"), "no argument 'ckpt_name': checkpoints have the"),
+    "workers": (lambda: Learner("a", 1, 2, 3), "Learner has no argument 'dist_info'; use strategy= of"),
+    "typing error": (lambda: buffer_of().sample(szie=4), "sample has no argument 'szie'; did you mean 'size'"),
+}
+
+
+def buffer_of(kind=AdvancedReplayBuffer):
+    """Returns a buffer or a manager whose constructor was not called."""
+    return object.__new__(kind)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_error_of_a_call_names_what_replaces_its_arguments(name):
+    call, message = CALLS[name]
+    with pytest.raises(TypeError, match=message) as caught:
+        call()
+    assert caught.value.__context__ is None
+
+
+def test_errors_inside_of_a_call_are_unchanged(manager):
+    with pytest.raises(TypeError, match="^'int' object is not iterable$"):
+        manager.clear(3)
+
+
 # --- ALF's environments
 
 
