@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--jobs 2] [--out runs]
 
-DATA is a directory of D4RL files with `ref_scores.json`. The runs are a sweep: interrupted ones are continued, and
-complete ones are not repeated; --jobs trains several at a time. The table contains the mean return of the data; the
+DATA is a directory of D4RL files with `ref_scores.json`. Interrupted runs are continued, and complete ones are not
+repeated; --jobs trains several at a time. The table contains the mean return of the data; the
 mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
 the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. A second table
 contains the mean return of the policy that a bandit chooses among the last policies of all seeds of a variant, and of
@@ -13,6 +13,7 @@ all variants, with few episodes (`simulate_selection`). The figure is written to
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from matplotlib.figure import Figure
 from rlds2reverb.learners.curves import draw_learning_curves, make_curves
 from rlds2reverb.learners.figures import save_png
 from rlds2reverb.learners.runs import Run
+from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Row, choose_placement, run_plan
-from rlds2reverb.training.plans import PlannedRun, plan_sweep
+from rlds2reverb.training.plans import PlannedRun, plan_seeds
 from rlds2reverb.training.policy_selection import simulate_selection
 
 DATASETS = (
@@ -67,12 +69,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Published are two layers of 750, and 100,000 updates before those of the policy.
     "spot": {
         "algo": "spot",
-        "hyperparameters": {"num_density_updates": 20_000, "density_hidden_sizes": [[256, 256]]},
+        "hyperparameters": {"num_density_updates": 20_000, "density_hidden_sizes": [256, 256]},
     },
     # Published networks have four layers of 512.
     "fql": {
         "algo": "fql",
-        "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [[256, 256]]},
+        "hyperparameters": {"normalize_q_loss": True, "alpha": 1.0, "hidden_sizes": [256, 256]},
         **_PUBLISHED,
     },
 }
@@ -89,10 +91,10 @@ def plan(
     jit_compile: bool,
 ) -> list[PlannedRun]:
     """Returns the runs of all variants on all datasets."""
-    sizes = {} if hidden_sizes is None else {"hidden_sizes": [hidden_sizes]}
+    sizes = {} if hidden_sizes is None else {"hidden_sizes": hidden_sizes}
     every = max(steps // 20, 1)
     options = {
-        **{"seeds": seeds, "steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
+        **{"steps": steps, "eval_every": every, "log_every": every, "checkpoint_every": steps},
         **{"reference_returns": str(data / "ref_scores.json"), "jit_compile": jit_compile},
     }
     runs: list[PlannedRun] = []
@@ -105,8 +107,10 @@ def plan(
         for variant in chosen.values():
             variant["hyperparameters"] = {**variant.get("hyperparameters", {}), **sizes}
         if dataset in REBRAC_PRESETS and "rebrac" in chosen:
-            chosen["rebrac"]["presets"] = REBRAC_PRESETS[dataset]
-        runs += plan_sweep({**options, "data": str(data / f"{dataset}.hdf5"), "variants": chosen})
+            chosen["rebrac"]["presets"] = [REBRAC_PRESETS[dataset]]
+        for name, variant in chosen.items():
+            planned = plan_seeds(data / f"{dataset}.hdf5", TrainingConfig.from_gin(**options, **variant), seeds)
+            runs += [replace(run, name=f"{dataset}/{name}/{run.name}", variant=name) for run in planned]
     return runs
 
 

@@ -4,14 +4,15 @@
     python benchmarks/learning_ogbench.py DATA cube
 
 DATA is a directory of OGBench's files; the package `ogbench` has to be installed. `goals` trains agents with goals on
-pointmaze-medium-navigate, and `cube` trains agents with rewards on the default task of cube-single-play. The runs are a
-sweep: interrupted ones are continued, and complete ones are not repeated. Then the last policy of each run is evaluated
-in 50 episodes of each task, as OGBench does. The table contains means and standard deviations over seeds, in percent.
+pointmaze-medium-navigate, and `cube` trains agents with rewards on the default task of cube-single-play. Interrupted
+runs are continued, and complete ones are not repeated. Then the last policy of each run is evaluated in 50 episodes of
+each task, as OGBench does. The table contains means and standard deviations over seeds, in percent.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import numpy as np
 from rlds2reverb import load
 from rlds2reverb.envs.evaluation import evaluate
 from rlds2reverb.learners.runs import Run
+from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import choose_placement, run_plan
-from rlds2reverb.training.plans import PlannedRun, plan_sweep
+from rlds2reverb.training.plans import PlannedRun, plan_seeds
 
 #: Batch size and networks; those of OGBench and FQL are 1,024 or 256 and three or four layers of 512.
 BATCH_SIZE, SIZES = 256, [256, 256]
@@ -30,7 +32,7 @@ TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "goals": (
         "pointmaze-medium-navigate-v0",
         "ogbench:pointmaze-medium-v0",
-        {algo: {"algo": algo, "presets": f"{algo}-pointmaze"} for algo in ("gcbc", "gciql", "hiql", "crl")},
+        {algo: {"algo": algo, "presets": [f"{algo}-pointmaze"]} for algo in ("gcbc", "gciql", "hiql", "crl")},
     ),
     "cube": (
         "cube-single-play-singletask-v0",
@@ -39,7 +41,7 @@ TABLES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "bc": {"algo": "bc", "normalize_observations": False},
             "iql": {"algo": "iql", "hyperparameters": {"temperature": 1.0}},
             "rebrac": {"algo": "rebrac", "hyperparameters": {"actor_penalty": 0.1, "critic_penalty": 0.0}},
-            "fql": {"algo": "fql", "presets": "fql-ogbench-cube-scene"},
+            "fql": {"algo": "fql", "presets": ["fql-ogbench-cube-scene"]},
         },
     ),
 }
@@ -51,16 +53,21 @@ def plan(data: Path, table: str, algos: list[str] | None, *, seeds: int, steps: 
     dataset, env, variants = TABLES[table]
     every = max(steps // 2, 1)
     options = {
-        **{"env": env, "seeds": seeds, "steps": steps, "eval_every": every},
+        **{"env": env, "steps": steps, "eval_every": every},
         **{"eval_episodes": NUM_AT_A_TIME * (5 if table == "goals" else 1)},
         **{"checkpoint_every": every, "log_every": max(steps // 50, 1), "batch_size": BATCH_SIZE, "jit_compile": True},
     }
     chosen = {
-        name: {**variant, "hyperparameters": {**variant.get("hyperparameters", {}), "hidden_sizes": [SIZES]}}
+        name: {**variant, "hyperparameters": {**variant.get("hyperparameters", {}), "hidden_sizes": SIZES}}
         for name, variant in variants.items()
         if algos is None or name in algos
     }
-    return list(plan_sweep({**options, "data": {dataset: load(dataset, data_dir=data)}, "variants": chosen}))
+    source = load(dataset, data_dir=data)
+    return [
+        replace(run, name=f"{dataset}/{name}/{run.name}", data=dataset, variant=name)
+        for name, variant in chosen.items()
+        for run in plan_seeds(source, TrainingConfig.from_gin(**options, **variant), seeds)
+    ]
 
 
 def measure_success_rates(run: Run, env: str, num_tasks: int) -> list[float]:

@@ -21,8 +21,7 @@ from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
-from .sweep import format_command, run_dir_option
-from .train import NO_DATA, format_results, read_options
+from .train import NO_DATA, format_command, format_results, read_options, run_dir_option
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run

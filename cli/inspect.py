@@ -87,7 +87,7 @@ def inspect(
 
     SRC is a dataset (see rlds2reverb --help), a directory that convert --out or serve --checkpoint-root wrote,
     HOST:PORT of a Reverb server (or several, separated by commas, whose items are added up), or the --run-dir of
-    rlds2reverb train or sweep, of which there may be several. A dataset is read once from end to end. The findings of
+    rlds2reverb train, of which there may be several. A dataset is read once from end to end. The findings of
     its checks are counted; rlds2reverb validate explains them, and looks for errors.
 
     The report on a server samples some items of each table, unless that would use them up or count against a rate

@@ -37,7 +37,7 @@ _CLEANUP_SECS = 3.0
 
 #: The commands, whose functions and modules have their names, apart from the one below.
 _COMMANDS = (
-    *("inspect", "validate", "train", "sweep", "cluster", "agents", "eval", "export", "ope", "rank", "plot"),
+    *("inspect", "validate", "train", "cluster", "agents", "eval", "export", "ope", "rank", "plot"),
     *("convert", "push", "record", "serve", "cache", "doctor", "demo"),
 )
 _NAMES = {"eval": "evaluate"}

@@ -36,7 +36,7 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
       rlds2reverb plot runs/iql --out iql.png
       rlds2reverb plot runs/iql-* runs/bc-* --out curves.png --metric score
 
-    RUN is the --run-dir of rlds2reverb train or sweep; if it contains several runs, all are drawn. Runs that differ
+    RUN is the --run-dir of rlds2reverb train; if it contains several runs, all are drawn. Runs that differ
     only in their seed become one curve with a band of one standard deviation. Panels below the curves show the share of
     time spent waiting for data and, if they were logged, the priorities.
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,16 +21,16 @@ from rlds2reverb.training.progress import Progress
 
 from . import checks, output
 from .config_options import config_options, group_names
-from .declarations import EXISTING_FILE, flag, is_on_command_line, option
+from .declarations import DIRECTORY, EXISTING_FILE, flag, is_on_command_line, option
 from .number_types import at_least_1
 from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
-from .sweep import format_command, jobs_option, run_and_report, run_dir_option
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
     from rlds2reverb.training import Training
+    from rlds2reverb.training.plans import PlannedRun
 
 _GROUPS = group_names()
 _HEADINGS = {
@@ -51,6 +55,11 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
         ctx.exit()
 
 
+def run_dir_option(description: str) -> Callable[[Any], Any]:
+    """Returns the option `--run-dir`."""
+    return option("--run-dir", type=DIRECTORY, required=True, metavar="DIR", help=description)
+
+
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
 @option(
     "--data",
@@ -67,7 +76,7 @@ def _list_presets(ctx: click.Context, param: click.Parameter, is_passed: bool) -
     help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
     "mean ± standard deviation over seeds.",
 )
-@jobs_option
+@option("--jobs", type=at_least_1, default=1, help="Number of processes that train different runs at the same time.")
 @option(
     "--preset",
     "presets",
@@ -137,7 +146,7 @@ def train(as_json: bool, **options: Any) -> int:
     config = TrainingConfig.from_gin(algo, presets=options["presets"], gin_files=options["gin_files"], **passed)
     if options["seeds"]:
         plan = plan_seeds(source, config, options["seeds"])
-        return run_and_report(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
+        return _train_plan(plan, options["run_dir"], jobs=options["jobs"], as_json=as_json)
     progress = Progress(quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
@@ -150,6 +159,34 @@ def train(as_json: bool, **options: Any) -> int:
                 raise
         _report(training, load_run(training.run_dir), as_json=as_json)
         return TEMPORARY_FAILURE if training.learner.is_stopped_by_signal and not training.is_complete else OK
+
+
+def _train_plan(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_json: bool) -> int:
+    """Trains the runs of a plan, prints the results, and returns the exit code."""
+    from rlds2reverb.training.experiments import choose_placement, run_plan
+
+    from .main import INVALID_DATA, OK, TEMPORARY_FAILURE, name_command_options
+
+    with raise_on_sigterm():
+        describe = functools.partial(name_command_options, click.get_current_context().info_name)
+        place = choose_placement(jobs, quiet=as_json, describe=describe)
+        experiment = run_plan(plan, run_dir, place=place, repeat=format_command())
+    if as_json:
+        output.print_json(experiment.as_dict())
+    else:
+        print(output.escape_controls(str(experiment)))
+        print(output.escape_controls(f"\nwrote {run_dir}/summary.json"))
+        if experiment.stop_reason:
+            advice = "all runs are complete" if experiment.is_complete else "run the same command to continue"
+            print(f"stopped by {experiment.stop_reason}; {advice}")
+    if experiment.stop_reason and not experiment.is_complete:
+        return TEMPORARY_FAILURE
+    return INVALID_DATA if experiment.failures else OK
+
+
+def format_command() -> str:
+    """Returns the shell command that repeats the running one from any directory."""
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(['rlds2reverb', *sys.argv[1:]])}"
 
 
 def read_options(options: dict[str, Any]) -> dict[str, Any]:

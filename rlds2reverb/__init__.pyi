@@ -83,7 +83,6 @@ from .training.config import TrainingConfig as TrainingConfig
 from .training.experiments import (
     Experiment as Experiment,
     load_experiment as load_experiment,
-    sweep as sweep,
     train_seeds as train_seeds,
 )
 from .training.off_policy_evaluation import evaluate_offline as evaluate_offline, rank_policies as rank_policies

@@ -1,12 +1,16 @@
 """The README and the docs: every Python block runs on its own, and commands, options and links are valid."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from rlds2reverb import load_experiment, load_run
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import cli
 from rlds2reverb.sources.data_checks import CHECKS
@@ -27,9 +31,7 @@ SLOW_BLOCKS = {
     "environments.md-1",
     "environments.md-5",
     "environments.md-8",
-    "experiments.md-1",
-    "experiments.md-3",
-    "experiments.md-4",
+    *(f"experiments.md-{number}" for number in (1, 2, 3, 4)),
     "extend.md-1",
     "extend.md-2",
     *("formats.md-4", "formats.md-7"),
@@ -113,6 +115,51 @@ def test_train_command_of_the_readme_writes_a_policy(folder):
     (command,) = re.findall(r"^\$ rlds2reverb (train .*)$", README.read_text(), re.M)
     assert run(shlex.split(command)) == 0
     assert (folder / "runs/iql/policy").is_dir()
+
+
+def sweep_block(language, word):
+    """Returns the block about sweeps that contains a word, with fewer updates."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/experiments.md").read_text(), re.M | re.S)
+    (block,) = [block for block in blocks if word in block]
+    return re.sub("20_?000", "20", block).replace("count=20", "count=1").replace("n_trials=20", "n_trials=2")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_sweep_in_a_shell_trains_each_combination(folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    script = sweep_block("bash", "for algo").replace("--seeds 3 --jobs 3", "--seeds 1 --log-every 20")
+    script = script.replace("td3_bc iql", "td3_bc")
+    subprocess.run(["bash", "-euc", script], check=True)
+    assert all(load_experiment(f"runs/td3_bc-{gamma}").is_complete for gamma in (0.9, 0.99))
+    assert (folder / "curves.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_sweep_of_optuna_continues_its_study(folder, capsys):
+    pytest.importorskip("optuna")
+    for number in (1, 3):
+        exec(compile(sweep_block("py", "import optuna"), "block", "exec"), {"__name__": "__main__"})
+        assert "expectile" in capsys.readouterr().out and (folder / f"runs/trial_{number}/policy").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_sweep_of_wandb_logs_the_return_of_each_run(folder, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    start, started, logged = wandb.init, [], []
+
+    def init():
+        started.append(start(mode="offline", config={"expectile": 0.8}))
+        monkeypatch.setattr(started[0], "log", logged.append)
+        return started[0]
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "sweep", lambda sweep: sweep["metric"]["name"])
+    monkeypatch.setattr(wandb, "agent", lambda sweep, function, count: function())  # Both require the server.
+    exec(compile(sweep_block("py", "import wandb"), "block", "exec"), {"__name__": "__main__"})
+    assert logged == [{"last_return": load_run(folder / "runs" / started[0].id).last_return}]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

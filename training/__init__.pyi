@@ -9,7 +9,6 @@ from .experiments import (
     Experiment as Experiment,
     load_experiment as load_experiment,
     run_plan as run_plan,
-    sweep as sweep,
     train_seeds as train_seeds,
 )
 from .off_policy_evaluation import (
@@ -17,7 +16,7 @@ from .off_policy_evaluation import (
     evaluate_offline as evaluate_offline,
     rank_policies as rank_policies,
 )
-from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds, plan_sweep as plan_sweep
+from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds
 from .policy_estimates import PolicyEstimate as PolicyEstimate, draw_estimates as draw_estimates
 from .policy_selection import simulate_selection as simulate_selection
 from .presets import preset_names as preset_names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from rlds2reverb.locations import expand_path
 from .config import TrainingConfig
 from .directories import find_run_dir
 from .placement import Outcome, Placement, run_here, run_in_processes
-from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, plan_sweep, require_continuation
+from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, require_continuation
 from .progress import raise_if_interrupted
 
 if TYPE_CHECKING:
@@ -253,30 +254,6 @@ def train_seeds(
     return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=choose_placement(jobs, quiet=not progress))
 
 
-def sweep(
-    options: Mapping[str, Any] | str | Path, run_dir: str | Path, *, jobs: int = 1, progress: bool = True
-) -> Experiment:
-    """Trains every combination of the data, options and seeds of a sweep; the same call continues what is incomplete.
-
-        experiment = sweep({"data": "hopper.hdf5", "algo": ["bc", "iql"], "steps": 20_000, "seeds": 3}, "runs/sweep")
-        print(experiment)
-
-    Args:
-      options: options by name, or the path of a JSON or gin file with them; see `plan_sweep`.
-      run_dir: directory of all runs, created if missing.
-      jobs: number of processes that train at the same time; with 1 the runs are trained in this process.
-      progress: whether to show notes and progress on stderr; warnings are always shown.
-
-    Returns:
-      The runs and their results. If SIGTERM ended the call, or a notebook cell was interrupted, they are incomplete.
-
-    Raises:
-      KeyboardInterrupt: If SIGINT (Ctrl-C) ended the call, after everything was saved; not in a notebook.
-      Exception: See `plan_sweep` and `run_plan`.
-    """
-    return run_or_raise(plan_sweep(options), run_dir, place=choose_placement(jobs, quiet=not progress))
-
-
 def run_or_raise(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement) -> Experiment:
     """Does the same as `run_plan`, but raises `KeyboardInterrupt` if SIGINT ended it, except in a notebook."""
     experiment = run_plan(plan, run_dir, place=place)
@@ -292,7 +269,7 @@ def run_plan(
     A run that fails is reported, and the others are trained nevertheless.
 
     Args:
-      plan: the runs, such as `plan_sweep` returns, or several such plans together.
+      plan: the runs, such as those of `plan_seeds`, or several such plans together.
       run_dir: directory of all runs, created if missing.
       place: how the runs are run; see `placement`.
       repeat: command that repeats the call, for `repeat.txt`; None for no such file.
@@ -428,14 +405,13 @@ def _is_run(path: Path) -> bool:
 
 
 def _write_results(experiment: Experiment) -> None:
-    """Writes `summary.json`, and `curves.png` for each of the data whose runs were evaluated."""
+    """Writes `summary.json`, and a figure for each of the data whose runs were evaluated."""
     replace_text(experiment.path / SUMMARY_FILE, json.dumps(experiment.as_dict(), indent=1) + "\n")
-    names = {run["data"]: name for name, run in experiment.plan.items()}
-    for data, name in names.items():
-        if any(row.last is not None for row in experiment.rows if row.data == data):
-            # A sweep has a directory for each of its data.
-            folder = experiment.path / data if "/" in name else experiment.path
-            experiment.plot(folder / CURVES_FILE, data=data)
+    evaluated = {row.data for row in experiment.rows if row.last is not None}
+    is_single = len({run["data"] for run in experiment.plan.values()}) == 1
+    for data in evaluated:
+        name = re.sub(r"[^\w.+-]+", "_", data)
+        experiment.plot(experiment.path / (CURVES_FILE if is_single else f"curves_{name}.png"), data=data)
 
 
 def _summarize(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:

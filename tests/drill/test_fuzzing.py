@@ -27,7 +27,7 @@ from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
-from rlds2reverb.training import TrainingConfig, plan_sweep, run_plan
+from rlds2reverb.training import TrainingConfig, plan_seeds, run_plan
 from rlds2reverb.writing.journal import Journal, SavedState
 from rlds2reverb.writing.transfer import TransferState
 
@@ -164,7 +164,7 @@ def write_run_directory(data, folder):
 
 
 def write_experiment(data, folder):
-    plan = plan_sweep({"data": str(data / "d4rl/hopper_medium-v2.hdf5"), "algo": "iql", "steps": 3000, "seeds": 2})
+    plan = plan_seeds(data / "d4rl/hopper_medium-v2.hdf5", TrainingConfig("iql", steps=3000), 2)
     for run in plan:
         write_run(folder / "runs" / run.name)
     outcome = {"state": "complete", "step": 3000, "reason": "", "steps": 3000}

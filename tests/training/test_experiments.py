@@ -1,4 +1,4 @@
-"""Experiments: plans of seeds and sweeps, their results, and experiments that fail, are killed or continued."""
+"""Experiments: plans, their results, and experiments that fail, are killed or continued."""
 
 import json
 import shutil
@@ -7,21 +7,22 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from properties import mark_slow_except
 
-from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, sweep, train, train_seeds
+from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, train, train_seeds
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run as run_command
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import RunDirectory
 from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.training.experiments import run_plan
+from rlds2reverb.training.experiments import choose_placement, run_plan
 from rlds2reverb.training.placement import Outcome
-from rlds2reverb.training.plans import plan_seeds, plan_sweep
+from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.sources import find_fingerprint
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
@@ -35,131 +36,35 @@ def pendulum(data):
 # --- plans
 
 
-def test_sweep_expands_lists_in_the_order_of_the_options():
-    plan = plan_sweep({"data": ["x/a.hdf5", "b-v2"], "algo": ["bc", "iql"], "gamma": [0.9, 0.99], "seeds": [3, 5]})
-    assert len(plan) == 16 and [run.name for run in plan[:3]] == [
-        "a/bc,gamma=0.9/seed_3",
-        "a/bc,gamma=0.9/seed_5",
-        "a/bc,gamma=0.99/seed_3",
+def plan_gammas(sources, gammas=(0.99,), seeds=1, **options):
+    """Plans a run for each of the sources, discounts and seeds."""
+    return [
+        replace(run, name=f"{data}/{gamma}/{run.name}", data=data, variant=f"bc, gamma={gamma}")
+        for data, source in sources.items()
+        for gamma in gammas
+        for run in plan_seeds(source, TrainingConfig("bc", gamma=gamma, **options), seeds)
     ]
-    last = plan[-1]
-    assert (last.source, last.data, last.variant, last.config.seed) == ("b-v2", "b-v2", "iql, gamma=0.99", 5)
-    assert (last.config.algo, last.config.gamma) == ("iql", 0.99)
-
-
-def test_sweep_keeps_values_that_are_lists():
-    options = {"data": "a", "algo": "iql", "drop_fields": [["observation/x", "observation/y"]]}
-    plan = plan_sweep({**options, "hyperparameters": {"expectile": [0.7, 0.9], "hidden_sizes": [[64, 64], [32]]}})
-    assert {run.config.drop_fields for run in plan} == {("observation/x", "observation/y")}
-    assert [run.variant for run in plan[:2]] == [
-        "iql, expectile=0.7, hidden_sizes=64x64",
-        "iql, expectile=0.7, hidden_sizes=32",
-    ]
-    assert plan[-1].config.hyperparameters == {"expectile": 0.9, "hidden_sizes": (32,)}
-
-
-def test_lists_of_hooks_trackers_and_fields_are_values():
-    options = {"data": "a", "algo": "bc", "hooks": "my_module:MyHook", "track": ["tensorboard", "wandb"]}
-    (run,) = plan_sweep({**options, "drop_fields": ["observation/x", "observation/y"]})
-    assert (run.name, run.config.hooks) == ("a/bc/seed_0", ("my_module:MyHook",))
-    assert run.config.track == ("tensorboard", "wandb") and len(run.config.drop_fields) == 2
-    plan = plan_sweep({**options, "track": [["wandb"], []]})
-    assert [run.config.track for run in plan] == [("wandb",), ()]
-
-
-def test_sweep_reads_presets_and_collects_without_data():
-    (run,) = plan_sweep({"data": "a", "algo": "iql", "presets": "iql-antmaze", "gamma": 0.9})
-    assert run.config == TrainingConfig.from_gin("iql", presets=["iql-antmaze"], gamma=0.9) != TrainingConfig("iql")
-    (run,) = plan_sweep({"data": [None], "algo": "sac", "env": "Pendulum-v1", "online_steps": 2000})
-    assert (run.name, run.source, run.config.steps) == ("online/sac/seed_0", None, 0)
 
 
 def make_agent(time_step_spec, action_spec, *, network=None):
     raise KeyError("missing")
 
 
-def test_names_of_functions_are_the_same_in_each_process():
-    networks = {"network": [make_agent, "other"]}
-    plan = plan_sweep({"data": "a", "algo": [make_agent, "bc"], "steps": 5})
-    assert [run.name for run in plan] == [f"a/{__name__}_make_agent/seed_0", "a/bc/seed_0"]
-    assert [run.variant for run in plan] == [f"{__name__}:make_agent", "bc"]
-    plan = plan_sweep({"data": "a", "algo": make_agent, "hyperparameters": networks})
-    assert [run.variant.split("network=")[1] for run in plan] == [f"{__name__}:make_agent", "other"]
-    with pytest.raises(ValueError, match="contains .*_lambda_.* twice"):
-        plan_sweep({"data": "a", "algo": make_agent, "hyperparameters": {"network": [lambda: 1, lambda: 2]}})
-
-
-def test_sweep_passes_the_arguments_of_load(data, pendulum):
-    (run,) = plan_sweep({"data": str(pendulum), "algo": "bc", "max_episode_steps": 50})
-    assert max(episode.num_steps for episode in run.source) == 51 and run.data == "pendulum_mixed-v2"
-
-
-def test_sweep_combines_variants_with_other_options():
-    variants = {
-        "bc_10": {"algo": "bc", "top_percent": 10},
-        "best": {"algo": "iql", "hyperparameters": {"expectile": [0.8, 0.9]}},
-    }
-    plan = plan_sweep({"data": {"d": "a.hdf5"}, "variants": variants, "steps": 7})
-    assert [run.name for run in plan] == [
-        "d/bc_10/seed_0",
-        "d/best,expectile=0.8/seed_0",
-        "d/best,expectile=0.9/seed_0",
+def test_plan_of_seeds_is_named_after_the_data(pendulum):
+    plan = plan_seeds(pendulum, TrainingConfig("iql", gamma=0.9, seed=7), [3, 5])
+    assert [(run.name, run.data, run.variant) for run in plan] == [
+        ("seed_3", "pendulum_mixed-v2", "iql"),
+        ("seed_5", "pendulum_mixed-v2", "iql"),
     ]
-    assert plan[0].config == TrainingConfig("bc", steps=7, top_percent=10)
-    common = {"steps": 7, "gamma": 0.5, "hyperparameters": {"expectile": 0.6, "temperature": 2.0}}
-    own = {"v": {"algo": "iql", "steps": [8, 9], "hyperparameters": {"expectile": 0.8}}}
-    plan = plan_sweep({"data": "a", **common, "variants": own})
-    assert [(run.variant, run.config.steps, run.config.gamma) for run in plan] == [
-        ("v, steps=8", 8, 0.5),
-        ("v, steps=9", 9, 0.5),
-    ]
-    assert plan[0].config.hyperparameters == {"expectile": 0.8, "temperature": 2.0}
+    assert [(run.config.seed, run.config.gamma) for run in plan] == [(3, 0.9), (5, 0.9)]
+    (run,) = plan_seeds(None, TrainingConfig("sac", env="Pendulum-v1", online_steps=2000), 1)
+    assert (run.name, run.data, run.source, run.config.steps) == ("seed_0", "online", None, 0)
 
 
-def test_sweep_reads_json_and_gin_files(tmp_path):
-    (tmp_path / "a.json").write_text('{"data": "a", "algo": ["bc", "iql"], "steps": 5}')
-    (tmp_path / "a.gin").write_text('sweep.data = "a"\nsweep.algo = ["bc", "iql"]\nsweep.steps = 5\n')
-    assert plan_sweep(tmp_path / "a.json") == plan_sweep(str(tmp_path / "a.gin"))
-    for name, content, message in (
-        ("b.json", "{", "is not valid JSON"),
-        ("c.json", "[]", "must contain a JSON object"),
-        ("d.gin", "train.algo = 1", "must be a binding such as sweep.algo"),
-    ):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=message):
-            plan_sweep(tmp_path / name)
-
-
-def test_invalid_sweeps_raise():
-    for options, message in (
-        ({"algo": "bc"}, "must contain 'data'"),
-        ({"data": "a"}, "must contain 'algo'"),
-        ({"data": "a", "algo": "bc", "seed": 1}, "use 'seeds'"),
-        ({"data": "a", "algo": "bc", "gama": 1}, "did you mean 'gamma'"),
-        ({"data": ["x/a", "y/a"], "algo": "bc"}, "two sources of the sweep are named 'a'"),
-        (
-            {"data": "a", "algo": "bc", "hyperparameters": {"hidden_sizes": [64, 64]}},
-            r"twice; .* such as \[\[64, 64\]\]",
-        ),
-        ({"data": "a", "algo": []}, "'algo' of a sweep must contain at least one value"),
-        ({"data": "a", "algo": "bc", "hyperparameters": {"alpha": []}}, "'alpha' of a sweep must contain at least one"),
-        ({"data": "a", "algo": "bc", "hyperparameters": ["a"]}, r"'hyperparameters' of a sweep must be a dict"),
-        ({"data": "a", "variants": {}}, "'variants' of a sweep must contain at least one"),
-        ({"data": "a", "variants": ["bc"]}, "'variants' of a sweep must be a dict of options by name"),
-        (
-            {"data": "a", "variants": {"v": {"algo": "bc", "gama": 1}}},
-            "variant 'v' cannot contain 'gama'; did you mean",
-        ),
-        ({"data": "a", "variants": {"v": {"algo": "bc", "seeds": 3}}}, "variant 'v' cannot contain 'seeds'"),
-        ({"data": "a", "variants": {"v": {"algo": "bc", "hyperparameters": [1]}}}, "of variant 'v' must be a dict"),
-        ({"data": "a", "algo": "bc", "deterministic": 1}, "bc: deterministic must be True or False"),
-        ({"data": "a", "algo": "bc", "gamma": [0.9, 2]}, "bc, gamma=2: gamma must be a number"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            plan_sweep(options)
-    for seeds in (0, [], [1, 1], [-1], "3"):
-        with pytest.raises((ValueError, TypeError), match="seeds must be"):
-            plan_seeds("a", TrainingConfig("bc"), seeds)
+@pytest.mark.parametrize("seeds", [0, [], [1, 1], [-1], "3"])
+def test_invalid_seeds_raise(seeds):
+    with pytest.raises((ValueError, TypeError), match="seeds must be"):
+        plan_seeds("a", TrainingConfig("bc"), seeds)
 
 
 class Count(LearnerHook):
@@ -221,8 +126,8 @@ def list_started(plan, root):
 
 @pytest.mark.slow
 def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(pendulum, tmp_path):
-    options = {"data": {"a": pendulum, "b": str(pendulum)}, "algo": "bc", "gamma": [0.5, 0.8, 0.9], "seeds": 2}
-    plan = plan_sweep(options)
+    sources = {"a": pendulum, "b": str(pendulum)}
+    plan = plan_gammas(sources, [0.5, 0.8, 0.9], 2)
     result = run_plan(plan, tmp_path, place=place_fake, repeat="again")
     assert [(row.data, row.variant, row.last, row.best) for row in result.rows if row.last] == [
         ("a", "bc, gamma=0.8", (25.0, 5.0), (31.0, 1.0)),
@@ -235,51 +140,53 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
     assert (row.updates, row.seeds, row.scores) == (70, (0, 1), {})
     (line,) = result.plot(data="b").axes[0].lines[:1]
     assert np.nanmin(line.get_ydata()) == 100
-    assert "b/bc,gamma=0.5/seed_1 failed: no luck" in str(result) and len(result.failures) == 4
-    assert (tmp_path / "a/curves.png").is_file() and (tmp_path / "repeat.txt").read_text() == "again\n"
+    assert "b/0.5/seed_1 failed: no luck" in str(result) and len(result.failures) == 4
+    assert (tmp_path / "curves_a.png").is_file() and (tmp_path / "repeat.txt").read_text() == "again\n"
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert not summary["complete"] and summary["rows"][1]["last"] == {"mean": 25.0, "std": 5.0}
 
     assert list_started(plan, tmp_path) == [run.name for run in plan if run.config.gamma == 0.5]
     assert str(load_experiment(tmp_path)) == str(result)
+    same = {"sources": sources, "gammas": [0.5, 0.8, 0.9], "seeds": 2}
     for changes, message in (
         ({"seeds": 1}, "seed_1 is missing"),
         ({"n_step": 3}, "n_step was 1, is now 3"),
         ({"env": "Pendulum-v1"}, "env was auto, is now Pendulum-v1"),
         ({"hyperparameters": {"learning_rate": 1.0}}, r"hyperparameters\.learning_rate was None, is now 1\.0"),
-        ({"data": {"a": pendulum, "b": pendulum.parent}}, "source was .*, is now"),
+        ({"sources": {"a": pendulum, "b": pendulum.parent}}, "source was .*, is now"),
     ):
-        changed = plan_sweep({**options, **changes})
+        changed = plan_gammas(**{**same, **changes})
         with pytest.raises(CheckpointError, match=f"contains a different plan: .*{message}"):
             run_plan(changed, tmp_path, place=place_fake)
-    more = plan_sweep({**options, "gamma": [0.6, 0.8, 0.9], "seeds": 3})  # No run with a gamma of 0.5 has begun.
+    more = plan_gammas(sources, [0.6, 0.8, 0.9], 3)  # No run with a gamma of 0.5 has begun.
     assert len(run_plan(more, tmp_path, place=place_fake).runs) == 18
-    changes = {"gamma": [0.6, 0.8, 0.9], "seeds": 3, "n_step": 3}
-    assert list_started(plan_sweep({**options, **changes, "allow_config_mismatch": True}), tmp_path) == []
+    changed = plan_gammas(sources, [0.6, 0.8, 0.9], 3, n_step=3, allow_config_mismatch=True)
+    assert list_started(changed, tmp_path) == []
     with pytest.raises(CheckpointError, match="is missing"):  # Some of its runs do not allow it.
-        run_plan(plan_sweep({**options, **changes, "allow_config_mismatch": [True, False]}), tmp_path)
+        run_plan(changed[:1] + plan_gammas({"c": pendulum}), tmp_path)
 
 
 @pytest.mark.slow
 def test_complete_experiment_is_extended_by_more_updates(pendulum, tmp_path, monkeypatch):
-    options = {"data": {"a": pendulum}, "algo": "bc", "seeds": 2, "steps": 70}
-    assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete
+    plan = plan_gammas({"a": pendulum}, seeds=2, steps=70)
+    assert run_plan(plan, tmp_path, place=place_fake).is_complete
     monkeypatch.chdir(pendulum.parent)  # The path that is relative to this directory is that of the same data.
-    assert list_started(plan_sweep({**options, "data": {"a": pendulum.name}}), tmp_path) == []
-    shutil.rmtree(tmp_path / "a/bc/seed_1")
-    assert list_started(plan_sweep(options), tmp_path) == ["a/bc/seed_1"]
-    assert list_started(plan_sweep({**options, "steps": 71}), tmp_path) == ["a/bc/seed_0", "a/bc/seed_1"]
+    assert list_started(plan_gammas({"a": pendulum.name}, seeds=2, steps=70), tmp_path) == []
+    shutil.rmtree(tmp_path / plan[1].name)
+    assert list_started(plan, tmp_path) == [plan[1].name]
+    longer = plan_gammas({"a": pendulum}, seeds=2, steps=71)
+    assert list_started(longer, tmp_path) == [run.name for run in plan]
 
 
 def test_complete_experiment_is_extended_by_more_epochs(pendulum, tmp_path):
-    options = {"data": {"a": pendulum}, "algo": "bc", "epochs": 2}
-    assert run_plan(plan_sweep(options), tmp_path, place=place_fake).is_complete
-    assert list_started(plan_sweep(options), tmp_path) == []
-    assert list_started(plan_sweep({**options, "epochs": 3}), tmp_path) == ["a/bc/seed_0"]
+    plan = plan_gammas({"a": pendulum}, epochs=2)
+    assert run_plan(plan, tmp_path, place=place_fake).is_complete
+    assert list_started(plan, tmp_path) == []
+    assert list_started(plan_gammas({"a": pendulum}, epochs=3), tmp_path) == [plan[0].name]
 
 
 def test_runs_that_have_begun_are_compared_with_their_own_data(pendulum, tmp_path):
-    plan = plan_sweep({"data": {"a": pendulum, "b": pendulum.parent / "hopper_medium-v2.hdf5"}, "algo": "bc"})
+    plan = plan_gammas({"a": pendulum, "b": pendulum.parent / "hopper_medium-v2.hdf5"})
     names = [run.name for run in plan]
     assert list_started(plan, tmp_path) == names
     fingerprints = [find_fingerprint(run.source, run.config) for run in plan]
@@ -294,13 +201,14 @@ def test_runs_that_have_begun_are_compared_with_their_own_data(pendulum, tmp_pat
 
 def test_invalid_runs_raise_before_anything_is_written(pendulum, tmp_path):
     root = tmp_path / "runs"
+    missing = {"sources": {"a": pendulum, "b": "missing.hdf5"}}
     for options, error, message in (
-        ({"data": [str(pendulum), "missing.hdf5"]}, FileNotFoundError, "no file 'missing.hdf5'"),
-        ({"hyperparameters": {"learning_rat": 1}}, ValueError, "bc/seed_0: bc has no hyperparameter 'learning_rat'"),
-        ({"hooks": "math:pi"}, ValueError, "bc/seed_0: hooks must contain instances or subclasses of LearnerHook"),
+        (missing, FileNotFoundError, "no file 'missing.hdf5'"),
+        ({"hyperparameters": {"learning_rat": 1}}, ValueError, "0.99/seed_0: bc has no hyperparameter 'learning_rat'"),
+        ({"hooks": ["math:pi"]}, ValueError, "0.99/seed_0: hooks must contain instances or subclasses of LearnerHook"),
     ):
         with pytest.raises(error, match=message):
-            run_plan(plan_sweep({"data": str(pendulum), "algo": "bc", **options}), root, place=place_fake)
+            run_plan(plan_gammas(**{"sources": {"a": pendulum}, **options}), root, place=place_fake)
         assert not (root / "plan.json").exists()
 
 
@@ -385,14 +293,18 @@ def test_arguments_that_contradict_seeds_raise(tmp_path):
 
 
 @pytest.mark.slow
-def test_sweep_trains_data_in_worker_processes_and_reports_failures(pendulum, tmp_path, capfd):
-    few = {name: SMALL[name] for name in ("batch_size", "steps", "log_every")}
-    options = {"data": str(pendulum), "algo": ["bc", "td3_bc", "dqn"], "env": "Pendulum-v1", "eval_episodes": 1}
-    result = sweep({**options, **few}, tmp_path / "runs", jobs=2)
-    assert list(result.failures) == ["pendulum_mixed-v2/dqn/seed_0"] and "dqn requires discrete actions" in str(result)
+def test_plan_is_trained_in_worker_processes_and_reports_failures(pendulum, tmp_path, capfd):
+    few = {name: SMALL[name] for name in ("batch_size", "steps", "log_every", "eval_episodes")}
+    plan = [
+        replace(run, name=f"{algo}/{run.name}")
+        for algo in ("bc", "td3_bc", "dqn")
+        for run in plan_seeds(str(pendulum), TrainingConfig(algo, env="Pendulum-v1", **few), 1)
+    ]
+    result = run_plan(plan, tmp_path / "runs", place=choose_placement(2))
+    assert list(result.failures) == ["dqn/seed_0"] and "dqn requires discrete actions" in str(result)
     assert [row.updates for row in result.rows] == [20, 20, 0]
-    assert (tmp_path / "runs/pendulum_mixed-v2/curves.png").is_file()
-    assert "pendulum_mixed-v2/bc/seed_0:        20 of 20   return" in capfd.readouterr().err
+    assert (tmp_path / "runs/curves.png").is_file()
+    assert "bc/seed_0:        20 of 20   return" in capfd.readouterr().err
 
 
 def start_command(pendulum, root):
