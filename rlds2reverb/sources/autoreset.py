@@ -22,14 +22,14 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.specs import map_structure
 
 from .data_checks import DatasetChecks
-from .data_checks.resets import Autoresets
+from .data_checks.resets import Autoresets, begins_at_end, has_final_observation
 from .rlds_conventions import append_boundary, make_boundary_row
-from .source import Source, identify_step
+from .source import Source, identify_step, keep_images_encoded
 
 AutoresetMode = Literal["next_step", "same_step"]
 NEXT_STEP, SAME_STEP = get_args(AutoresetMode)
 #: Kinds of sources in whose first episodes resets are looked for without being asked.
-_KINDS = ("d4rl", "memory", "minari")
+_KINDS = ("d4rl", "memory", "minari", "rlds")
 _NUM_FIRST = 16
 
 
@@ -75,23 +75,14 @@ def _is_reset(ended: Episode, after: Episode, mode: AutoresetMode) -> bool:
     """Returns whether an episode begins with the reset after another one."""
     if ended.unterminated or not ended.num_steps or not after.num_steps:
         return False
-    if _has_final_observation(ended):
-        pairs = zip(*(tree.flatten(episode.steps[fields.OBSERVATION]) for episode in (ended, after)), strict=True)
-        return all(np.array_equal(final[-1], first[0]) for final, first in pairs)
+    if has_final_observation(ended):
+        return begins_at_end(after, ended)
     return mode == NEXT_STEP and not np.any(after.steps[fields.REWARD][0])
-
-
-def _has_final_observation(episode: Episode) -> bool:
-    """Returns whether the last observation of an episode is known to be that after its last transition."""
-    if episode.dropped_last_transition or episode.unknown_final_observation or not episode.num_transitions:
-        return False
-    columns = tree.flatten(episode.steps[fields.OBSERVATION])
-    return not episode.is_terminal or any(np.any(column[-1]) for column in columns)
 
 
 def _add_final_observation(episode: Episode, reset: Episode) -> Episode:
     """Returns an episode with the first observation of another one as its final one, if that is unknown."""
-    if _has_final_observation(episode):
+    if has_final_observation(episode):
         return episode
     steps = episode.steps
     if episode.dropped_last_transition:
@@ -103,7 +94,7 @@ def _add_final_observation(episode: Episode, reset: Episode) -> Episode:
 
 def _forget_final_observation(episode: Episode) -> Episode:
     """Returns an episode as it is without a final observation; see `episodes.from_transitions`."""
-    if not _has_final_observation(episode):
+    if not has_final_observation(episode):
         return episode
     if episode.is_terminal:
         return _set_final_observation(episode, replace(episode, steps=map_structure(make_boundary_row, episode.steps)))
@@ -133,9 +124,10 @@ def warn_of_resets(source: Source) -> Source:
     """
     if source.kind not in _KINDS:
         return source
-    if source.count is None:
+    if source.count is None and source.kind == "memory":
         return replace(source, read=lambda: _read_and_warn(source))
-    return replace(source, warnings=(*source.warnings, *_describe_resets(source, source.read(0, _NUM_FIRST))))
+    episodes = keep_images_encoded(source).read_range(0, _NUM_FIRST)
+    return replace(source, warnings=(*source.warnings, *_describe_resets(source, episodes)))
 
 
 def _read_and_warn(source: Source) -> Iterator[Episode]:

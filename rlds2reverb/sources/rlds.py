@@ -315,10 +315,10 @@ class _PreparedEpisodes:
 
         if stop is None:
             return _read_episodes(self.conventions, self.dataset)
-        if stop <= first:
+        name, begin, end = self.ranges[0]
+        if min(begin + stop, end) <= begin + first:
             return iter(())
-        name, begin, _ = self.ranges[0]
-        part = tfds.core.ReadInstruction(name, from_=begin + first, to=begin + stop, unit="abs")
+        part = tfds.core.ReadInstruction(name, from_=begin + first, to=min(begin + stop, end), unit="abs")
         return _read_episodes(self.conventions, self.open_dataset(part, image_decoding=self._image_decoding), first)
 
     def open_dataset(self, split: Any = None, *, image_decoding: bool) -> tf.data.Dataset:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import tree
 
 from rlds2reverb import fields
 from rlds2reverb.episodes import Episode
-from rlds2reverb.left_out import find_nonzero_final_rows
 from rlds2reverb.specs import leaves
 
 from ..source import Source
@@ -74,54 +73,67 @@ def _measure_changes(episode: Episode) -> np.ndarray:
     return total
 
 
+def has_final_observation(episode: Episode) -> bool:
+    """Returns whether the last observation of an episode is known to be that after its last transition."""
+    if episode.dropped_last_transition or episode.unknown_final_observation or not episode.num_transitions:
+        return False
+    columns = tree.flatten(episode.steps[fields.OBSERVATION])
+    # Zeros stand for an unknown final observation of a terminal episode, but can be a discrete state.
+    is_discrete = all(column.ndim == 1 and column.dtype.kind in "iu" for column in columns)
+    return not episode.is_terminal or is_discrete or any(np.any(column[-1]) for column in columns)
+
+
+def begins_at_end(after: Episode, before: Episode) -> bool:
+    """Returns whether the first observation of an episode is the last one of another."""
+    pairs = zip(*(tree.flatten(episode.steps[fields.OBSERVATION]) for episode in (before, after)), strict=True)
+    return all(np.array_equal(last[-1], first[0]) for last, first in pairs)
+
+
 class Autoresets:
     """Episodes that begin with the reset of the one before, or end in the first observation of the next one.
 
     Both follow from an episode's first observation, which equals the final one of the episode before. A jump of the
     observations, right after it or right before it, tells the modes apart, and both from a continuing task. Final
-    observations that are not stored leave the reward 0 of the first step, where it is rare, and the jump.
+    observations that are not stored leave the reward 0 of the first step, where it is rare, and the jump. Discrete
+    states have no jumps; there, a terminal state that an episode passes without ending tells that it is a reset.
     """
 
     def __init__(self, source: Source):
         self._before: Episode | None = None
-        #: Whether the final observation of the last episode is known, whether it has ended, and its final rows.
-        self._last: list[np.ndarray] = []
         self._begins, self._ends, self._unknown = _Jumps(), _Jumps(), _Jumps()
         self._num_unknown = self._num_zeros = self._num_others = self._num_zero_begins = 0
+        #: Number of pairs of episodes of which the first has a known end, and of terminal states that were passed.
+        self._num_known = self._num_passed = 0
+        self._log_chance = 0.0
 
     def add(self, block: Block) -> None:
         """Adds a block."""
-        columns = [column for _, column in leaves(block.batch.steps[fields.OBSERVATION])]
-        first = block.last_steps - block.batch.num_steps + 1
-        is_known = ~(block.get_flags("dropped_last_transition") | block.get_flags("unknown_final_observation"))
-        # Zeros stand for an unknown final observation of a terminal episode.
-        is_known &= ~block.is_terminal | np.any([find_nonzero_final_rows(block.batch, column) for column in columns], 0)
-        states = [is_known, ~block.get_flags("unterminated"), *(column[block.last_steps] for column in columns)]
-        last = self._last or [np.zeros_like(state[:1]) for state in states]
-        was_known, had_ended, *finals = (np.append(old, new[:-1], 0) for old, new in zip(last, states, strict=True))
-        had_ended &= block.num_stored > 0
-        is_same = had_ended & was_known
-        for column, final in zip(columns, finals, strict=True):
-            is_same &= (column[first] == final).reshape(len(first), -1).all(axis=1)
-        has_zero = self._find_zero_rewards(block, first)
-        self._num_unknown += int((had_ended & ~was_known).sum())
-        self._num_zero_begins += int((is_same & has_zero).sum())
-        episodes: list[Any] = [self._before, *block.batch.episodes]
-        for number in np.flatnonzero(is_same | (had_ended & ~was_known & has_zero)).tolist():
-            before, after = episodes[number : number + 2]
-            (self._begins if is_same[number] else self._unknown).compare(after, 0)
-            if is_same[number]:
-                self._ends.compare(before, -1)
-        self._last, self._before = [state[-1:] for state in states], episodes[-1]
+        has_rewards = block.has_scalar_rewards
+        if has_rewards:
+            (rewards,) = (field.rows[~field.is_first] for field in block.select(fields.REWARD))
+            self._num_zeros += int((rewards == 0).sum())
+            self._num_others += len(rewards)
+        for episode in filter(lambda episode: episode.num_steps, block.batch.episodes):
+            before, self._before = self._before, episode
+            has_zero = has_rewards and not episode.steps[fields.REWARD][0]
+            if before is not None and _is_ended(before):
+                self._add_pair(before, episode, has_zero)
 
-    def _find_zero_rewards(self, block: Block, first: np.ndarray) -> np.ndarray:
-        """Returns which episodes begin with the reward 0, and counts those of other steps."""
-        if not block.has_scalar_rewards:
-            return np.zeros(len(first), bool)
-        (rewards,) = (field.rows[~field.is_first] for field in block.select(fields.REWARD))
-        self._num_zeros += int((rewards == 0).sum())
-        self._num_others += len(rewards)
-        return np.asarray(block.batch.steps[fields.REWARD][first] == 0)
+    def _add_pair(self, before: Episode, after: Episode, has_zero: bool) -> None:
+        """Adds an episode that has ended, and the one after it."""
+        if not has_final_observation(before):
+            self._num_unknown += 1
+            if has_zero:
+                self._unknown.compare(after, 0)
+            return
+        self._num_known += 1
+        if begins_at_end(after, before):
+            self._begins.compare(after, 0)
+            self._ends.compare(before, -1)
+            self._num_zero_begins += has_zero
+            share, is_passed = _find_passes(before)
+            self._num_passed += is_passed
+            self._log_chance += math.log(share)
 
     def finish(self) -> Iterator[Finding]:
         """Yields what was found."""
@@ -129,11 +141,28 @@ class Autoresets:
         has_rare_zeros = self._num_zeros < _MAX_RARE * self._num_others
         by_chance = ((self._num_zeros + 1) / (self._num_others + 1)) ** num
         all_zero = has_rare_zeros and num == self._num_zero_begins and by_chance <= _MAX_BY_CHANCE
+        is_passed = num == self._num_known and self._num_passed and self._log_chance <= math.log(_MAX_BY_CHANCE)
         message = "an episode begins with the reset after the one before, {}"
         if self._begins.log_shares <= self._ends.log_shares and (self._begins.are_likely or all_zero):
             yield from self._begins.report(NEXT_STEP_CHECK, name, message.format("from its final state"))
-        elif self._ends.are_likely:
+        elif self._ends.are_likely or is_passed:
+            last, jump = self._before, _Jumps()
+            if last is not None and _is_ended(last) and has_final_observation(last):
+                jump.compare(last, -1)
+                if jump.log_shares <= math.log(_MAX_MEAN_SHARE):
+                    self._ends.compare(last, -1)
             sentence = "an episode ends in the first observation of the next one"
             yield from self._ends.report(SAME_STEP_CHECK, name, sentence)
         if has_rare_zeros and self._unknown.are_likely and self._unknown.count >= max(2, self._num_unknown / 2):
             yield from self._unknown.report(NEXT_STEP_CHECK, name, message.format("with a jump and the reward 0"))
+
+
+def _is_ended(episode: Episode) -> bool:
+    return not episode.unterminated and episode.num_transitions + episode.dropped_last_transition > 0
+
+
+def _find_passes(episode: Episode) -> tuple[float, bool]:
+    """Returns the share of steps with the last observation, and whether one inside has it although it is terminal."""
+    columns = [column.reshape(len(column), -1) for column in tree.flatten(episode.steps[fields.OBSERVATION])]
+    is_same = np.all([(column == column[-1]).all(axis=1) for column in columns], axis=0)
+    return float(is_same.mean()), episode.is_terminal and bool(is_same[1:-1].any())

@@ -93,11 +93,36 @@ def find_resets(source):
 def test_resets_are_found_with_count_and_place(env_id, mode):
     lengths = [len(rows) for rows in split_real_episodes(env_id, mode)]
     place = "episode 1, step 0" if mode == "next_step" else f"episode 0, step {lengths[0] - 1}"
-    expected = (CHECKS[mode], len(lengths) - 2, place)  # The first episode of each environment has no reset before it.
+    # The first episode of each environment has no reset before it. The last one of the log ends in one in SAME_STEP mode.
+    expected = (CHECKS[mode], len(lengths) - (2 if mode == "next_step" else 1), place)
     columns = make_columns(env_id, mode)
     assert find_resets(load(columns)) == find_resets(load(make_logs(columns))) == [expected]
     without = [expected] if mode == "next_step" else []  # There, only the end of an episode is unknown.
     assert find_resets(load(make_columns(env_id, mode, without=NO_NEXT))) == without
+
+
+@pytest.mark.parametrize("mode", CHECKS)
+def test_resets_to_one_discrete_state_are_found(mode):
+    columns = make_columns("FrozenLake-v1", mode)
+    num_ends, source = int((columns["terminals"] | columns["timeouts"]).sum()), load(columns)
+    first_end = int(np.argmax(columns["terminals"]))
+    next_step, same_step = (num_ends - 2, "episode 1, step 0"), (num_ends - 1, f"episode 0, step {first_end}")
+    assert find_resets(source) == [(CHECKS[mode], *(next_step if mode == "next_step" else same_step))]
+    assert len(source.warnings) == 1 and f"(autoreset='{mode}')" in source.warnings[0]
+
+
+def test_state_in_which_episodes_begin_and_end_is_not_a_reset():
+    path = np.array([0, 1, 2, 3, 2, 1] * 20)
+    following = np.roll(path, -1)
+    is_home = following == 0  # Only there do episodes end, so that no episode passes it.
+    columns = {"observations": path, "next_observations": following, "actions": path, "rewards": is_home * 1.0}
+    assert find_resets(load({**columns, "terminals": is_home, "timeouts": np.zeros(120, bool)})) == []
+
+
+def test_rlds_dataset_warns_about_resets(tmp_path):
+    path = tmp_path / "pendulum" / "1.0.0"
+    write_dataset(make_columns("Pendulum-v1", "next_step"), path, format="rlds")
+    assert any("(autoreset='next_step')" in sentence for sentence in load(path).warnings)
 
 
 @pytest.mark.parametrize("form", ["columns", "file", "logs", "function"])
