@@ -21,7 +21,7 @@ from .groups import Group
 from .options import GroupedCommand, parameter_names, reference_options
 from .output import json_option
 from .quiet import import_quietly
-from .train import NO_DATA, format_command, format_results, read_options, run_dir_option
+from .train import NO_DATA, format_results, read_options, run_dir_option
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -104,9 +104,7 @@ def train(as_json: bool, **options: Any) -> int:
     progress = Progress(quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
-        ClusterTraining(
-            source, config, options["run_dir"], cluster_config, progress=progress, repeat=format_command()
-        ) as training,
+        ClusterTraining(source, config, options["run_dir"], cluster_config, progress=progress) as training,
     ):
         try:
             training.run()

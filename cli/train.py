@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -150,7 +148,7 @@ def train(as_json: bool, **options: Any) -> int:
     progress = Progress(quiet=as_json, describe=output.name_options)
     with (
         raise_on_sigterm(),
-        Training(source, config, options["run_dir"], progress=progress, repeat=format_command()) as training,
+        Training(source, config, options["run_dir"], progress=progress) as training,
     ):
         try:
             training.run()
@@ -170,7 +168,7 @@ def _train_plan(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_json
     with raise_on_sigterm():
         describe = functools.partial(name_command_options, click.get_current_context().info_name)
         place = choose_placement(jobs, quiet=as_json, describe=describe)
-        experiment = run_plan(plan, run_dir, place=place, repeat=format_command())
+        experiment = run_plan(plan, run_dir, place=place)
     if as_json:
         output.print_json(experiment.as_dict())
     else:
@@ -182,11 +180,6 @@ def _train_plan(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_json
     if experiment.stop_reason and not experiment.is_complete:
         return TEMPORARY_FAILURE
     return INVALID_DATA if experiment.failures else OK
-
-
-def format_command() -> str:
-    """Returns the shell command that repeats the running one from any directory."""
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(['rlds2reverb', *sys.argv[1:]])}"
 
 
 def read_options(options: dict[str, Any]) -> dict[str, Any]:

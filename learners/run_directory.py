@@ -15,7 +15,7 @@ import numpy as np
 from rlds2reverb._arguments import require_count
 from rlds2reverb._system.closing import Closing
 from rlds2reverb._system.file_lock import FileLock
-from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
+from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.replacements import Replacing
 from rlds2reverb.scores import d4rl_score
 
@@ -31,7 +31,7 @@ DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"
 #: 1e-5.
 PRIORITY_BINS = np.concatenate([[0.0], 10.0 ** (np.arange(-40, 33) / 8)])
 
-CONFIG_FILE, REPEAT_FILE = "config.json", "repeat.txt"
+CONFIG_FILE = "config.json"
 PROGRESS_FILE, EVALUATIONS_FILE = "progress.csv", "evaluations.csv"
 PRIORITIES_FILE, WEIGHTS_FILE = "priorities.csv", "weights.csv"
 LOG_FILES = (PROGRESS_FILE, EVALUATIONS_FILE, PRIORITIES_FILE, WEIGHTS_FILE)
@@ -53,7 +53,6 @@ class RunDirectory(Closing, Replacing):
     """The directory of one training run; only one learner at a time can write to it.
 
         config.json       all options, the data's fingerprint, the environment, package versions
-        repeat.txt        a command that repeats the run
         progress.csv      logged values, one row per logged step
         evaluations.csv   mean, std, score, success_rate and each return, one row per evaluation
         priorities.csv    histograms of priorities
@@ -97,12 +96,11 @@ class RunDirectory(Closing, Replacing):
         """Flushes the TensorBoard log and releases the directory. Idempotent."""
         self._resources.close()
 
-    def write_config(self, document: Mapping[str, Any], *, repeat: str | None = None) -> None:
-        """Writes `config.json`, with the versions of the packages in use, and `repeat.txt`, both atomically.
+    def write_config(self, document: Mapping[str, Any]) -> None:
+        """Writes `config.json`, with the versions of the packages in use, atomically.
 
         Args:
           document: content of `config.json`; see `runs.Run.config`.
-          repeat: command that repeats the run from any directory; None removes `repeat.txt`.
 
         Raises:
           TypeError: If a value cannot be represented in JSON.
@@ -111,10 +109,6 @@ class RunDirectory(Closing, Replacing):
         if "reference_returns" in content:
             self._compute_scores(content["reference_returns"])
         save_json(self.path / CONFIG_FILE, {**content, "versions": _get_versions()})
-        if repeat is None:
-            (self.path / REPEAT_FILE).unlink(missing_ok=True)
-        else:
-            replace_text(self.path / REPEAT_FILE, repeat + "\n")
 
     def set_reference_returns(self, references: tuple[float, float] | None, *, option: Any) -> None:
         """Changes the reference returns in `config.json`, and with them the scores of all evaluations.

@@ -20,7 +20,7 @@ from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
-from rlds2reverb.learners.run_directory import REPEAT_FILE, RunDirectory
+from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 from rlds2reverb.locations import expand_path
 
@@ -261,9 +261,7 @@ def run_or_raise(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Plac
     return experiment
 
 
-def run_plan(
-    plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement = run_here, repeat: str | None = None
-) -> Experiment:
+def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement = run_here) -> Experiment:
     """Trains the runs of a plan that are not complete yet, and writes a summary, figures and the plan itself.
 
     A run that fails is reported, and the others are trained nevertheless.
@@ -272,7 +270,6 @@ def run_plan(
       plan: the runs, such as those of `plan_seeds`, or several such plans together.
       run_dir: directory of all runs, created if missing.
       place: how the runs are run; see `placement`.
-      repeat: command that repeats the call, for `repeat.txt`; None for no such file.
 
     Returns:
       The runs and their results. If `stop_reason` names a signal, the experiment is incomplete.
@@ -303,8 +300,6 @@ def run_plan(
         waiting = [run for run in plan if not _is_complete(status.get(run.name), run, root)]
         _require_valid(waiting)
         save_json(root / PLAN_FILE, {name: run.as_dict() for name, run in planned.items()})
-        if repeat is not None:
-            replace_text(root / REPEAT_FILE, repeat + "\n")
 
         def report(name: str, outcome: Outcome) -> None:
             status[name] = {**vars(outcome), **_describe_length(planned[name].config)}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,21 +18,19 @@ from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import execute_chunks, get_hyperparameters, make_agent, make_chunk_spec
-from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
-from rlds2reverb.learners.references import describe_callable, is_importable
+from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
 from rlds2reverb.scores import d4rl_score
-from rlds2reverb.sources.loading import has_custom_format
 
-from .config import AUTO, TrainingConfig
+from .config import TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
 from .dataset import ItemData
 from .directories import find_run_dir, require_single_run
 from .environment import environment_key
-from .environment_spec import describe_env, restore_env
 from .online import OnlinePhase
 from .progress import Progress, raise_if_interrupted
 from .sources import fit_config, open_environment, open_evaluated_data
@@ -114,7 +110,6 @@ class Training(Closing):
         run_dir: str | Path,
         *,
         progress: Progress | None = None,
-        repeat: str | None = None,
     ):
         """Prepares the run.
 
@@ -125,7 +120,6 @@ class Training(Closing):
           config: the options.
           run_dir: directory of the run, created if missing. If it contains a run, that run is continued.
           progress: prints notes and progress; None prints only notes and warnings.
-          repeat: command for `repeat.txt`; None for a Python command, if the source is a path or a name.
 
         Raises:
           CheckpointError: If the directory contains a different run, or one that has made more updates, and the
@@ -168,7 +162,7 @@ class Training(Closing):
                 if self._online is not None:
                     with self._progress.activity("creating the environments"):
                         self._online.start()
-                self._write_config(source, repeat)
+                self._write_config()
                 self._require_export()
                 self.learner.run.writes_events = TENSORBOARD in config.track
                 self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
@@ -344,10 +338,9 @@ class Training(Closing):
             self._progress.note(sentence)
         return True
 
-    def _write_config(self, source: Any, repeat: str | None) -> None:
+    def _write_config(self) -> None:
         references = self.evaluator.reference_returns if self.evaluator else None
         document = describe_run(self.config, self.data, environment_key(self.environment), references)
-        repeat = repeat or _python_command(source, self.config, self.run_dir)
         saved, latest = read_run_config(self.run_dir).get("reference_returns"), self.learner.latest
         if saved and references and tuple(saved) != references and {*self.config.track} - {TENSORBOARD}:
             self._progress.note("trackers keep the scores that were logged with the earlier reference returns")
@@ -355,7 +348,7 @@ class Training(Closing):
             latest["evaluation/score"] = d4rl_score(mean, references)
         elif references is None:
             latest.pop("evaluation/score", None)
-        self.learner.run.write_config(document, repeat=repeat)
+        self.learner.run.write_config(document)
 
 
 def require_same_run(
@@ -455,40 +448,3 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
     if is_asked and data.returns is not None:
         values["target_return"] = float(data.returns.max())
     return values
-
-
-def _python_command(source: Any, config: TrainingConfig, run_dir: Path) -> str | None:
-    """Returns a shell command that repeats the run from any directory; None if other processes lack a part of it."""
-    values, defaults = config.as_dict(), TrainingConfig(config.algo).as_dict()
-    references = [] if config.algo in ALGORITHMS else [get_algorithm(config.algo).agent]
-    references += [values["hyperparameters"][name] for name, value in config.hyperparameters.items() if callable(value)]
-    are_named = all(isinstance(hook, (str, Mapping)) for hook in config.hooks) and all(map(is_importable, references))
-    is_known = source is None or (isinstance(source, (str, Path)) and not has_custom_format(source))
-    if not is_known or not are_named or (references and ":" not in config.algo):  # A name that was registered.
-        return None
-    try:
-        values["env"] = _make_portable(values["env"])
-    except (ImportError, ValueError):
-        return None
-    if config.epochs is not None:
-        defaults["steps"] = None
-    options = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
-    arguments = ", ".join([repr(source and str(source)), repr(config.algo), repr(str(run_dir)), *options])
-    code = f"from rlds2reverb import train; train({arguments})"
-    if '"' not in code:  # Double quotes need no escapes within the shell's single quotes.
-        code = code.replace("'", '"')
-    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
-
-
-def _make_portable(env: Any) -> Any:
-    """Returns the option `env` for other processes, in which the id of an environment may not be registered.
-
-    Raises:
-      ValueError: If it cannot be made in other processes, because a function of the script creates it, for example.
-    """
-    if isinstance(env, str) and env != AUTO and ":" not in env:
-        described = describe_env(env)
-        env = env if str(described["entry_point"]).startswith("gymnasium.") else described
-    if isinstance(env, Mapping):
-        restore_env(env)
-    return env

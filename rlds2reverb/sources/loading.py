@@ -63,13 +63,6 @@ def register_format(custom_format: Format) -> None:
     FORMATS.insert(0, custom_format)
 
 
-def has_custom_format(source: str | Path) -> bool:
-    """Returns whether a source is read by a registered format, which other processes may not know."""
-    path = os.path.expanduser(source)
-    location = Path(path) if os.path.exists(path) else source  # Never raises, unlike `Path.exists`.
-    return any(custom_format.matches(location) for custom_format in FORMATS[:-_NUM_BUILT_IN])
-
-
 def load(
     source: Any,
     *,

@@ -53,7 +53,7 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     assert "evaluat" not in err
     assert any(line.strip().startswith("40 of 40   loss ") for line in err.splitlines())
     names = {path.name for path in root.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.json", "repeat.txt", "progress.csv", "train", "checkpoints", "policy"}
+    assert names == {"config.json", "progress.csv", "train", "checkpoints", "policy"}
     run_ = load_run(root)
     assert run_.config["hyperparameters"]["alpha"] == 2.5 and run_.config["hyperparameters"]["hidden_sizes"] == [8, 8]
     assert run_.configuration["batch_size"] == 8 and run_.configuration["normalize_observations"] is True

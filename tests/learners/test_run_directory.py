@@ -215,21 +215,17 @@ def test_write_config_stores_versions_data_and_command(tmp_path):
                 "environment": "Pendulum-v1",
                 "reference_returns": (-1200, -150),
             },
-            repeat="rlds2reverb train --algo iql",
         )
         run = load_run(run.path)
         assert run.configuration == {"algo": "iql", "seed": 3, "folder": "x", "hidden": [256, 256]}
         assert run.environment == "Pendulum-v1" and run.reference_returns == (-1200.0, -150.0)
         assert run.behaviour_return == 12.5 and run.config["data"]["fingerprint"] == "xxh128 00"
         assert {"python", "rlds2reverb", "tf-agents", "gymnasium", "numpy"} <= run.config["versions"].keys()
-        assert (run.path / "repeat.txt").read_text() == "rlds2reverb train --algo iql\n"
 
 
-def test_a_run_that_cannot_be_repeated_has_no_repeat_txt(tmp_path):
+def test_run_without_a_description_has_no_results(tmp_path):
     with RunDirectory(tmp_path) as run:
-        run.write_config({}, repeat="rlds2reverb train")
         run.write_config({})
-    assert not (tmp_path / "repeat.txt").exists()
     run = load_run(tmp_path)
     assert (
         run.environment is run.reference_returns is run.behaviour_return is run.last_return is run.best_return is None

@@ -128,7 +128,7 @@ def list_started(plan, root):
 def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplete(pendulum, tmp_path):
     sources = {"a": pendulum, "b": str(pendulum)}
     plan = plan_gammas(sources, [0.5, 0.8, 0.9], 2)
-    result = run_plan(plan, tmp_path, place=place_fake, repeat="again")
+    result = run_plan(plan, tmp_path, place=place_fake)
     assert [(row.data, row.variant, row.last, row.best) for row in result.rows if row.last] == [
         ("a", "bc, gamma=0.8", (25.0, 5.0), (31.0, 1.0)),
         ("a", "bc, gamma=0.9", (25.0, 5.0), (31.0, 1.0)),
@@ -141,7 +141,7 @@ def test_experiment_has_a_table_and_figures_and_continues_only_what_is_incomplet
     (line,) = result.plot(data="b").axes[0].lines[:1]
     assert np.nanmin(line.get_ydata()) == 100
     assert "b/0.5/seed_1 failed: no luck" in str(result) and len(result.failures) == 4
-    assert (tmp_path / "curves_a.png").is_file() and (tmp_path / "repeat.txt").read_text() == "again\n"
+    assert (tmp_path / "curves_a.png").is_file()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert not summary["complete"] and summary["rows"][1]["last"] == {"mean": 25.0, "std": 5.0}
 

@@ -60,7 +60,6 @@ class ClusterTraining(Closing):
         cluster: ClusterConfig | None = None,
         *,
         progress: Progress | None = None,
-        repeat: str | None = None,
     ):
         """Reads the data on this machine, and connects to the cluster or starts one.
 
@@ -71,7 +70,6 @@ class ClusterTraining(Closing):
           run_dir: directory of the run, created if missing.
           cluster: how the run is distributed; None for the defaults.
           progress: prints notes and progress; None prints nothing.
-          repeat: command for `repeat.txt`.
 
         Raises:
           ImportError: If Ray cannot be used.
@@ -96,7 +94,7 @@ class ClusterTraining(Closing):
         key = document["environment"], document["environment_spec"]
         require_same_run(self.run_dir, self.config, key, document["data"]["fingerprint"])
         with RunDirectory(self.run_dir) as run:
-            run.write_config(self._parts.document, repeat=repeat)
+            run.write_config(self._parts.document)
         with ExitStack() as stack:
             stack.callback(self._progress.close)
             if not ray.is_initialized():
