@@ -5,8 +5,9 @@ Each derives from `Rlds2ReverbError` and from the built-in exception that a call
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +44,13 @@ class Message(str):
             del _MESSAGES[next(iter(_MESSAGES))]
         return message
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The other attributes, as arguments of the constructor."""
+        return {"about": self.about, "value": self.value, **self.remedies}
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.sentence, {"about": self.about, "value": self.value, **self.remedies})
+        return _restore, (self.sentence, self.fields)
 
 
 def _restore(sentence: str, fields: Mapping[str, Any]) -> Message:
@@ -64,6 +70,22 @@ def rename_arguments(text: str, name: Callable[[str, Any], str]) -> str:
         word_start = r"(?<!\w)" if message[0].isalnum() else ""
         text = re.sub(word_start + re.escape(message), renamed.replace("\\", r"\\"), text)
     return text
+
+
+def describe_messages(document: str) -> list[Any]:
+    """Returns the messages that a JSON document contains, as plain values for `restore_messages`."""
+    found = [message for known, message in [*_MESSAGES.items()] if json.dumps(known)[1:-1] in document]
+    described = [
+        [message.sentence, {name: [] if value is ... else [value] for name, value in message.fields.items()}]
+        for message in found
+    ]
+    return list(json.loads(json.dumps(described, default=repr)))
+
+
+def restore_messages(described: Iterable[Any]) -> None:
+    """Makes the messages of another process known to this one, in which texts contain them."""
+    for sentence, values in described:
+        Message(sentence, **{name: value[0] if value else ... for name, value in values.items()})
 
 
 def _compose(

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 
 from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb.errors import CorruptFileError, StorageFullError
+from rlds2reverb.errors import CorruptFileError, StorageFullError, describe_messages, restore_messages
 
 MANIFEST = "manifest.json"
 _BLOCK_BYTES = 1 << 20
@@ -24,6 +24,8 @@ _NUM_DIGITS = 10
 #: Beginning and end of the names of temporary files.
 _TEMPORARY = (".rlds2reverb-", ".tmp")
 _SEAL_START = b'{"xxh3_128": '
+#: The entry with the messages among the texts, which name arguments otherwise on the command line.
+_MESSAGES = "messages in texts"
 _PARTIAL, _REPLACED = ".partial", ".replaced"
 
 
@@ -42,6 +44,7 @@ def load_json(path: Path) -> dict[str, Any] | None:
     if seal != _make_seal(body):
         raise CorruptFileError(f"{path} is damaged")
     content: dict[str, Any] = json.loads(b"{" + body)
+    restore_messages(content.pop(_MESSAGES, ()))
     return content
 
 
@@ -60,6 +63,8 @@ def save_json(path: Path, content: Mapping[str, Any]) -> None:
       path: path of the file.
       content: at least one entry.
     """
+    if messages := describe_messages(json.dumps(content)):
+        content = {**content, _MESSAGES: messages}
     body = json.dumps(content, indent=1).removeprefix("{\n") + "\n"
     replace_text(path, f"{_make_seal(body.encode()).decode()}\n{body}")
 

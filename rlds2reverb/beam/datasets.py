@@ -213,14 +213,16 @@ class Workers:
 
         def call(numbered: tuple[int, Any]) -> None:
             number, value = numbered
-            work.write(f"{name}-{number:06d}", json.dumps(_call(function, value), default=str).encode())
+            outcome = json.dumps(_call(function, value), default=str)
+            content = json.dumps([json.loads(outcome), errors.describe_messages(outcome)])
+            work.write(f"{name}-{number:06d}", content.encode())
 
         def build(pipeline: beam.Pipeline) -> None:
             pipeline | beam.Create(list(enumerate(inputs))) | beam.Reshuffle() | name >> beam.Map(call)
 
         self.options.run(build)
         outcomes = (json.loads(work.read(f"{name}-{number:06d}")) for number in range(len(inputs)))
-        return [_get_result(outcome) for outcome in outcomes]
+        return [_get_result(*outcome) for outcome in outcomes]
 
     def combine(
         self, combiner: beam.CombineFn, dataset: Dataset, to_json: Callable[[Any], Any], from_json: Callable[[Any], Any]
@@ -253,8 +255,9 @@ def _call(function: Callable[[Any], Any], value: Any) -> dict[str, Any]:
         return {"error": type(error).__name__, "message": str(error), "problems": problems}
 
 
-def _get_result(outcome: Mapping[str, Any]) -> Any:
-    """Returns the result of `_call`, or raises its error."""
+def _get_result(outcome: Mapping[str, Any], messages: list[Any]) -> Any:
+    """Returns the result of `_call`, or raises its error; the messages are those of the texts in it."""
+    errors.restore_messages(messages)
     if "error" not in outcome:
         return outcome["result"]
     name = outcome["error"]

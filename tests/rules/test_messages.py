@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from rlds2reverb._system.sealed_files import save_json
+from rlds2reverb import errors
+from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.cli import number_types, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES
@@ -157,3 +158,15 @@ def test_integers_may_have_an_exponent():
         assert number_types.at_least_1.convert(text, None, None) == expected
     assert type(number_types.at_least_1.convert("1e4", None, None)) is int
     assert number_types.seconds.convert("0.5", None, None) == 0.5
+
+
+@pytest.mark.parametrize("value", [True, ...])
+def test_texts_in_files_of_other_processes_name_the_options_of_the_command_line(value, tmp_path, monkeypatch):
+    monkeypatch.setattr(errors, "_MESSAGES", {})
+    message = errors.Message('ä, allow the "download"', about="data", download=value)
+    save_json(tmp_path / "a.json", {"warnings": [f"hopper: {message}"]})
+    errors._MESSAGES.clear()
+    loaded = load_json(tmp_path / "a.json")
+    assert loaded == {"warnings": [f"hopper: {message}"]}
+    shown = errors.rename_arguments(*loaded["warnings"], lambda name, value: f"--{name}")
+    assert shown == 'hopper: --data ä, allow the "download" (--download)'
