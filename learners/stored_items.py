@@ -18,6 +18,7 @@ from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature
 from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.store import image_files
 from rlds2reverb.store.cuts import Cut, PaddedWindows, Take, Windows
 from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
@@ -209,7 +210,9 @@ class StoredItems(Feed):
 
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
-    """Decodes images on all cores, with the pixels that TFDS decodes; see `store.step_columns.Decoder`."""
+    """Decodes images with TensorFlow on all cores, or with Pillow if one must be converted; see `Decoder`."""
+    if not all(image_files.has_format_of(file, pixels) for file in files if file):
+        return image_files.decode_images(files, pixels)
     has_content = np.array([bool(file) for file in files])
     shape: Any = pixels.shape
     images = np.zeros((len(files), *shape), pixels.dtype)

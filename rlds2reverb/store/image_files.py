@@ -17,6 +17,8 @@ Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
 _FORMATS = ("PNG", "JPEG", "WEBP")
 #: Pillow's modes of pixels by the number of channels.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+#: The colour types of PNG by the number of channels.
+_PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 #: Modes that are converted first, because their values are bits or places in a palette.
 _EXPANDED = {"1": "L", "P": "RGB"}
 _GREY_16 = "I;16"
@@ -150,6 +152,13 @@ def encode_png(image: np.ndarray) -> bytes:
 def is_grey_16(content: bytes) -> bool:
     """Returns whether a file is a PNG image of 16-bit greyscale."""
     return content.startswith(b"\x89PNG") and content[24:26] == b"\x10\0"
+
+
+def has_format_of(content: bytes, pixels: ArraySpec) -> bool:
+    """Returns whether a file is PNG or JPEG with the channels and bits of a spec, so that no decoder converts it."""
+    if content.startswith(b"\x89PNG"):
+        return content[24:26] == bytes((8 * pixels.dtype.itemsize, _PNG_COLOURS.get(pixels.shape[2] or 0, 0)))
+    return pixels.dtype == np.uint8 and _find_jpeg_shape(content) == pixels.shape
 
 
 def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:

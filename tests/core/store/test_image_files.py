@@ -13,7 +13,7 @@ from reference_impls import episode
 from rlds2reverb import SourceError, Windows, batches, load
 from rlds2reverb.sources.store import cache_store
 from rlds2reverb.specs import ArraySpec
-from rlds2reverb.store.image_files import decode_image
+from rlds2reverb.store.image_files import decode_image, decode_images
 
 SHAPE = (9, 17)
 PIXELS = np.random.default_rng(0).integers(0, 255, (*SHAPE, 4), np.uint8)
@@ -163,12 +163,29 @@ def test_unsuitable_images_raise_naming_the_place_from_memory_and_stores(name, t
             list(load(cache_store(source, tmp_path)))
 
 
-def test_training_names_unsuitable_images():
+FILES = {**{name: case[0] for name, case in SUITABLE.items()}, **{name: case[0] for name, case in UNSUITABLE.items()}}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("spec", [make_spec(1), make_spec(3), make_spec(1, np.uint16)], ids=str)
+def test_training_decodes_and_refuses_the_same_files(name, spec):
+    from rlds2reverb.learners import stored_items
+
+    try:
+        expected = decode_images([b"", FILES[name]], spec)
+    except ValueError:
+        with pytest.raises((ValueError, tf.errors.OpError)):
+            stored_items.decode_images([b"", FILES[name]], spec)
+    else:
+        np.testing.assert_array_equal(stored_items.decode_images([b"", FILES[name]], spec), expected)
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+def test_training_names_unsuitable_images(name):
     from rlds2reverb.learners.stored_items import decode_images
 
-    for name in ("narrow", "truncated JPEG"):
-        with pytest.raises(SourceError, match="of episode 1, step 2: the image " + UNSUITABLE[name][1]):
-            read_images(make_source(encode(RGB), encode(RGB), UNSUITABLE[name][0]), decode=decode_images)
+    with pytest.raises(SourceError, match="of episode 1, step 2: the image " + UNSUITABLE[name][1]):
+        read_images(make_source(encode(RGB), encode(RGB), UNSUITABLE[name][0]), decode=decode_images)
 
 
 def test_unsuitable_first_images_raise_naming_the_field():
