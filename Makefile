@@ -61,13 +61,13 @@ test: dev  ## run the fast tests in PATHS=tests, in random order (SEED=0)
 test-slow: dev  ## run the slow tests, and the property tests with 25 times as many examples
 	@THOROUGH=1 $(TESTS) --timeout 1200 -m "slow or hypothesis" tests
 
-# These packages take 1 GB, so that only this target installs them, beside the other ones.
-test-environments: dev  ## test environments of EnvPool, dm_control and OGBench (Python 3.11; installs them)
+# Only this target installs these packages, beside the other ones.
+test-environments: dev  ## test environments of dm_control and OGBench (Python 3.11; installs them)
 	@if ! $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then \
-		echo "skipped, because the lock file of EnvPool is for Python 3.11"; exit; fi; \
+		echo "skipped, because their lock file is for Python 3.11"; exit; fi; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 	    --target build/environments -r requirements/environments.lock; \
-	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider tests/envs/test_envpool.py \
+	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider \
 	    tests/envs/test_dm_control.py tests/core/sources/test_ogbench.py
 
 drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md

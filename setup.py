@@ -39,9 +39,7 @@ LEROBOT = ["av>=14,<19"]
 # Environments for evaluation. MuJoCo is pinned as well, because returns differ slightly between its versions.
 EVAL = ["gymnasium[mujoco]>=1,<2", "mujoco==3.3.7"]
 
-# Further environments. Like Minari, EnvPool must be installed together with the rest, because later versions of optree
-# require a later typing-extensions than TF-Agents.
-ENVPOOL = [*EVAL, 'envpool==1.2.5; python_version >= "3.11"', 'optree<0.16; python_version == "3.11"']
+# The DeepMind Control Suite.
 DM_CONTROL = [*EVAL, "dm_control==1.0.34"]
 
 # OGBench's environments, and the rewards of its single-task datasets.
@@ -164,7 +162,6 @@ setup(
         "eval": EVAL,
         "beam": BEAM,
         "ray": RAY,
-        "envpool": ENVPOOL,
         "dm-control": DM_CONTROL,
         "ogbench": OGBENCH,
         "wandb": WANDB,

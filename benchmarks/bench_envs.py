@@ -1,12 +1,11 @@
-"""Measures the steps per second of batched environments, compared with Gymnasium, EnvPool and TF-Agents in one run.
+"""Measures the steps per second of batched environments, compared with Gymnasium and TF-Agents in one run.
 
     python benchmarks/bench_envs.py [--envs HalfCheetah-v5 CartPole-v1] [--num-envs 8] [--runs 5] [--secs 1] [--busy N]
 
 Every method steps the same number of environments with the same random actions. Ours are TF-Agents environments with
 time limits, as `rlds2reverb.envs.load` creates them; Gymnasium's are `SyncVectorEnv` and `AsyncVectorEnv` of
-`gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. EnvPool is measured if it is installed, by itself and as a
-backend of `load`; these two also take many short turns, for their ratio. The methods take turns, and the figures are
-medians over the rounds. With `--busy N`, N other processes compute at the same time.
+`gymnasium.make`, and TF-Agents' is `ParallelPyEnvironment`. The methods take turns, and the figures are medians over
+the rounds. With `--busy N`, N other processes compute at the same time.
 """
 
 from __future__ import annotations
@@ -35,28 +34,11 @@ from tf_agents.system import system_multiprocessing
 from rlds2reverb.envs import load
 
 OURS = "rlds2reverb.envs.load(num_parallel=N)"
-THREADS = (1, 2)
-NUM_TURNS = 200
-
-
-def name_env_pool(num_threads: int) -> str:
-    return f"EnvPool, {num_threads} thread{'s' * (num_threads > 1)}"
-
-
-def name_backend(num_threads: int) -> str:
-    return f"load(backend='envpool', num_threads={num_threads})"
 
 
 @contextlib.contextmanager
 def ours(name: str, num_envs: int) -> Iterator[Callable[[Any], Any]]:
     with load(name, num_parallel=num_envs, seed=0) as env:
-        env.reset()
-        yield env.step
-
-
-@contextlib.contextmanager
-def ours_with_env_pool(name: str, num_envs: int, num_threads: int) -> Iterator[Callable[[Any], Any]]:
-    with load(name, num_parallel=num_envs, seed=0, backend="envpool", num_threads=num_threads) as env:
         env.reset()
         yield env.step
 
@@ -77,30 +59,14 @@ def tf_agents_parallel(name: str, num_envs: int) -> Iterator[Callable[[Any], Any
     env.close()
 
 
-@contextlib.contextmanager
-def env_pool(name: str, num_envs: int, num_threads: int) -> Iterator[Callable[[Any], Any]]:
-    import envpool
-
-    env = envpool.make_gymnasium(name, num_envs=num_envs, num_threads=num_threads, seed=0)
-    env.reset()
-    yield env.step
-
-
 def find_methods() -> dict[str, Callable[[str, int], Any]]:
     """Returns the methods by name."""
-    methods: dict[str, Callable[[str, int], Any]] = {
+    return {
         OURS: ours,
         "gymnasium SyncVectorEnv": functools.partial(gymnasium_vector, gymnasium.vector.SyncVectorEnv),
         "gymnasium AsyncVectorEnv": functools.partial(gymnasium_vector, gymnasium.vector.AsyncVectorEnv),
         "TF-Agents ParallelPyEnvironment": tf_agents_parallel,
     }
-    with contextlib.suppress(ImportError):
-        import envpool  # noqa: F401
-
-        for num_threads in THREADS:
-            methods[name_env_pool(num_threads)] = functools.partial(env_pool, num_threads=num_threads)
-            methods[name_backend(num_threads)] = functools.partial(ours_with_env_pool, num_threads=num_threads)
-    return methods
 
 
 def make_actions(name: str, num_envs: int) -> list[np.ndarray]:
@@ -133,16 +99,6 @@ def bench(name: str, num_envs: int, runs: int, secs: float) -> None:
     for method, rate in medians.items():
         ratio = "" if method == OURS else f"   {medians[OURS] / rate:5.2f}x"
         print(f"  {method:<40} {rate:>9,.0f} steps/s{ratio}")
-    if name_env_pool(THREADS[0]) in rates:
-        for num_threads in THREADS:
-            compare_backend(name, num_envs, num_threads, actions)
-
-
-def compare_backend(name: str, num_envs: int, num_threads: int, actions: list[np.ndarray]) -> None:
-    """Prints the rate of the backend relative to EnvPool's own, which take turns of a few milliseconds."""
-    with ours_with_env_pool(name, num_envs, num_threads) as backend, env_pool(name, num_envs, num_threads) as own:
-        ratios = [measure(backend, actions, 0) / measure(own, actions, 0) for _ in range(NUM_TURNS)]
-    print(f"  backend='envpool' / EnvPool, {num_threads} thread(s): {statistics.median(ratios):.2f}x")
 
 
 def main(_: Any = None) -> None:

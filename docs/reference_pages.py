@@ -27,7 +27,6 @@ PACKAGES = (
     "rlds2reverb.envs",
     "rlds2reverb.envs.suite_gym",
     "rlds2reverb.envs.suite_dm_control",
-    "rlds2reverb.envs.suite_envpool",
     "rlds2reverb.training",
     "rlds2reverb.training.reports",
     "rlds2reverb.training.cluster",

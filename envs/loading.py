@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from rlds2reverb._arguments import require_count, require_one_of
+from rlds2reverb._arguments import require_count
 from rlds2reverb.replacements import require_arguments
 
 from . import suite_gym
@@ -29,7 +29,6 @@ def load(
     num_parallel: int | None = None,
     seed: int | None = None,
     suite: Suite = suite_gym.load,
-    backend: Literal["gymnasium", "envpool"] = "gymnasium",
     **options: Any,
 ) -> Any:
     """Creates a TF-Agents `PyEnvironment`.
@@ -42,7 +41,6 @@ def load(
         None for one environment without a batch.
       seed: environment i is seeded with `seed + i`; None for no seeds.
       suite: see `create_environment`.
-      backend: see `create_environment`.
       **options: other arguments of `create_environment`, of the suite, such as `max_episode_steps`, or of the
         environment.
 
@@ -51,7 +49,7 @@ def load(
     """
     from .py_environment import to_py_environment
 
-    return to_py_environment(create_environment(name, num_parallel, seed=seed, suite=suite, backend=backend, **options))
+    return to_py_environment(create_environment(name, num_parallel, seed=seed, suite=suite, **options))
 
 
 def create_environment(
@@ -62,7 +60,6 @@ def create_environment(
     nonparallel: bool = False,
     for_evaluation: bool = False,
     suite: Suite = suite_gym.load,
-    backend: Literal["gymnasium", "envpool"] = "gymnasium",
     timeout_secs: float = 60.0,
     parallel_options: dict[str, Any] | None = None,
     **options: Any,
@@ -85,7 +82,6 @@ def create_environment(
         `num_parallel` is. It has its own thread, or its own process if the suite has `no_thread_env`, and
         shares nothing with other environments.
       suite: function that creates the environment.
-      backend: 'gymnasium', or 'envpool' for `suite_envpool.load`, which steps the batch in C++ threads.
       timeout_secs: maximum duration of a step in a worker or a thread.
       parallel_options: other arguments of `ParallelEnvironment`.
       **options: other arguments of the suite, such as `max_episode_steps`, or of the environment.
@@ -95,7 +91,6 @@ def create_environment(
       ValueError: If an argument is out of range, or arguments exclude each other; see also `suite_gym.load`.
       TypeError: If a suite with `batched` does not return a batch of this size.
     """
-    suite = _select_suite(suite, backend)
     own = [*inspect.signature(create_environment).parameters][:-1]
     require_arguments(suite, options, "create_environment", "create_environment", "suite_gym.load", own=own)
     if callable(num_parallel):
@@ -125,24 +120,13 @@ def create_environment(
     return env
 
 
-def _select_suite(suite: Suite, backend: str) -> Suite:
-    require_one_of("backend", backend, ("gymnasium", "envpool"))
-    if backend == "gymnasium":
-        return suite
-    if suite is not suite_gym.load:
-        raise ValueError("backend='envpool' selects a suite and excludes suite=; use one of them")
-    from . import suite_envpool
-
-    return suite_envpool.load
-
-
 def _create_batch(
     suite: Suite, name: str, batch_size: int | None, parallel_options: Any, options: dict[str, Any]
 ) -> Environment:
     if batch_size is None:
-        raise ValueError("this suite or backend creates batches of environments; set num_parallel, which may be 1")
+        raise ValueError("this suite creates batches of environments; set num_parallel, which may be 1")
     if parallel_options:
-        raise ValueError("parallel_options cannot be used with a suite or backend that creates batches; remove them")
+        raise ValueError("parallel_options cannot be used with a suite that creates batches; remove them")
     env = suite(name, batch_size=batch_size, **options)
     if env.batch_size != batch_size:
         size = env.batch_size

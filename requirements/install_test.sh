@@ -13,13 +13,12 @@ declare -A modules=(
 	[base]="rlds2reverb.learners rlds2reverb.training rlds2reverb.training.reports gymnasium.spaces"
 	[eval]="gymnasium mujoco" [minari]="minari pyarrow huggingface_hub" [lerobot]="av" [ray]="ray rlds2reverb.training.cluster"
 	[film]="imageio_ffmpeg mujoco" [onnx]="onnx onnxruntime tf2onnx" [wandb]="wandb" [mlflow]="mlflow"
-	[beam]="apache_beam rlds2reverb.beam" [envpool]="envpool" [dm-control]="dm_control.suite" [docs]="sphinx"
+	[beam]="apache_beam rlds2reverb.beam" [dm-control]="dm_control.suite" [docs]="sphinx"
 	[notebooks]="ipykernel minari mujoco"
 )
 sets=("$@")
 if [ ${#sets[@]} = 0 ]; then
 	sets=(base eval,minari ray,eval eval,minari lerobot film onnx wandb mlflow beam dm-control notebooks docs)
-	if "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))'; then sets+=(envpool); fi
 fi
 
 for extras in "${sets[@]}"; do

@@ -72,9 +72,13 @@ def test_evaluation_does_not_disturb_training():
 
 def test_invalid_arguments_raise():
     for options, error, message in [
-        ({"backend": "gym"}, ValueError, "backend must be one of 'gymnasium', 'envpool', got 'gym'"),
         ({"num_parallel": 0}, ValueError, "num_parallel must be an integer >= 1"),
         ({"suite": load_batch}, ValueError, "creates batches of environments; set num_parallel"),
+        (
+            {"suite": load_batch, "num_parallel": 2, "parallel_options": {"num_workers": 1}},
+            ValueError,
+            "parallel_options cannot be used with a suite that creates batches",
+        ),
         (
             {"suite": functools.wraps(load_batch)(functools.partial(load_batch, wrong=1)), "num_parallel": 2},
             TypeError,
