@@ -2,10 +2,10 @@
 
     python benchmarks/bench_agents.py [--algos iql edac] [--rounds 5] [--d3rlpy PYTHON]
 
-Agents learn from random episodes in memory with HalfCheetah's shapes, with the published batch size and networks, as
-`rlds2reverb agents --speed` measures them. PYTHON is an interpreter with d3rlpy, whose agents have the same batch size
-and hidden layers. The limit is the number of updates/s if an update were nothing but products of large matrices with as
-many floating-point operations as its own products. Rates are medians; ratios are those within a round.
+Agents learn from random episodes in memory with HalfCheetah's shapes, with the published batch size and networks.
+PYTHON is an interpreter with d3rlpy, whose agents have the same batch size and hidden layers. The limit is the number
+of updates/s if an update were nothing but products of large matrices with as many floating-point operations as its own
+products. Rates are medians; ratios are those within a round.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from contextlib import ExitStack
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rlds2reverb.cli.quiet import silence_logs
 
@@ -25,8 +29,60 @@ import numpy as np
 from bench_data import print_machine
 from matrix_products import count_flops, time_products
 
-from rlds2reverb.learners.algorithms import ALGORITHMS
-from rlds2reverb.training.agent_speed import open_training, time_updates
+from rlds2reverb.episodes import from_transitions
+from rlds2reverb.learners.agents import get_hyperparameters
+from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
+from rlds2reverb.training import Progress, Training, TrainingConfig
+
+OBSERVATION_SIZE, ACTION_SIZE = 17, 6
+NUM_EPISODES, EPISODE_LENGTH = 20, 200
+#: Number of updates before the measurement, of which the first one builds the graph.
+NUM_WARM_UP = 10
+#: Options that are numbers of updates after which something else happens.
+STEP_OPTIONS = ("steps", "log_every", "checkpoint_every")
+
+
+@contextmanager
+def open_training(algo: str, **options: Any) -> Iterator[Training]:
+    """Yields a running training of an agent on random data in memory, after its first updates; see `train`."""
+    is_discrete = get_algorithm(algo).actions == "discrete"
+    bounds = (0, ACTION_SIZE - 1) if is_discrete else (-1, 1)
+    fixed: dict[str, Any] = {"env": None, "track": (), "action_bounds": bounds}
+    fixed |= dict.fromkeys(STEP_OPTIONS, 1_000_000)
+    if "num_density_updates" in get_hyperparameters(algo):
+        fixed["hyperparameters"] = {"num_density_updates": 0}  # Most updates of a run come after those of the density.
+    episodes, config = make_episodes(is_discrete=is_discrete), TrainingConfig(algo, **fixed, **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Training(episodes, config, folder, progress=Progress(quiet=True, notes=False)) as training,
+        training.learner.running(),
+    ):
+        training.learner.advance(NUM_WARM_UP)
+        yield training
+
+
+def time_updates(training: Training, *, secs: float) -> float:
+    """Returns the number of updates per second of a running training, measured for at least `secs`."""
+    learner, count = training.learner, 1
+    first, began = learner.step, time.perf_counter()
+    while time.perf_counter() - began < secs:
+        learner.advance(learner.step + count)
+        count *= 2
+    return (learner.step - first) / (time.perf_counter() - began)
+
+
+def make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
+    random, shape = np.random.default_rng(0), (NUM_EPISODES, EPISODE_LENGTH, ACTION_SIZE)
+    actions = random.uniform(-1, 1, shape).astype(np.float32)
+    return [
+        from_transitions(
+            random.normal(size=(EPISODE_LENGTH + 1, OBSERVATION_SIZE)).astype(np.float32),
+            random.integers(0, ACTION_SIZE, EPISODE_LENGTH) if is_discrete else actions[number],
+            rewards=random.normal(size=EPISODE_LENGTH).astype(np.float32),
+            terminated=False,
+        )
+        for number in range(NUM_EPISODES)
+    ]
 
 
 def time_d3rlpy(python: str, algo: str, batch_size: int, hidden_sizes: list[int], updates: int) -> float:

@@ -5,9 +5,8 @@
 DATA is a directory of D4RL files with `ref_scores.json`. Interrupted runs are continued, and complete ones are not
 repeated; --jobs trains several at a time. The table contains the mean return of the data; the
 mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
-the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. A second table
-contains the mean return of the policy that a bandit chooses among the last policies of all seeds of a variant, and of
-all variants, with few episodes (`simulate_selection`). The figure is written to `learning.png` in the directory --out.
+the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. The figure is
+written to `learning.png` in the directory --out.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -27,7 +25,6 @@ from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Row, choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_seeds
-from rlds2reverb.training.policy_selection import simulate_selection
 
 DATASETS = (
     "hopper_medium_expert-v2",
@@ -45,8 +42,6 @@ REBRAC_PRESETS = {
     "hopper_sac_expert-v2": "rebrac-hopper-expert",
     "halfcheetah_sac_full_replay-v2": "rebrac-halfcheetah-full-replay",
 }
-#: Numbers of episodes after which a bandit chooses.
-NUM_EPISODES = (1, 10, 100)
 #: The published settings of cloning and FQL.
 _PUBLISHED = {"normalize_observations": False}
 #: The options of each variant that is compared.
@@ -140,16 +135,6 @@ def format_row(row: Row) -> str:
     return f"| {row.data} | {row.variant} | {' | '.join(numbers)} |"
 
 
-def format_selection(dataset: str, variant: str, runs: list[Run]) -> str:
-    """Returns the results of choosing one of the last policies of some runs as a row of the table."""
-    returns = [
-        np.array([values[-1] for name, values in run.evaluations.items() if name.startswith("return_")]) for run in runs
-    ]
-    chosen = simulate_selection(returns)
-    cells = [f"{chosen[episodes - 1]:,.0f}" for episodes in NUM_EPISODES]
-    return f"| {dataset} | {variant} | {len(runs)} | {' | '.join(cells)} |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -183,12 +168,6 @@ def main() -> None:
     for name, planned in experiment.plan.items():
         if name in experiment.runs:
             groups.setdefault(planned["data"], {}).setdefault(planned["variant"], []).append(experiment.runs[name])
-    print(f"\n| dataset | agent | policies |{' after {} |' * len(NUM_EPISODES)}".format(*NUM_EPISODES))
-    print("|---|---|---|" + "---|" * len(NUM_EPISODES))
-    for dataset, variants in groups.items():
-        every = [run for runs in variants.values() for run in runs]
-        for variant, runs in {**variants, "all": every}.items():
-            print(format_selection(dataset, variant, runs))
     save_png(draw_figure(groups), arguments.out / "learning.png")
 
 

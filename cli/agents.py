@@ -15,7 +15,6 @@ from rlds2reverb.learners.references import describe_callable
 
 from . import output
 from .custom_modules import allow_custom_modules
-from .declarations import flag
 from .output import json_option
 from .quiet import import_quietly
 
@@ -28,15 +27,13 @@ _ALSO_SET_BY = {
 
 @click.command()
 @click.argument("name", required=False, callback=allow_custom_modules)
-@flag("--speed", help="Measure updates per second on this machine, for some seconds each.")
 @json_option
-def agents(as_json: bool, name: str | None, speed: bool) -> None:
+def agents(as_json: bool, name: str | None) -> None:
     """List the algorithms and the data that they suit, or the hyperparameters of the algorithm NAME.
 
     \b
     Examples:
       rlds2reverb agents
-      rlds2reverb agents --speed
       rlds2reverb agents iql
       rlds2reverb agents my_module:MyAgent
       rlds2reverb train --algo iql --set expectile=0.9 ...
@@ -48,20 +45,18 @@ def agents(as_json: bool, name: str | None, speed: bool) -> None:
     numbers. Continuous actions must be vectors or single floats, and discrete actions single integers.
     """
     if name is None:
-        _list_algorithms(as_json=as_json, speed=speed)
+        _list_algorithms(as_json=as_json)
         return
     algorithm = get_algorithm(name)
-    measured = _measure(algorithm) if speed else {}
     import_quietly("rlds2reverb.learners.agents")
     from rlds2reverb.learners.agents import get_hyperparameters
 
     hyperparameters = get_hyperparameters(name)
     if as_json:
         described = [_as_json(hyperparameter) for hyperparameter in hyperparameters.values()]
-        output.print_json({**_describe(algorithm), **measured, "hyperparameters": described})
+        output.print_json({**_describe(algorithm), "hyperparameters": described})
         return
-    facts = [*_make_facts(algorithm), *(("updates per second", f"{value:,.0f}") for value in measured.values())]
-    output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), facts)
+    output.print_facts(f"{name}: {algorithm.summary}".removesuffix(": "), _make_facts(algorithm))
     if not hyperparameters:
         print("\nno hyperparameters")
         return
@@ -70,27 +65,12 @@ def agents(as_json: bool, name: str | None, speed: bool) -> None:
         _print_hyperparameter(hyperparameter)
 
 
-def _list_algorithms(*, as_json: bool, speed: bool) -> None:
-    algorithms = ALGORITHMS.values()
+def _list_algorithms(*, as_json: bool) -> None:
     if as_json:
-        output.print_json({"algorithms": [_describe(item) | (_measure(item) if speed else {}) for item in algorithms]})
+        output.print_json({"algorithms": [_describe(algorithm) for algorithm in ALGORITHMS.values()]})
         return
-    rows = [(item.name, item.actions or "", item.data) for item in algorithms]
-    headings = ["name", "actions", "suitable data"]
-    if not speed:
-        print(format_columns(headings, rows))
-        return
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row, item in [(tuple(headings), None), *zip(rows, algorithms, strict=True)]:
-        last = "updates/s" if item is None else f"{_measure(item)['updates_per_sec']:,.0f}"
-        print("  ".join([*map(str.ljust, row, widths), f"{last:>9}"]), flush=True)
-
-
-def _measure(algorithm: Algorithm) -> dict[str, float]:
-    import_quietly("rlds2reverb.training.agent_speed")
-    from rlds2reverb.training.agent_speed import measure_updates_per_sec
-
-    return {"updates_per_sec": round(measure_updates_per_sec(algorithm.name), 1)}
+    rows = [(algorithm.name, algorithm.actions or "", algorithm.data) for algorithm in ALGORITHMS.values()]
+    print(format_columns(["name", "actions", "suitable data"], rows))
 
 
 def _describe(algorithm: Algorithm) -> dict[str, Any]:

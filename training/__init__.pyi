@@ -18,7 +18,6 @@ from .off_policy_evaluation import (
 )
 from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds
 from .policy_estimates import PolicyEstimate as PolicyEstimate, draw_estimates as draw_estimates
-from .policy_selection import simulate_selection as simulate_selection
 from .presets import preset_names as preset_names
 from .progress import Progress as Progress
 from .reports import (

@@ -3,13 +3,11 @@
 import json
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 
 from rlds2reverb.cli.main import USER_ERROR, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
-from rlds2reverb.training import agent_speed
 
 
 def test_all_algorithms_are_listed_on_one_line_each(capsys):
@@ -62,13 +60,6 @@ def test_list_is_printed_as_json(capsys):
     algorithms = json.loads(capsys.readouterr().out)["algorithms"]
     assert [algorithm["name"] for algorithm in algorithms] == list(ALGORITHMS)
     assert algorithms[0]["agent"] == "AWACAgent" and algorithms[0]["source"].endswith("arXiv:2006.09359")
-
-
-def test_speed_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr(agent_speed, "_NUM_EPISODES", 2)
-    monkeypatch.setattr(agent_speed, "measure_updates_per_sec", partial(agent_speed.measure_updates_per_sec, secs=0.05))
-    assert run(["agents", "discrete_bc", "--speed", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["updates_per_sec"] > 0
 
 
 def test_unknown_algorithm_fails_with_the_nearest_name(capsys):
