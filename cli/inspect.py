@@ -1,6 +1,6 @@
 """`rlds2reverb inspect`: a summary of a dataset, of a converted directory, of a server's tables, or of training runs.
 
-With `--report`, the summary is an HTML page with figures.
+With `--report`, the summary of a dataset or of runs is an HTML page with figures.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ def inspect(
       rlds2reverb inspect hopper_medium-v2.hdf5
       rlds2reverb inspect hopper_medium-v2.hdf5 --report hopper.html
       rlds2reverb inspect hopper/
-      rlds2reverb inspect localhost:8000 --report tables.html
       rlds2reverb inspect localhost:8000,localhost:8001
       rlds2reverb inspect runs/td3_bc runs/iql --report runs.html --film
 
@@ -89,9 +88,6 @@ def inspect(
     HOST:PORT of a Reverb server (or several, separated by commas, whose items are added up), or the --run-dir of
     rlds2reverb train, of which there may be several. A dataset is read once from end to end. The findings of
     its checks are counted; rlds2reverb validate explains them, and looks for errors.
-
-    The report on a server samples some items of each table, unless that would use them up or count against a rate
-    limiter; it therefore increases their sample counts.
     """
     src = sources[0]
     if report_path is None or not _is_run(src):
@@ -101,9 +97,9 @@ def inspect(
         require_unused({"reference_returns", "is_d4rl", *parameter_names(reading_options)}, "requires a dataset")
         if are_runs:
             _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
-        elif report_path is not None:
-            _report_tables(src, report_path, as_json=as_json, timeout_secs=timeout)
-        elif is_server:
+            return
+        require_unused({"report_path"}, "requires a dataset or training runs")
+        if is_server:
             _inspect_server(src, timeout, as_json=as_json)
         else:
             _inspect_directory(src, as_json=as_json)
@@ -169,14 +165,6 @@ def _describe_run(run: Run) -> dict[str, Any]:
     returns = {"behaviour_return": run.behaviour_return, "last_return": run.last_return, "best_return": run.best_return}
     updates = int(run.progress["step"][-1]) if len(run.progress.get("step", ())) else 0
     return {"run_dir": str(run.path), "algo": run.identity.get("algo"), "updates": updates, **returns}
-
-
-def _report_tables(tables: str, path: Path, *, as_json: bool, timeout_secs: float) -> None:
-    from rlds2reverb.training.reports import report_tables
-
-    with status(f"writing {path}"):
-        report = report_tables(tables, path, timeout_secs=timeout_secs)
-    _print_report(report, path, as_json=as_json)
 
 
 def _print_report(report: Report, path: Path, *, as_json: bool) -> None:

@@ -92,7 +92,6 @@ from .training.reports import (
     report_findings as report_findings,
     report_runs as report_runs,
     report_source as report_source,
-    report_tables as report_tables,
 )
 from .training.training import Training as Training, train as train
 from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec

@@ -24,7 +24,6 @@ from .reports import (
     Report as Report,
     report_runs as report_runs,
     report_source as report_source,
-    report_tables as report_tables,
 )
 from .sources import open_data as open_data
 from .training import Training as Training, train as train

@@ -1,12 +1,10 @@
-"""`rlds2reverb inspect --report` for datasets, tables and runs, and `--film`."""
+"""`rlds2reverb inspect --report` for datasets and runs, and `--film`."""
 
 import json
 
-import numpy as np
 import pytest
 from written_runs import write_run
 
-from rlds2reverb import ReplayServer, TableConfig, ingest
 from rlds2reverb.cli import run
 
 
@@ -23,21 +21,6 @@ def test_inspect_writes_a_report_on_a_dataset(data, tmp_path, capsys, figures):
     code, out, err = call(capsys, "inspect", *arguments)
     assert (code, err) == (0, "") and out.startswith(f"wrote {path} (") and out.endswith("B)\n")
     assert len(figures["Returns"].axes[0].get_lines()) == 2 and path.read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-def test_inspect_writes_reports_on_tables(tmp_path, capsys):
-    numbers = np.arange(5, dtype=np.float32)
-    log = {"observations": numbers[:, None], "actions": numbers[:-1], "rewards": numbers[:-1], "terminated": True}
-    ingest([log], tmp_path / "items", tables=[TableConfig()])
-    code, out, _ = call(capsys, "inspect", tmp_path / "items", "--report", tmp_path / "a.html", "--json")
-    assert code == 0 and json.loads(out) == {
-        "report": str(tmp_path / "a.html"),
-        "bytes": (tmp_path / "a.html").stat().st_size,
-    }
-    with ReplayServer.from_directory(tmp_path / "items") as server:
-        code, _, err = call(capsys, "inspect", server.address, "--report", tmp_path / "b.html")
-    assert (code, err) == (0, "") and "samples were drawn for this report" in (tmp_path / "b.html").read_text()
 
 
 @pytest.mark.slow
@@ -63,6 +46,7 @@ def test_inspect_describes_runs_and_writes_reports_on_them(tmp_path, capsys, fig
         (["run", "."], "several SRC must all be directories of training runs, got '.'"),
         (["run", "missing"], "there is no file or directory 'missing'; check the path"),
         (["run", "--reference-returns", "0", "1"], "--reference-returns requires a dataset"),
+        (["localhost:1", "--report", "a.html"], "--report requires a dataset or training runs"),
         (["missing.hdf5", "--report", "a.html"], "there is no file 'missing.hdf5'"),
     ],
 )

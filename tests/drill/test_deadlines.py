@@ -34,7 +34,6 @@ from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.reports import report_tables
 from rlds2reverb.training.tables import describe_table
 from rlds2reverb.training.training import Training
 from rlds2reverb.trajectories import trajectory_spec
@@ -100,7 +99,6 @@ CALLS = {
     "PriorityWriter.update": update,
     "PriorityUpdates.flush": partial(update, flush=True),
     "table_infos": lambda address: table_infos(address, timeout_secs=TIMEOUT_SECS),
-    "report_tables": lambda address: report_tables(address, timeout_secs=TIMEOUT_SECS),
 }
 
 
