@@ -211,7 +211,7 @@ class StoredItems(Feed):
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
     """Decodes images with TensorFlow on all cores, or with Pillow if one must be converted; see `Decoder`."""
-    if not all(image_files.has_format_of(file, pixels) for file in files if file):
+    if not all(image_files.needs_no_conversion(file, pixels) for file in files if file):
         return image_files.decode_images(files, pixels)
     has_content = np.array([bool(file) for file in files])
     shape: Any = pixels.shape

@@ -154,7 +154,7 @@ def is_grey_16(content: bytes) -> bool:
     return content.startswith(b"\x89PNG") and content[24:26] == b"\x10\0"
 
 
-def has_format_of(content: bytes, pixels: ArraySpec) -> bool:
+def needs_no_conversion(content: bytes, pixels: ArraySpec) -> bool:
     """Returns whether a file is PNG or JPEG with the channels and bits of a spec, so that no decoder converts it."""
     if content.startswith(b"\x89PNG"):
         return content[24:26] == bytes((8 * pixels.dtype.itemsize, _PNG_COLOURS.get(pixels.shape[2] or 0, 0)))
