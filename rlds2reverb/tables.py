@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -238,6 +238,20 @@ class TableConfig:
     def as_dict(self) -> dict[str, Any]:
         """Returns the config as plain dicts, for JSON."""
         return asdict(self)
+
+
+def list_options(tables: Sequence[TableConfig]) -> dict[str, Any]:
+    """Returns the names of tables as 'tables', and their options by names such as "sampler of table 'replay'"."""
+    options: dict[str, Any] = {"tables": [table.name for table in tables]}
+    for table in tables:
+        options |= {f"{name} of table {table.name!r}": value for name, value in vars(table).items() if name != "name"}
+    return options
+
+
+def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the argument whose option is the first that differs, and a phrase about the difference."""
+    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
+    return name.partition(" ")[0], f"{name} was {old.get(name)}, is now {new.get(name)}"
 
 
 def item_signature(trajectory_spec: Nest, sequence_length: int | None) -> Nest:

@@ -18,7 +18,7 @@ from rlds2reverb._system.sealed_files import file_digest, is_temporary, load_jso
 from rlds2reverb.client.messages import PriorityTableCheckpoint
 from rlds2reverb.errors import CheckpointError, CorruptFileError
 from rlds2reverb.specs import Nest
-from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.tables import Selector, TableConfig, find_difference, list_options
 
 from .checkpoint_contents import FILES, require_readable
 
@@ -132,7 +132,7 @@ class CheckpointRoot:
                 for table, old in zip(tables, stored, strict=True)
             ]
         if stored != list(tables):
-            argument, difference = _first_difference(stored, tables)
+            argument, difference = find_difference(list_options(stored), list_options(tables))
             raise CheckpointError(
                 f"{self.path} was written with different tables, and a restored table keeps its configuration: "
                 f"{difference}; use a new directory, or the stored configuration",
@@ -412,16 +412,3 @@ def load_root_file(path: Path) -> dict[str, Any] | None:
         return load_json(path)
     except CorruptFileError as error:
         raise CheckpointError(f"{error}; restore it from a copy, or use a new directory") from error
-
-
-def _first_difference(stored: Sequence[TableConfig], requested: Sequence[TableConfig]) -> tuple[str, str]:
-    """Returns the name of the argument that differs, and a phrase about it."""
-    names = [[table.name for table in tables] for tables in (stored, requested)]
-    if names[0] != names[1]:
-        return "tables", f"the stored tables are {names[0]}, the requested ones {names[1]}"
-    for old, new in zip(stored, requested, strict=True):
-        for name in ("sampler", "remover", "max_size", "max_times_sampled", "rate_limiter"):
-            before, after = getattr(old, name), getattr(new, name)
-            if before != after:
-                return name, f"{name} of table {old.name!r} is {before}, the requested one {after}"
-    return "tables", "they differ"

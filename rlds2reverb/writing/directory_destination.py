@@ -51,7 +51,7 @@ from rlds2reverb.server.checkpoint_root import (
 )
 from rlds2reverb.server.memory import estimate_server_bytes
 from rlds2reverb.specs import Nest
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.tables import TableConfig, find_difference, list_options
 
 from .transfer import TransferState
 
@@ -385,11 +385,10 @@ def _is_empty(directory: Path) -> bool:
 
 def _first_difference(old: dict[str, Any], new: dict[str, Any]) -> tuple[str, str]:
     """Returns the first argument that differs between two descriptions, of which `old` was saved, and a phrase."""
-    old, new = _flatten_description(old), _flatten_description(new)
-    name = next(name for name in {**old, **new} if old.get(name) != new.get(name))
-    if name == "example":
+    argument, difference = find_difference(_flatten_description(old), _flatten_description(new))
+    if argument == "example":
         return "source", "the first episode had different items, or the code of the adder or priority has changed"
-    return name.partition(" ")[0], f"{name} was {old.get(name)}, is now {new.get(name)}"
+    return argument, difference
 
 
 def _flatten_description(description: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +397,5 @@ def _flatten_description(description: dict[str, Any]) -> dict[str, Any]:
     if adder := re.fullmatch(r"(\w+)\((\w+=[^(),]+(?:, \w+=[^(),]+)*)\)", description["adder"]):
         fields = (field.split("=") for field in adder[2].split(", "))
         arguments.update({"adder": adder[1], **{f"{name} of adder {adder[1]}": value for name, value in fields}})
-    arguments["tables"] = [table["name"] for table in description["tables"]]
-    for table in description["tables"]:
-        arguments.update({f"{field} of table {table['name']!r}": value for field, value in table.items()})
-    return {**arguments, "example": description["example"]}
+    tables = list_options([TableConfig.from_dict(table) for table in description["tables"]])
+    return {**arguments, **tables, "example": description["example"]}

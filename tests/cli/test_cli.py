@@ -366,7 +366,7 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
     assert code == 1 and "stride of adder TrajectoryWindows was 1, is now 2" in err and "(--stride)" in err
     assert not (tmp_path / "out.partial").exists()
     code, _, err = call(capsys, "serve", tmp_path / "out", "--sampler", "fifo")
-    assert code == 2 and "sampler of table 't' is uniform, the requested one fifo" in err
+    assert code == 2 and "sampler of table 't' was uniform, is now fifo" in err
 
 
 @pytest.mark.parametrize(
@@ -672,7 +672,7 @@ def test_serve_writes_a_dataset_and_serves_until_sigterm_and_restores_the_items(
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
     assert (
-        code == 2 and "max_size of table 'replay' is 2147483647, the requested one 5" in err and "(--max-size)" in err
+        code == 2 and "max_size of table 'replay' was 2147483647, is now 5" in err and "(--max-size)" in err
     )
 
 

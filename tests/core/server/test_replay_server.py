@@ -75,9 +75,9 @@ def test_two_newest_checkpoints_and_their_manifests_are_kept(root):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (TableConfig(max_size=5), "max_size of table 'replay' is 2147483647, the requested one 5"),
-        (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' is prioritized"),
-        (TableConfig("other"), r"the stored tables are \['replay'\], the requested ones \['other'\]"),
+        (TableConfig(max_size=5), "max_size of table 'replay' was 2147483647, is now 5"),
+        (TableConfig(sampler=Selector("uniform")), "sampler of table 'replay' was prioritized"),
+        (TableConfig("other"), r"tables was \['replay'\], is now \['other'\]"),
     ],
 )
 def test_tables_that_differ_from_the_stored_ones_raise(root, config, message):
@@ -267,7 +267,7 @@ def test_from_directory_serves_the_items_written_by_ingest(tmp_path):
     tables = [TableConfig("items", Selector("uniform"))]
     with ReplayServer.from_directory(tmp_path / "data", tables=tables) as server:
         assert server.client.server_info(timeout=10)["items"].current_size == 4
-    with pytest.raises(CheckpointError, match="sampler of table 'items' is uniform"):
+    with pytest.raises(CheckpointError, match="sampler of table 'items' was uniform"):
         ReplayServer.from_directory(tmp_path / "data", tables=[TableConfig("items")])
     with pytest.raises(CheckpointError, match="nowhere is not a directory; write one with ingest"):
         ReplayServer.from_directory(tmp_path / "nowhere")
