@@ -406,7 +406,7 @@ def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
 
 def accepts_statistics(agent: Callable[..., Any]) -> bool:
     """Returns whether a class or function accepts the statistics that normalise observations."""
-    from .agents.hyperparameters import read_declarations
+    from .agents.agent_arguments import read_declarations
 
     return read_declarations(agent).keys() >= {"observation_mean", "observation_std"}
 

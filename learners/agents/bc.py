@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import LayerSizes, NonNegative, Positive, configurable
+from .hyperparameters import NonNegative, Positive, configurable
 from .networks import GaussianActor, TanhActor
 from .offline_agent import OfflineAgent, TransitionBatch
 
@@ -23,45 +23,29 @@ class BCAgent(OfflineAgent):
 
     With chunks of actions, both are means over the actions that exist: those after the end of an episode, for which the
     policy info contains a `mask` [B, length], have no weight.
+
+    The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3).
+
+    Attributes:
+      actor_network: function that creates the network, see `CustomNetwork`; None for the default.
+      learning_rate: Adam's learning rate.
+      distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
+      exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
     """
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (256, 256),
-        actor_network: NetworkFactory | None = None,
-        learning_rate: Positive = 3e-4,
-        distribution: Literal["deterministic", "gaussian"] = "deterministic",
-        exploration_noise: NonNegative = 0.1,
-        **common: Any,
-    ) -> None:
-        """Creates the network.
+    actor_network: NetworkFactory | None = None
+    learning_rate: Positive = 3e-4
+    distribution: Literal["deterministic", "gaussian"] = "deterministic"
+    exploration_noise: NonNegative = 0.1
 
-        The defaults are those of TD3+BC's actor (Fujimoto & Gu 2021, table 3).
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers.
-          actor_network: function that creates the network, see `CustomNetwork`; None for the default.
-          learning_rate: Adam's learning rate.
-          distribution: whether the actor predicts a single action or a Gaussian distribution of actions.
-          exploration_noise: standard deviation of the collect policy's noise, if the actor is deterministic.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
+    def _create(self) -> Any:
         size = self._actions.size
-        network = self._build(actor_network, [*hidden_sizes, size], name="actor")
-        actor: TanhActor | GaussianActor
-        if distribution == "gaussian":
+        network = self._make_network(self.actor_network, [*self.hidden_sizes, size], name="actor")
+        actor: GaussianActor | TanhActor = TanhActor(network, exploration_noise=self.exploration_noise)
+        if self.distribution == "gaussian":
             actor = GaussianActor(network, size)
-            self._optimizer = Adam([*network.trained_variables, actor.log_std], learning_rate)
-        else:
-            actor = TanhActor(network, exploration_noise=exploration_noise)
-            self._optimizer = Adam(network.trained_variables, learning_rate)
-        self._complete(time_step_spec, action_spec, actor)
+        self._optimizer = Adam(actor.trained_variables, self.learning_rate)
+        return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))

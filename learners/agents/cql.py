@@ -7,20 +7,12 @@ import tensorflow as tf
 
 from rlds2reverb.errors import SpecMismatchError
 
-from ..options import NetworkFactory, Range
+from ..options import Range
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    configurable,
-)
+from .hyperparameters import Count, LayerSizes, NonNegative, Positive, configurable
 from .image_networks import ImageNetwork
 from .networks import Network, critic_values
-from .offline_agent import OfflineAgent, TransitionBatch
+from .offline_agent import ActorCriticAgent, TransitionBatch
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
 
@@ -45,7 +37,7 @@ def conservative_penalty(q_sampled: tf.Tensor, log_densities: tf.Tensor, q_data:
 
 
 @configurable
-class CQLAgent(OfflineAgent):
+class CQLAgent(ActorCriticAgent):
     """CQL(H) on SAC (Kumar, Zhou, Tucker & Levine 2020, "Conservative Q-Learning for Offline Reinforcement Learning").
 
         y           = r + gamma * discount * min_i Q'_i(s', a'),  a' ~ pi(s')
@@ -64,82 +56,56 @@ class CQLAgent(OfflineAgent):
 
     As in the authors' code, the temperature is updated first, then actor and critics with losses that both use the
     networks from before the step, then the targets. `num_bc_updates` is their warm start of the actor by cloning.
+
+    The defaults are those of the authors' code and its README for the D4RL locomotion tasks: a fixed weight, 5 or 10,
+    and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last layers
+    are initialised within 1e-3 (actor) and 3e-3 (critics).
+
+    Attributes:
+      hidden_sizes: sizes of the hidden layers of actor and critics.
+      actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and A log
+        standard deviations; None for the default.
+      actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
+      min_q_weight: the paper's alpha, 5 or 10; the authors' script uses 1 with `lagrange_threshold`.
+      num_samples: number of sampled actions of each of the three kinds in the penalty (paper, appendix F).
+      deterministic_backup: whether to omit the entropy term -temperature * log pi(a'|s') from the targets.
+      lagrange_threshold: the paper's tau, 5 or 10; None for a fixed weight.
+      target_entropy: entropy of the actor that the temperature aims at; None for -A (SAC, table 1).
+      num_bc_updates: number of initial updates in which log pi(a|s) of the data replaces Q in the actor's loss.
+        The paper uses none; the authors' script uses 40,000 and says that it matters little.
+      max_q_backup: whether targets use, for each critic, the maximum target value of `num_samples` actions of
+        pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
+      is_calibrated: whether the penalty is that of Cal-QL, which requires the return to go of each item; the
+        algorithm 'cal_ql' sets this, and adds the return.
     """
 
-    network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
+    _network_options: ClassVar[dict[str, Any]] = {"hidden_bias": 0.0}
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (256, 256, 256),
-        actor_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        actor_learning_rate: Positive = 1e-4,
-        critic_learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
-        min_q_weight: NonNegative = 5.0,
-        num_samples: Count = 10,
-        deterministic_backup: bool = True,
-        lagrange_threshold: NonNegative | None = None,
-        target_entropy: float | None = None,
-        num_bc_updates: Annotated[int, Range(0)] = 0,
-        max_q_backup: bool = False,
-        is_calibrated: bool = False,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the critics.
+    hidden_sizes: LayerSizes = (256, 256, 256)
+    actor_learning_rate: Positive = 1e-4
+    min_q_weight: NonNegative = 5.0
+    num_samples: Count = 10
+    deterministic_backup: bool = True
+    lagrange_threshold: NonNegative | None = None
+    target_entropy: float | None = None
+    num_bc_updates: Annotated[int, Range(0)] = 0
+    max_q_backup: bool = False
+    is_calibrated: bool = False
 
-        The defaults are those of the authors' code and its README for the D4RL locomotion tasks: a fixed weight, 5 or
-        10, and 1e-4 for the actor (github.com/aviralkumar2907/CQL, d4rl/examples/cql_mujoco_new.py). As there, the last
-        layers are initialised within 1e-3 (actor) and 3e-3 (critics).
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
-            A log standard deviations; None for the default.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          actor_learning_rate: Adam's learning rate for actor and temperature; the README also uses 3e-4.
-          critic_learning_rate: Adam's learning rate for the critics and the learned weight of the penalty.
-          discount: discount factor gamma.
-          target_update_rate: share of the online weights in a target update.
-          min_q_weight: the paper's alpha, 5 or 10; the authors' script uses 1 with `lagrange_threshold`.
-          num_samples: number of sampled actions of each of the three kinds in the penalty (paper, appendix F).
-          deterministic_backup: whether to omit the entropy term -temperature * log pi(a'|s') from the targets.
-          lagrange_threshold: the paper's tau, 5 or 10; None for a fixed weight.
-          target_entropy: entropy of the actor that the temperature aims at; None for -A (SAC, table 1).
-          num_bc_updates: number of initial updates in which log pi(a|s) of the data replaces Q in the actor's loss. The
-            paper uses none; the authors' script uses 40,000 and says that it matters little.
-          max_q_backup: whether targets use, for each critic, the maximum target value of `num_samples` actions of
-            pi(s') instead of the value of one action (paper, appendix F; the authors' script has it for AntMaze).
-          is_calibrated: whether the penalty is that of Cal-QL, which requires the return to go of each item; the
-            algorithm 'cal_ql' sets this, and adds the return.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
+    def _create(self) -> Any:
         width = self._actions.size
-        gaussian = self._build(actor_network, [*hidden_sizes, 2 * width], final_scale=1e-3, name="actor")
-        options: dict[str, Any] = {"action_size": width, "copies": 2, "final_scale": 3e-3, "name": "critic"}
-        critic = self._build(critic_network, [*hidden_sizes, 1], **options)
-        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        entropy = -float(width) if target_entropy is None else target_entropy
-        self._temperature = Temperature(entropy, actor_learning_rate)
+        sizes = [*self.hidden_sizes, 2 * width]
+        gaussian = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
+        self._create_critics(final_scale=3e-3)
+        entropy = -float(width) if self.target_entropy is None else self.target_entropy
+        self._temperature = Temperature(entropy, self.actor_learning_rate)
         self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
-        self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
-        self._penalty_optimizer = Adam([self._log_penalty_weight], critic_learning_rate)
-        self._min_q_weight, self._lagrange_threshold = min_q_weight, lagrange_threshold
-        self._num_samples, self._num_bc_updates = num_samples, num_bc_updates
-        self._deterministic_backup, self._max_q_backup = deterministic_backup, max_q_backup
-        self._is_calibrated = is_calibrated
-        actor = SquashedGaussianActor(gaussian)
-        self._complete(time_step_spec, action_spec, actor)
+        self._actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
+        self._penalty_optimizer = Adam([self._log_penalty_weight], self.critic_learning_rate)
+        return SquashedGaussianActor(gaussian)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        shape, num_samples = tf.unstack(tf.shape(batch.action)), self._num_samples
+        shape, num_samples = tf.unstack(tf.shape(batch.action)), self.num_samples
         noise = tf.random.stateless_normal([2, 1 + num_samples, *shape], self.noise_seed(0))
         uniform = tf.random.stateless_uniform([num_samples, *shape], self.noise_seed(1), -1.0, 1.0)
         with tf.GradientTape() as actor_tape:
@@ -148,7 +114,7 @@ class CQLAgent(OfflineAgent):
             self._temperature.update(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
         next_mean, next_log_std = self._actor.gaussian(batch.next_observation)
-        target_noise = noise[1, 1:] if self._max_q_backup else noise[1, :1]
+        target_noise = noise[1, 1:] if self.max_q_backup else noise[1, :1]
         targets = self.critic_targets(batch, *squash(next_mean, next_log_std, target_noise))
         uniform_log_densities = tf.fill(tf.shape(uniform)[:2], np.float32(-np.log(2) * action.shape[-1]))
         next_actions, next_log_densities = squash(next_mean, next_log_std, noise[1, 1:])
@@ -171,7 +137,7 @@ class CQLAgent(OfflineAgent):
             "q_mean": tf.reduce_mean(targets + td),
         }
         self._update_penalty_weight(penalty)
-        self._target_critic.track(self._critic, self._target_update_rate)
+        self._target_critic.track(self._critic, self.target_update_rate)
         return critic_loss + actor_loss, extra
 
     def actor_loss(self, batch: TransitionBatch, action: tf.Tensor, log_prob: tf.Tensor) -> tf.Tensor:
@@ -183,8 +149,8 @@ class CQLAgent(OfflineAgent):
         def likelihood() -> tf.Tensor:
             return self._actor.log_prob(batch.observation, batch.action)
 
-        is_cloning = self.train_step_counter < self._num_bc_updates
-        gain = tf.cond(is_cloning, likelihood, value) if self._num_bc_updates else value()
+        is_cloning = self.train_step_counter < self.num_bc_updates
+        gain = tf.cond(is_cloning, likelihood, value) if self.num_bc_updates else value()
         return tf.reduce_mean(self._temperature() * log_prob - gain)
 
     def critic_targets(self, batch: TransitionBatch, next_actions: tf.Tensor, next_log_probs: tf.Tensor) -> tf.Tensor:
@@ -196,9 +162,9 @@ class CQLAgent(OfflineAgent):
           next_log_probs: float32 [N, B].
         """
         values = self._values(self._target_critic, batch.next_observation, next_actions)
-        if not self._deterministic_backup:
+        if not self.deterministic_backup:
             values -= self._temperature() * next_log_probs
-        return batch.reward + self._discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
+        return batch.reward + self.discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
 
     def critic_terms(
         self, batch: TransitionBatch, targets: tf.Tensor, sampled: tf.Tensor, log_densities: tf.Tensor
@@ -213,8 +179,8 @@ class CQLAgent(OfflineAgent):
         """
         actions = tf.concat([batch.action[tf.newaxis], sampled], axis=0)
         values = self._values(self._critic, batch.observation, actions)
-        q, uniform_values, policy_values = tf.split(values, [1, self._num_samples, -1], axis=1)
-        if self._is_calibrated:
+        q, uniform_values, policy_values = tf.split(values, [1, self.num_samples, -1], axis=1)
+        if self.is_calibrated:
             if "return_to_go" not in batch.step_info:
                 raise SpecMismatchError(
                     "is_calibrated requires experience with policy_info['return_to_go'], got none; train 'cal_ql', "
@@ -227,7 +193,7 @@ class CQLAgent(OfflineAgent):
 
     def critic_loss(self, batch: TransitionBatch, td: tf.Tensor, penalty: tf.Tensor) -> tf.Tensor:
         """Returns the loss of both critics, float32 [], from the terms [2, B]."""
-        loss = tf.square(td) + self.penalty_weight() * self._min_q_weight * penalty
+        loss = tf.square(td) + self.penalty_weight() * self.min_q_weight * penalty
         return tf.reduce_mean(batch.weights * tf.reduce_sum(loss, axis=0))
 
     def _values(self, critic: Network, observation: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
@@ -241,12 +207,12 @@ class CQLAgent(OfflineAgent):
 
     def penalty_weight(self) -> tf.Tensor:
         """Returns the learned factor of `min_q_weight`, float32 []; 1 unless it is learned."""
-        if self._lagrange_threshold is None:
+        if self.lagrange_threshold is None:
             return tf.constant(1.0)
         return tf.minimum(tf.exp(self._log_penalty_weight), 1e6)
 
     def _update_penalty_weight(self, penalty: tf.Tensor) -> None:
         """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""
-        if self._lagrange_threshold is not None:
-            gap = self._min_q_weight * tf.reduce_mean(penalty) - self._lagrange_threshold
+        if self.lagrange_threshold is not None:
+            gap = self.min_q_weight * tf.reduce_mean(penalty) - self.lagrange_threshold
             self._penalty_optimizer.apply([-self.penalty_weight() * gap])

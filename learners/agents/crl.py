@@ -1,18 +1,14 @@
 """Contrastive reinforcement learning (CRL)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from .goal_agent import GoalAgent, Parts, ddpg_bc_loss
-from .hyperparameters import (
-    Count,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    configurable,
-)
+from rlds2reverb.store.goals import GoalDistribution, GoalSampling
+
+from .goal_agent import GoalAgent, GoalShares, Parts, ddpg_bc_loss
+from .hyperparameters import Count, NonNegative, configurable
 from .offline_agent import TransitionBatch
 
 #: Minimum of log Q in the actor's loss.
@@ -30,44 +26,39 @@ class CRLAgent(GoalAgent):
     The goals of the critic are later states with geometric distances, so that exp(log Q) is proportional to the
     discounted probability of reaching g over that of g in the data. The goals of the other items are the negatives.
     The actor and the two critics are those of OGBench (Park et al. 2025, arXiv:2410.20092).
+
+    The defaults are those of OGBench: impls/agents/crl.py of github.com/seohongpark/ogbench.
+
+    Attributes:
+      latent_size: size of phi and psi.
+      alpha: weight of cloning.
+      value_goals: probabilities of the current state, a future one and a random one as the goal of the critics
+        (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
+      value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
     """
 
-    hides = ("negative_rewards",)
-    inherited_defaults: ClassVar[dict[str, Any]] = {"value_goals": (0.0, 1.0, 0.0)}
+    latent_size: Count = 512
+    alpha: NonNegative = 0.1
+    value_goals: GoalShares = (0.0, 1.0, 0.0)
+    value_geometric: bool = True
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (512, 512, 512),
-        latent_size: Count = 512,
-        learning_rate: Positive = 3e-4,
-        alpha: NonNegative = 0.1,
-        **common: Any,
-    ) -> None:
-        """Creates the networks.
+    def _make_goal_sampling(self) -> GoalSampling:
+        actor = super()._make_goal_sampling().observed
+        value = GoalDistribution(*self.value_goals, self.value_geometric)
+        return GoalSampling(value, actor, gamma=self.discount, is_negative=False)
 
-        The defaults are those of OGBench: impls/agents/crl.py of github.com/seohongpark/ogbench.
-
-        Args:
-          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers of all networks.
-          latent_size: size of phi and psi.
-          learning_rate: Adam's learning rate.
-          alpha: weight of cloning.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, negative_rewards=False, **common)
-        parts, width, sizes = Parts(time_step_spec.observation), self._actions.size, [*hidden_sizes, latent_size]
-        actor = self._build_actor(None, [*hidden_sizes, width])
-        latent: dict[str, Any] = {"copies": 2, "layer_norm": True}
-        self._phi = self._build(None, sizes, observations=parts.state, action_size=width, name="phi", **latent)
-        self._psi = self._build(None, sizes, observations=parts.goal, name="psi", **latent)
-        self._parts, self._alpha, self._scale = parts, alpha, np.float32(1 / np.sqrt(latent_size))
-        self._create_optimizers(learning_rate, critic_loss=[self._phi, self._psi], actor_loss=[actor.network])
-        self._complete(time_step_spec, action_spec, actor)
+    def _create(self) -> Any:
+        super()._create()
+        self._parts, sizes = Parts(self._observations.spec), [*self.hidden_sizes, self.latent_size]
+        latent = {"copies": 2, "layer_norm": True}
+        self._phi = self._make_network(
+            None, sizes, observations=self._parts.state, action_size=self._actions.size, name="phi", **latent
+        )
+        self._psi = self._make_network(None, sizes, observations=self._parts.goal, name="psi", **latent)
+        self._scale = np.float32(1 / np.sqrt(self.latent_size))
+        actor = self._make_actor()
+        self._create_optimizers(critic_loss=[self._phi, self._psi], actor_loss=[actor.network])
+        return actor
 
     def represent(self, inputs: tf.Tensor, action: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns phi(s, a) and psi(g), float32 [2, B, latent_size] each, of observations [B, D] and actions [B, A]."""
@@ -88,4 +79,4 @@ class CRLAgent(GoalAgent):
         inputs = batch.goals["actor"]
         phi, psi = self.represent(inputs, tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0))
         log_q = tf.reduce_min(tf.reduce_sum(phi * psi, axis=-1) * self._scale, axis=0)
-        return ddpg_bc_loss(tf.maximum(log_q, _MIN_LOG_Q), self._actor.log_prob(inputs, batch.action), self._alpha)
+        return ddpg_bc_loss(tf.maximum(log_q, _MIN_LOG_Q), self._actor.log_prob(inputs, batch.action), self.alpha)

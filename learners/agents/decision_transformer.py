@@ -178,77 +178,64 @@ class DecisionTransformerAgent(OfflineAgent):
 
     Section 3, with the loss, optimiser and network of the authors' code for OpenAI Gym. The mean is over the steps of
     all windows in a batch, padding excluded.
+
+    The defaults are those of the paper (appendix A) and of the authors' code, gym/experiment.py in
+    github.com/kzl/decision-transformer.
+
+    Attributes:
+      target_return: return that the policy aims at, in the dataset's own rewards; None for the highest one of the
+        dataset, which requires a training run.
+      return_scale: number that returns are divided by; about the highest one of the dataset.
+      context_length: number of steps K that the model sees.
+      max_time_steps: number of time steps with an embedding; later ones have that of the last.
+      width: size of a token, a multiple of `num_heads`.
+      num_layers: number of blocks of the transformer.
+      num_heads: number of heads of the attention.
+      dropout: probability of dropout of embeddings, attention and blocks.
+      learning_rate: AdamW's learning rate, after the warm-up.
+      weight_decay: AdamW's weight decay.
+      num_warmup_updates: number of updates over which the learning rate increases linearly.
+      clip_norm: maximum norm of the gradient.
     """
 
-    hides = ("image_encoder",)
+    target_return: float | None = None
+    return_scale: Positive = 1000.0
+    context_length: Count = 20
+    max_time_steps: Count = 1000
+    width: Count = 128
+    num_layers: Count = 3
+    num_heads: Count = 1
+    dropout: Annotated[float, Range(0, 1, max_open=True)] = 0.1
+    learning_rate: Positive = 1e-4
+    weight_decay: NonNegative = 1e-4
+    num_warmup_updates: Annotated[int, Range(0)] = 10_000
+    clip_norm: Positive = 0.25
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        target_return: float | None = None,
-        return_scale: Positive = 1000.0,
-        context_length: Count = 20,
-        max_time_steps: Count = 1000,
-        width: Count = 128,
-        num_layers: Count = 3,
-        num_heads: Count = 1,
-        dropout: Annotated[float, Range(0, 1, max_open=True)] = 0.1,
-        learning_rate: Positive = 1e-4,
-        weight_decay: NonNegative = 1e-4,
-        num_warmup_updates: Annotated[int, Range(0)] = 10_000,
-        clip_norm: Positive = 0.25,
-        **common: Any,
-    ) -> None:
-        """Creates the network.
-
-        The defaults are those of the paper (appendix A) and of the authors' code, gym/experiment.py in
-        github.com/kzl/decision-transformer.
-
-        Args:
-          time_step_spec: spec of the data's time steps, without images.
-          action_spec: BoundedTensorSpec [A].
-          target_return: return that the policy aims at, in the dataset's own rewards; None for the highest one of the
-            dataset, which requires a training run.
-          return_scale: number that returns are divided by; about the highest one of the dataset.
-          context_length: number of steps K that the model sees.
-          max_time_steps: number of time steps with an embedding; later ones have that of the last.
-          width: size of a token, a multiple of `num_heads`.
-          num_layers: number of blocks of the transformer.
-          num_heads: number of heads of the attention.
-          dropout: probability of dropout of embeddings, attention and blocks.
-          learning_rate: AdamW's learning rate, after the warm-up.
-          weight_decay: AdamW's weight decay.
-          num_warmup_updates: number of updates over which the learning rate increases linearly.
-          clip_norm: maximum norm of the gradient.
-          **common: hyperparameters of the base class.
-        """
-        _require_vectors(time_step_spec.observation)
-        if width % num_heads:
-            raise ArgumentError(f"must be a multiple of num_heads, which is {num_heads}, got {width}", about="width")
-        if target_return is None:
+    def _create(self) -> SequenceModel:
+        _require_vectors(self._observations.spec)
+        if self.width % self.num_heads:
+            message = f"must be a multiple of num_heads, which is {self.num_heads}, got {self.width}"
+            raise ArgumentError(message, about="width")
+        if self.target_return is None:
             raise ArgumentError("must be a number outside training runs, got None", about="target_return")
-        super().__init__(time_step_spec, action_spec, **common)
-        self._num_steps, self._dropout = context_length, dropout
-        self._return_scale, self._target_return = return_scale, target_return
+        self._num_steps = self.context_length
         model = SequenceModel(
             self._observations.size,
             self._actions.size,
-            width=width,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            max_time_steps=max_time_steps,
-            seed=self._seed,
+            width=self.width,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            max_time_steps=self.max_time_steps,
+            seed=self.seed,
         )
         self._optimizer = Adam(
             model.trainable_variables,
-            learning_rate,
-            warmup_steps=num_warmup_updates,
-            weight_decay=weight_decay,
-            clip_norm=clip_norm,
+            self.learning_rate,
+            warmup_steps=self.num_warmup_updates,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
         )
-        self._complete(time_step_spec, action_spec, model)
+        return model
 
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> DecisionTransformerPolicy:
         return DecisionTransformerPolicy(
@@ -258,8 +245,8 @@ class DecisionTransformerAgent(OfflineAgent):
             self._actions,
             self._actor,
             context_length=self._num_steps,
-            return_scale=self._return_scale,
-            target_return=self._target_return,
+            return_scale=self.return_scale,
+            target_return=self.target_return,  # type: ignore[arg-type]  # `_create` requires it.
         )
 
     def batch(self, experience: Any, weights: Any = None) -> Any:
@@ -275,7 +262,7 @@ class DecisionTransformerAgent(OfflineAgent):
         flat = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), experience.observation)
         observation = tf.reshape(self._observations(flat), [num_windows, num_steps, self._observations.size])
         weights = tf.cast(1.0 if weights is None else weights, tf.float32) + tf.zeros([num_windows])
-        return_to_go = info["return_to_go"] / self._return_scale
+        return_to_go = info["return_to_go"] / self.return_scale
         return Window(
             observation, self._actions.to_unit(action), return_to_go, info["time_step"], info["mask"], weights
         )
@@ -293,9 +280,9 @@ class DecisionTransformerAgent(OfflineAgent):
     def _make_dropout(self) -> Dropout:
         """Returns a function with a different seed in each of its calls and in each update."""
         draws = itertools.count()
-        if not self._dropout:
+        if not self.dropout:
             return tf.identity
-        return lambda x: tf.nn.experimental.stateless_dropout(x, self._dropout, self.noise_seed(next(draws)))
+        return lambda x: tf.nn.experimental.stateless_dropout(x, self.dropout, self.noise_seed(next(draws)))
 
 
 def _require_vectors(observation_spec: Any) -> None:

@@ -87,7 +87,7 @@ class CategoricalActor(tf.Module):
     def __init__(self, network: Network) -> None:
         """Sets the network, from observations [B, D] to logits [B, actions]."""
         super().__init__(name="actor")
-        self.network = network
+        self.network, self.trained_variables = network, network.trained_variables
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the most likely actions, int32 [B], from 0."""

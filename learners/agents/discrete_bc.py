@@ -1,13 +1,13 @@
 """Behavioural cloning of discrete actions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import CategoricalActor
-from .hyperparameters import LayerSizes, Positive, configurable
+from .hyperparameters import Positive, configurable
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions
 
@@ -18,34 +18,22 @@ class DiscreteBCAgent(OfflineAgent):
 
     Pomerleau (1991), "Efficient Training of Artificial Neural Networks for Autonomous Navigation", with the
     cross-entropy loss in common use today.
+
+    Attributes:
+      actor_network: function that creates the network, see `CustomNetwork`; None for the default.
+      learning_rate: Adam's learning rate.
     """
 
-    actions_type = DiscreteActions
+    _actions_type: ClassVar[Any] = DiscreteActions
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (256, 256),
-        actor_network: NetworkFactory | None = None,
-        learning_rate: Positive = 3e-4,
-        **common: Any,
-    ) -> None:
-        """Creates the network; the defaults are those of `BCAgent`.
+    actor_network: NetworkFactory | None = None
+    learning_rate: Positive = 3e-4
 
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: integer BoundedTensorSpec [].
-          hidden_sizes: sizes of the hidden layers.
-          actor_network: function that creates the network, see `CustomNetwork`; None for the default.
-          learning_rate: Adam's learning rate.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
-        network = self._build(actor_network, [*hidden_sizes, self._actions.size], name="actor")
-        self._optimizer = Adam(network.trained_variables, learning_rate)
-        self._complete(time_step_spec, action_spec, CategoricalActor(network))
+    def _create(self) -> Any:
+        sizes = [*self.hidden_sizes, self._actions.size]
+        actor = CategoricalActor(self._make_network(self.actor_network, sizes, name="actor"))
+        self._optimizer = Adam(actor.trained_variables, self.learning_rate)
+        return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))

@@ -8,11 +8,7 @@ from ..options import NetworkFactory, Range
 from .adam import Adam
 from .discrete_actors import ConstrainedActor
 from .dqn import DQNAgent
-from .hyperparameters import (
-    LayerSizes,
-    NonNegative,
-    configurable,
-)
+from .hyperparameters import Count, NonNegative, configurable
 from .networks import ILLEGAL
 from .offline_agent import TransitionBatch
 
@@ -27,44 +23,38 @@ class DiscreteBCQAgent(DQNAgent):
 
     It is double DQN whose greedy actions are likely in the data: G is cloned from them. A threshold of 0 is double DQN,
     and one near 1 is behavioural cloning. The penalty of the logits is in the authors' code only.
+
+    The defaults are the authors' settings for Atari (paper, appendix; github.com/sfujim/BCQ, discrete_BCQ), where Q and
+    G share their convolutions; here, they are separate networks. Small tasks need a higher learning rate, such as 3e-4,
+    and a shorter period.
+
+    Attributes:
+      hidden_sizes: sizes of the hidden layers; (512,) gives the networks of Mnih et al. for images.
+      q_network: function that creates the network of Q, see `CustomNetwork`; None for the default.
+      imitation_network: function that creates the network of G's logits.
+      target_update_period: number of updates between two target updates.
+      threshold: the paper's tau, the minimum probability of an action in relation to the most likely one.
+      logit_penalty: weight of the squared logits in the loss of G.
     """
 
-    hides = ("double", "conservative_weight")
-    inherited_defaults: ClassVar[dict[str, Any]] = {"target_update_period": 8000}
+    double: ClassVar[bool] = True  # type: ignore[misc]
+    conservative_weight: ClassVar[float] = 0.0  # type: ignore[misc]
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        imitation_network: NetworkFactory | None = None,
-        threshold: Annotated[float, Range(0, 1, max_open=True)] = 0.3,
-        logit_penalty: NonNegative = 0.01,
-        **common: Any,
-    ) -> None:
-        """Creates the network of Q, its target network, and that of G.
+    imitation_network: NetworkFactory | None = None
+    target_update_period: Count = 8000
+    threshold: Annotated[float, Range(0, 1, max_open=True)] = 0.3
+    logit_penalty: NonNegative = 0.01
 
-        The defaults are the authors' settings for Atari (paper, appendix; github.com/sfujim/BCQ, discrete_BCQ), where
-        Q and G share their convolutions; here, they are separate networks. Small tasks need a higher learning rate,
-        such as 3e-4, and a shorter period.
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: integer BoundedTensorSpec [].
-          imitation_network: function that creates the network of G's logits.
-          threshold: the paper's tau, the minimum probability of an action in relation to the most likely one.
-          logit_penalty: weight of the squared logits in the loss of G.
-          **common: hyperparameters of the base class.
-        """
-        self._imitation_network = imitation_network
-        self._threshold, self._logit_penalty = threshold, logit_penalty
-        super().__init__(time_step_spec, action_spec, double=True, **common)
-        rate, epsilon = common["learning_rate"], common["adam_epsilon"]
-        self._imitation_optimizer = Adam(self._imitation.trained_variables, rate, epsilon=epsilon)
-
-    def _make_actor(self, hidden_sizes: LayerSizes, epsilon: float) -> ConstrainedActor:
-        self._imitation = self._build(self._imitation_network, [*hidden_sizes, self._actions.size], name="imitation")
-        return ConstrainedActor(self._critic, self._imitation, threshold=self._threshold, epsilon=epsilon)
+    def _create(self) -> Any:
+        super()._create()
+        sizes = [*self.hidden_sizes, self._actions.size]
+        self._imitation = self._make_network(self.imitation_network, sizes, name="imitation")
+        self._imitation_optimizer = Adam(
+            self._imitation.trained_variables, self.learning_rate, epsilon=self.adam_epsilon
+        )
+        return ConstrainedActor(
+            self._critic, self._imitation, threshold=self.threshold, epsilon=self.exploration_epsilon
+        )
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss, extra = super()._update(batch)
@@ -77,5 +67,5 @@ class DiscreteBCQAgent(DQNAgent):
         logits = self._imitation(batch.observation)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.action, logits)
         squares = tf.where(logits > ILLEGAL, tf.square(logits), 0.0)
-        penalty = self._logit_penalty * tf.reduce_mean(squares, axis=-1)
+        penalty = self.logit_penalty * tf.reduce_mean(squares, axis=-1)
         return tf.reduce_mean(batch.weights * (cross_entropy + penalty))

@@ -1,13 +1,11 @@
 """Implicit Q-learning (IQL) for discrete actions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from .discrete_actors import CategoricalActor
-from .hyperparameters import (
-    configurable,
-)
+from .hyperparameters import configurable
 from .iql import IQLAgent
 from .networks import Network
 from .spaces import DiscreteActions
@@ -19,28 +17,17 @@ class DiscreteIQLAgent(IQLAgent):
 
     The losses are those of `IQLAgent` (Kostrikov, Nair & Levine 2021, eq. 5 to 7), which need nothing from the actions
     but Q(s, a) and log pi(a|s). The paper has continuous actions only.
+
+    Attributes:
+      actor_network: function that creates the network of the logits, see `CustomNetwork`; None for the default.
     """
 
-    actions_type = DiscreteActions
-    hides = ("log_std_bounds",)
+    _actions_type: ClassVar[Any] = DiscreteActions
+    log_std_bounds: ClassVar[None] = None  # type: ignore[assignment,misc]
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the critics; the defaults are those of `IQLAgent`.
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: integer BoundedTensorSpec [].
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
-
-    def _make_actor(self, network: Network, log_std_bounds: tuple[float, float]) -> CategoricalActor:
-        return CategoricalActor(network)
+    def _create_actor(self) -> CategoricalActor:
+        sizes = [*self.hidden_sizes, self._actions.size]
+        return CategoricalActor(self._make_network(self.actor_network, sizes, name="actor"))
 
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         values = critic(observation)

@@ -1,21 +1,13 @@
 """Q-learning for discrete actions: DQN, double DQN and discrete CQL."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    configurable,
-)
+from .hyperparameters import Count, Fraction, NonNegative, Positive, PositiveFraction, configurable
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import DiscreteActions
 
@@ -30,59 +22,43 @@ class DQNAgent(OfflineAgent):
     The Huber loss is u^2 / 2 for |u| <= 1 and |u| - 1/2 beyond, which is the paper's clipped error. The second term is
     CQL's eq. 4; a weight of 0 omits it. CQL's authors add it to quantile regression, and this class to plain
     Q-learning. Images are encoded by the convolutions of Mnih et al.; see `ImageNetwork`.
+
+    Adam's settings and the period are those of Hessel et al. (2018, "Rainbow", table 1; Mnih et al. use RMSProp and
+    10,000 updates); discount and exploration are those of Mnih et al. (2015, extended data table 1). They suit Atari;
+    small tasks need a higher learning rate, such as 1e-3, and a shorter period.
+
+    Attributes:
+      hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
+      q_network: function that creates the network, see `CustomNetwork`; None for the default.
+      learning_rate: Adam's learning rate.
+      adam_epsilon: constant that Adam adds to the root of the second moment.
+      discount: discount factor gamma.
+      target_update_period: number of updates between two target updates.
+      target_update_rate: share of the online weights in a target update; 1 copies them.
+      exploration_epsilon: share of random actions in the collect policy.
+      double: whether the online network selects the next action.
+      conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
+        Atari data (README of github.com/aviralkumar2907/CQL).
     """
 
-    actions_type = DiscreteActions
+    _actions_type: ClassVar[Any] = DiscreteActions
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (256, 256),
-        q_network: NetworkFactory | None = None,
-        learning_rate: Positive = 6.25e-5,
-        adam_epsilon: Positive = 1.5e-4,
-        discount: Fraction = 0.99,
-        target_update_period: Count = 2000,
-        target_update_rate: PositiveFraction = 1.0,
-        exploration_epsilon: Fraction = 0.1,
-        double: bool = False,
-        conservative_weight: NonNegative = 0.0,
-        **common: Any,
-    ) -> None:
-        """Creates the network and its target network.
+    q_network: NetworkFactory | None = None
+    learning_rate: Positive = 6.25e-5
+    adam_epsilon: Positive = 1.5e-4
+    discount: Fraction = 0.99
+    target_update_period: Count = 2000
+    target_update_rate: PositiveFraction = 1.0
+    exploration_epsilon: Fraction = 0.1
+    double: bool = False
+    conservative_weight: NonNegative = 0.0
 
-        Adam's settings and the period are those of Hessel et al. (2018, "Rainbow", table 1; Mnih et al. use RMSProp
-        and 10,000 updates); discount and exploration are those of Mnih et al. (2015, extended data table 1). They suit
-        Atari; small tasks need a higher learning rate, such as 1e-3, and a shorter period.
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: integer BoundedTensorSpec [].
-          hidden_sizes: sizes of the hidden layers; (512,) gives the network of Mnih et al. for images.
-          q_network: function that creates the network, see `CustomNetwork`; None for the default.
-          learning_rate: Adam's learning rate.
-          adam_epsilon: constant that Adam adds to the root of the second moment.
-          discount: discount factor gamma.
-          target_update_period: number of updates between two target updates.
-          target_update_rate: share of the online weights in a target update; 1 copies them.
-          exploration_epsilon: share of random actions in the collect policy.
-          double: whether the online network selects the next action.
-          conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
-            Atari data (README of github.com/aviralkumar2907/CQL).
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
-        self._critic = self._build(q_network, [*hidden_sizes, self._actions.size], name="critic")
+    def _create(self) -> Any:
+        sizes = [*self.hidden_sizes, self._actions.size]
+        self._critic = self._make_network(self.q_network, sizes, name="critic")
         self._target_critic = self._critic.copy()
-        self._optimizer = Adam(self._critic.trained_variables, learning_rate, epsilon=adam_epsilon)
-        self._discount, self._double, self._conservative_weight = discount, double, conservative_weight
-        self._target_update_period, self._target_update_rate = target_update_period, target_update_rate
-        self._complete(time_step_spec, action_spec, self._make_actor(hidden_sizes, exploration_epsilon))
-
-    def _make_actor(self, hidden_sizes: LayerSizes, epsilon: float) -> EpsilonGreedyActor:
-        return EpsilonGreedyActor(self._critic, epsilon=epsilon)
+        self._optimizer = Adam(self._critic.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
+        return EpsilonGreedyActor(self._critic, epsilon=self.exploration_epsilon)
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
         """Returns 'q', Q(s, a), and 'v', Q of the greedy action, float32 [B]; see `OfflineAgent.estimate_values`."""
@@ -103,9 +79,9 @@ class DQNAgent(OfflineAgent):
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""
         values = self._target_critic(batch.next_observation)
-        next_action = self._actor.mode(batch.next_observation) if self._double else tf.argmax(values, axis=-1)
+        next_action = self._actor.mode(batch.next_observation) if self.double else tf.argmax(values, axis=-1)
         value = tf.gather(values, next_action, batch_dims=1)
-        return batch.reward + self._discount * batch.discount * value
+        return batch.reward + self.discount * batch.discount * value
 
     def critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns Q(s, a) - targets and CQL's penalty, float32 [B] each."""
@@ -118,14 +94,14 @@ class DQNAgent(OfflineAgent):
         magnitude = tf.abs(td)
         quadratic = tf.minimum(magnitude, 1.0)
         loss = 0.5 * tf.square(quadratic) + (magnitude - quadratic)
-        if self._conservative_weight:
-            loss += self._conservative_weight * penalty
+        if self.conservative_weight:
+            loss += self.conservative_weight * penalty
         return tf.reduce_mean(batch.weights * loss)
 
     def _update_target(self) -> None:
         def track() -> tf.Tensor:
-            self._target_critic.track(self._critic, self._target_update_rate)
+            self._target_critic.track(self._critic, self.target_update_rate)
             return tf.constant(True)
 
-        is_due = tf.equal((self.train_step_counter + 1) % self._target_update_period, 0)
+        is_due = tf.equal((self.train_step_counter + 1) % self.target_update_period, 0)
         tf.cond(is_due, track, lambda: tf.constant(False))

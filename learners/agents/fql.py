@@ -7,17 +7,9 @@ import tensorflow as tf
 
 from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    configurable,
-)
+from .hyperparameters import Count, LayerSizes, NonNegative, configurable
 from .networks import Network, critic_values
-from .offline_agent import OfflineAgent, TransitionBatch
+from .offline_agent import ActorCriticAgent, TransitionBatch
 
 #: Lower bound of uniform random numbers; at 0, the noise would be infinite.
 _EPSILON = 1e-6
@@ -26,7 +18,7 @@ _NUM_PERIODS = 4.0
 
 
 @configurable
-class FQLAgent(OfflineAgent):
+class FQLAgent(ActorCriticAgent):
     """FQL (Park, Li & Levine 2025, "Flow Q-Learning", arXiv:2502.02538).
 
         y       = r + gamma * discount * mean_i Q'_i(s', mu(s', z)),  z ~ N(0, I)
@@ -42,67 +34,43 @@ class FQLAgent(OfflineAgent):
 
     The authors evaluate the stochastic policy mu(s, z). The greedy policy does the same, but z is a function of the
     observation, so that equal observations give equal actions; see `OneStepFlowActor`.
+
+    The defaults are those of the authors' code (agents/fql.py of github.com/seohongpark/fql): GELU, layer norm only in
+    the critics, Glorot initialisation. Only `alpha` must be tuned for each task.
+
+    Attributes:
+      hidden_sizes: sizes of the hidden layers of all networks.
+      actor_network: function that creates the one-step policy's network, see `CustomNetwork`; its input is the
+        pair of observation and noise [A]. None for the default.
+      flow_network: function that creates the velocity field; its input is the pair of observation and [A + 1],
+        the point x_t followed by t.
+      discount: discount factor gamma; the paper uses 0.995 for some tasks.
+      alpha: weight of behavioural cloning relative to the critics, in units of Q-values.
+      flow_steps: number of Euler steps.
+      q_agg: aggregation of the target critics in y; the paper uses 'min' for some tasks.
+      normalize_q_loss: whether to divide Q in the actor's loss by its mean magnitude, so that `alpha` does not
+        depend on the scale of the rewards; the authors recommend it for new tasks.
     """
 
-    network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
+    _network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (512, 512, 512, 512),
-        actor_network: NetworkFactory | None = None,
-        flow_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        actor_learning_rate: Positive = 3e-4,
-        critic_learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
-        alpha: NonNegative = 10.0,
-        flow_steps: Count = 10,
-        q_agg: Literal["mean", "min"] = "mean",
-        normalize_q_loss: bool = False,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the critics.
+    hidden_sizes: LayerSizes = (512, 512, 512, 512)
+    flow_network: NetworkFactory | None = None
+    alpha: NonNegative = 10.0
+    flow_steps: Count = 10
+    q_agg: Literal["mean", "min"] = "mean"
+    normalize_q_loss: bool = False
 
-        The defaults are those of the authors' code (agents/fql.py of github.com/seohongpark/fql): GELU, layer norm only
-        in the critics, Glorot initialisation. Only `alpha` must be tuned for each task.
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers of all networks.
-          actor_network: function that creates the one-step policy's network, see `CustomNetwork`; its input is the pair
-            of observation and noise [A]. None for the default.
-          flow_network: function that creates the velocity field; its input is the pair of observation and [A + 1], the
-            point x_t followed by t.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          actor_learning_rate: Adam's learning rate for the velocity field and the one-step policy.
-          critic_learning_rate: Adam's learning rate.
-          discount: discount factor gamma; the paper uses 0.995 for some tasks.
-          target_update_rate: share of the online weights in a target update.
-          alpha: weight of behavioural cloning relative to the critics, in units of Q-values.
-          flow_steps: number of Euler steps.
-          q_agg: aggregation of the target critics in y; the paper uses 'min' for some tasks.
-          normalize_q_loss: whether to divide Q in the actor's loss by its mean magnitude, so that `alpha` does not
-            depend on the scale of the rewards; the authors recommend it for new tasks.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
+    def _create(self) -> Any:
         width = self._actions.size
-        action = self._build(actor_network, [*hidden_sizes, width], action_size=width, name="actor")
-        actor = OneStepFlowActor(action, width)
-        self._flow = self._build(flow_network, [*hidden_sizes, width], action_size=width + 1, name="flow")
-        options: dict[str, Any] = {"action_size": width, "copies": 2, "layer_norm": True, "name": "critic"}
-        critic = self._build(critic_network, [*hidden_sizes, 1], **options)
-        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
+        sizes = [*self.hidden_sizes, width]
+        actor = OneStepFlowActor(self._make_network(self.actor_network, sizes, action_size=width, name="actor"), width)
+        self._flow = self._make_network(self.flow_network, sizes, action_size=width + 1, name="flow")
+        self._create_critics(layer_norm=True)
         actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
-        self._actor_optimizer = Adam(actor_variables, actor_learning_rate)
-        self._alpha, self._flow_steps, self._normalizes_q_loss = alpha, flow_steps, normalize_q_loss
-        self._aggregate = tf.reduce_mean if q_agg == "mean" else tf.reduce_min
-        self._complete(time_step_spec, action_spec, actor)
+        self._actor_optimizer = Adam(actor_variables, self.actor_learning_rate)
+        self._aggregate = tf.reduce_mean if self.q_agg == "mean" else tf.reduce_min
+        return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
@@ -111,7 +79,7 @@ class FQLAgent(OfflineAgent):
             loss = flow_loss + actor_loss
         self._actor_optimizer.minimize(loss, tape)
         critic_loss, td_error, q_mean = self._update_critic(batch, targets)
-        self._target_critic.track(self._critic, self._target_update_rate)
+        self._target_critic.track(self._critic, self.target_update_rate)
         losses = {"critic_loss": critic_loss, "flow_loss": flow_loss, "actor_loss": actor_loss}
         return critic_loss + loss, {"td_error": td_error, **losses, "q_mean": q_mean}
 
@@ -119,7 +87,7 @@ class FQLAgent(OfflineAgent):
         """Returns the target values y, float32 [B]."""
         action = self._actor.sample(batch.next_observation, self.noise_seed(0))
         value = self._aggregate(critic_values(self._target_critic, batch.next_observation, action), axis=0)
-        return batch.reward + self._discount * batch.discount * value
+        return batch.reward + self.discount * batch.discount * value
 
     def flow_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the velocity field, float32 []."""
@@ -136,8 +104,8 @@ class FQLAgent(OfflineAgent):
         distance = tf.square(action - tf.stop_gradient(self.integrate(batch.observation, noise)))
         value = critic_values(self._critic, batch.observation, tf.clip_by_value(action, -1.0, 1.0))
         value = tf.reduce_mean(value, axis=0)
-        scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value))) if self._normalizes_q_loss else 1.0
-        return self._alpha * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
+        scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value))) if self.normalize_q_loss else 1.0
+        return self.alpha * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
 
     def integrate(self, observation: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         """Returns the actions of the cloned flow, float32 [B, A] in [-1, 1], for noise [B, A].
@@ -145,9 +113,9 @@ class FQLAgent(OfflineAgent):
         x_{k+1} = x_k + v(s, x_k, k / K) / K,  k = 0 .. K-1,  K = flow_steps
         """
         point = noise
-        for step in range(self._flow_steps):
-            time = tf.fill([tf.shape(noise)[0], 1], step / self._flow_steps)
-            point += self._flow(tf.concat([observation, point, time], axis=1)) / self._flow_steps
+        for step in range(self.flow_steps):
+            time = tf.fill([tf.shape(noise)[0], 1], step / self.flow_steps)
+            point += self._flow(tf.concat([observation, point, time], axis=1)) / self.flow_steps
         return tf.clip_by_value(point, -1.0, 1.0)
 
 

@@ -11,15 +11,13 @@ from rlds2reverb.store.goals import ACTOR_GOAL, GOAL, STATE, GoalDistribution, G
 
 from ..options import NetworkFactory, Range
 from .adam import Adam
-from .hyperparameters import Fraction
+from .hyperparameters import Expectile, Fraction, LayerSizes, Positive, PositiveFraction
 from .networks import GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
 from .spaces import Observations
 
 #: Probabilities of the current state, a future one and a random one as the goal; see `GoalDistribution`.
 GoalShares = Annotated[tuple[float, float, float], Range(0, 1)]
-#: Expectile of a value function.
-Expectile = Annotated[float, Range(0, 1, min_open=True, max_open=True)]
 #: Factor of the initial weights of an actor's last layer, whose variance is 1 % of that of other layers.
 _ACTOR_SCALE = 0.1
 #: Maximum weight of a log likelihood.
@@ -42,66 +40,58 @@ class GoalAgent(OfflineAgent):
     `GoalSampling` has drawn; those of actors are in the policy info of the experience. As in the authors' code, all
     networks are updated at once, with the gradients of their losses at the weights before the update.
 
-    A subclass sets the targets and calls `_create_optimizers`. Networks are those of OGBench: GELU, and the
-    initialisation of Glorot & Bengio (2010); those of values have layer normalisation as well.
+    Networks are OGBench's, with GELU and the initialisation of Glorot & Bengio (2010); those of values have layer
+    normalisation as well.
 
     Attributes:
       goal_sampling: the goals that batches must contain.
+      learning_rate: Adam's learning rate.
+      discount: parameter gamma of geometric goals, and the discount factor of agents that learn values.
+      actor_goals: probabilities of the current state, a future one and a random one as the goal of the actor (OGBench's
+        actor_p_curgoal, actor_p_trajgoal and actor_p_randomgoal).
+      actor_geometric: whether the number of steps to its future goals is geometric rather than uniform.
     """
 
+    _network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
     goal_sampling: GoalSampling
-    network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
-    #: Pairs of a target network and its online network, and the share of the online weights in a target update.
+    #: Pairs of a target network and its online network.
     _targets: Sequence[tuple[Network, Network]] = ()
-    _target_update_rate: float = 1.0
+    #: Share of the online weights in a target update.
+    target_update_rate: ClassVar[float] = 1.0
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        discount: Fraction = 0.99,
-        value_goals: GoalShares = (0.2, 0.5, 0.3),
-        value_geometric: bool = True,
-        actor_goals: GoalShares = (0.0, 1.0, 0.0),
-        actor_geometric: bool = False,
-        negative_rewards: bool = True,
-        **common: Any,
-    ) -> None:
-        """Sets the distributions of goals.
+    hidden_sizes: LayerSizes = (512, 512, 512)
+    learning_rate: Positive = 3e-4
+    discount: Fraction = 0.99
+    actor_goals: GoalShares = (0.0, 1.0, 0.0)
+    actor_geometric: bool = False
 
-        Args:
-          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
-          action_spec: BoundedTensorSpec [A].
-          discount: discount factor gamma, also of geometric goals.
-          value_goals: probabilities of the current state, a future one and a random one as the goal of a value
-            (OGBench's value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
-          value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
-          actor_goals: the same probabilities for the goal of the actor, in HIQL of the high-level one.
-          actor_geometric: the same choice for the goal of the actor.
-          negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
-          **common: hyperparameters of the base class.
+    def _create(self) -> Any:
+        """Sets the goals; a subclass then creates its networks and optimisers, and returns the actor.
 
         Raises:
           SpecMismatchError: If observations are not dicts of 'observation' and 'goal'.
+          ValueError: If the shares of goals do not add up to 1.
         """
-        require_goals(time_step_spec.observation)
-        super().__init__(time_step_spec, action_spec, **common)
-        goals = GoalDistribution(*value_goals, value_geometric), GoalDistribution(*actor_goals, actor_geometric)
-        self.goal_sampling = GoalSampling(*goals, gamma=discount, is_negative=negative_rewards)
-        self._discount = discount
+        require_goals(self._observations.spec)
+        self.goal_sampling = self._make_goal_sampling()
 
-    def _build_actor(
-        self, factory: NetworkFactory | None, sizes: Sequence[int], *, name: str = "actor", **options: Any
+    def _make_goal_sampling(self) -> GoalSampling:
+        """Returns the goals that batches must contain."""
+        return GoalSampling(GoalDistribution(*self.actor_goals, self.actor_geometric), gamma=self.discount)
+
+    def _make_actor(
+        self, factory: NetworkFactory | None = None, *, size: int | None = None, name: str = "actor", **options: Any
     ) -> UnitGaussianActor:
-        """Returns an actor; see `_build`."""
-        network = self._build(factory, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
-        return UnitGaussianActor(network, sizes[-1])
+        """Returns an actor with `size` outputs, by default one for each element of an action; see `_make_network`."""
+        size = size or self._actions.size
+        sizes = [*self.hidden_sizes, size]
+        network = self._make_network(factory, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
+        return UnitGaussianActor(network, size)
 
-    def _create_optimizers(self, learning_rate: float, **networks: Sequence[Network]) -> None:
+    def _create_optimizers(self, **networks: Sequence[Network]) -> None:
         """Creates the optimiser for each of the `losses`, by its name, of the weights of some networks."""
         self._optimizers = {
-            name: Adam([variable for network in trained for variable in network.trained_variables], learning_rate)
+            name: Adam([variable for network in trained for variable in network.trained_variables], self.learning_rate)
             for name, trained in networks.items()
         }
 
@@ -147,8 +137,32 @@ class GoalAgent(OfflineAgent):
         for name, optimizer in self._optimizers.items():
             optimizer.apply(gradients[name])
         for target, online in self._targets:
-            target.track(online, self._target_update_rate)
+            target.track(online, self.target_update_rate)
         return tf.add_n([*losses.values()]), losses
+
+
+class GoalValueAgent(GoalAgent):
+    """The base class of agents with goals that learn values from the rewards of goals.
+
+    Attributes:
+      target_update_rate: share of the online weights in a target update.
+      expectile: expectile of the values.
+      value_goals: probabilities of the current state, a future one and a random one as the goal of a value (OGBench's
+        value_p_curgoal, value_p_trajgoal and value_p_randomgoal).
+      value_geometric: whether the number of steps to its future goals is geometric rather than uniform.
+      negative_rewards: whether rewards are -1 and, at the goal, 0, rather than 0 and 1.
+    """
+
+    target_update_rate: PositiveFraction = 0.005  # type: ignore[misc]
+    expectile: Expectile = 0.9
+    value_goals: GoalShares = (0.2, 0.5, 0.3)
+    value_geometric: bool = True
+    negative_rewards: bool = True
+
+    def _make_goal_sampling(self) -> GoalSampling:
+        value = GoalDistribution(*self.value_goals, self.value_geometric)
+        actor = GoalDistribution(*self.actor_goals, self.actor_geometric)
+        return GoalSampling(value, actor, gamma=self.discount, is_negative=self.negative_rewards)
 
 
 class Parts:

@@ -6,25 +6,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE
+from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalSampling
 
 from .goal_agent import (
     Expectile,
-    GoalAgent,
+    GoalValueAgent,
     Parts,
     UnitGaussianActor,
     implicit_value_loss,
     value_advantage,
     weighted_likelihood_loss,
 )
-from .hyperparameters import (
-    Count,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    configurable,
-)
+from .hyperparameters import Count, NonNegative, configurable
 from .networks import Network, critic_values
 from .offline_agent import TransitionBatch
 
@@ -62,7 +55,7 @@ def normalize_length(vectors: tf.Tensor) -> tf.Tensor:
 
 
 @configurable
-class HIQLAgent(GoalAgent):
+class HIQLAgent(GoalValueAgent):
     """HIQL (Park, Ghosh, Eysenbach & Levine 2023, arXiv:2307.11949), with the settings of OGBench (arXiv:2410.20092).
 
         value = see `implicit_value_loss`, for V(s, phi([s; g]))
@@ -72,61 +65,42 @@ class HIQLAgent(GoalAgent):
     w is the subgoal that the episode reached k steps later; see `GoalSampling`. V is the mean of two functions, and phi
     a representation of length sqrt(R), which only the values train. The policy is pi_l for the subgoal of pi_h in each
     step. The values of actor losses are those of the current networks.
+
+    The defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
+
+    Attributes:
+      representation_size: size R of the representation of a goal.
+      expectile: expectile of the values.
+      high_alpha: inverse temperature of the high-level actor.
+      low_alpha: inverse temperature of the low-level actor.
+      subgoal_steps: number of steps k to a subgoal.
     """
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (512, 512, 512),
-        representation_size: Count = 10,
-        learning_rate: Positive = 3e-4,
-        target_update_rate: PositiveFraction = 0.005,
-        expectile: Expectile = 0.7,
-        high_alpha: NonNegative = 3.0,
-        low_alpha: NonNegative = 3.0,
-        subgoal_steps: Count = 25,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the values.
+    representation_size: Count = 10
+    expectile: Expectile = 0.7
+    high_alpha: NonNegative = 3.0
+    low_alpha: NonNegative = 3.0
+    subgoal_steps: Count = 25
 
-        The defaults are those of OGBench: impls/agents/hiql.py of github.com/seohongpark/ogbench.
+    def _make_goal_sampling(self) -> GoalSampling:
+        return replace(super()._make_goal_sampling(), subgoal_steps=self.subgoal_steps)
 
-        Args:
-          time_step_spec: spec of the data's time steps, whose observations are dicts of 'observation' and 'goal'.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers of all networks.
-          representation_size: size R of the representation of a goal.
-          learning_rate: Adam's learning rate.
-          target_update_rate: share of the online weights in a target update.
-          expectile: expectile of the values.
-          high_alpha: inverse temperature of the high-level actor.
-          low_alpha: inverse temperature of the low-level actor.
-          subgoal_steps: number of steps k to a subgoal.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
-        parts, size = Parts(time_step_spec.observation), representation_size
-        self.goal_sampling = replace(self.goal_sampling, subgoal_steps=subgoal_steps)
-        high = self._build_actor(None, [*hidden_sizes, size], name="high_actor")
-        low_sizes = [*hidden_sizes, self._actions.size]
-        low = self._build_actor(None, low_sizes, observations=parts.state, action_size=size)
-        self._phi = self._build(None, [*hidden_sizes, size], layer_norm=True, name="phi")
-        options: dict[str, Any] = {"observations": parts.state, "action_size": size, "copies": 2, "layer_norm": True}
-        self._values = self._build(None, [*hidden_sizes, 1], name="value", **options)
-        self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
-        self._parts, self._expectile = parts, expectile
-        self._high_alpha, self._low_alpha = high_alpha, low_alpha
-        self._targets = [(self._target_phi, self._phi), (self._target_values, self._values)]
-        self._target_update_rate = target_update_rate
-        self._create_optimizers(
-            learning_rate,
-            value_loss=[self._phi, self._values],
-            high_actor_loss=[high.network],
-            low_actor_loss=[low.network],
+    def _create(self) -> HierarchicalActor:
+        super()._create()
+        self._parts = Parts(self._observations.spec)
+        sizes, size = [*self.hidden_sizes, self.representation_size], self.representation_size
+        later: dict[str, Any] = {"observations": self._parts.state, "action_size": size}
+        high, low = self._make_actor(size=size, name="high_actor"), self._make_actor(**later)
+        self._phi = self._make_network(None, sizes, layer_norm=True, name="phi")
+        self._values = self._make_network(
+            None, [*self.hidden_sizes, 1], copies=2, layer_norm=True, name="value", **later
         )
-        self._complete(time_step_spec, action_spec, HierarchicalActor(high, low, parts))
+        self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
+        self._targets = [(self._target_phi, self._phi), (self._target_values, self._values)]
+        self._create_optimizers(
+            value_loss=[self._phi, self._values], high_actor_loss=[high.network], low_actor_loss=[low.network]
+        )
+        return HierarchicalActor(high, low, self._parts)
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:
         """Returns what both actors and the values for their advantages see."""
@@ -151,12 +125,12 @@ class HIQLAgent(GoalAgent):
             for inputs in (batch.observation, batch.next_observation)
         )
         return {
-            "value_loss": implicit_value_loss(batch, values, old, old_next, self._discount, self._expectile),
+            "value_loss": implicit_value_loss(batch, values, old, old_next, self.discount, self.expectile),
             "high_actor_loss": self.high_actor_loss(batch, goals),
             "low_actor_loss": weighted_likelihood_loss(
                 value_advantage(self._values, goals["low"], goals["next_low"]),
                 self._actor.low_log_prob(goals["low"], batch.action),
-                self._low_alpha,
+                self.low_alpha,
             ),
         }
 
@@ -165,4 +139,4 @@ class HIQLAgent(GoalAgent):
         advantage = value_advantage(self._values, goals["high"], goals["later_high"])
         target = goals["subgoal"][:, self._parts.state.size :]
         log_prob = self._actor.high.log_prob(batch.goals["high"], target)
-        return weighted_likelihood_loss(advantage, log_prob, self._high_alpha)
+        return weighted_likelihood_loss(advantage, log_prob, self.high_alpha)

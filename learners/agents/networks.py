@@ -230,7 +230,7 @@ class TanhActor(tf.Module):
           exploration_noise: standard deviation of the Gaussian noise that `sample` adds, in [-1, 1] units.
         """
         super().__init__(name="actor")
-        self.network = network
+        self.network, self.trained_variables = network, network.trained_variables
         self._noise = exploration_noise
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
@@ -268,6 +268,11 @@ class GaussianActor(tf.Module):
         self.network = network
         self.log_std = tf.Variable(tf.zeros([size]), name="log_std")
         self._bounds = log_std_bounds
+
+    @property
+    def trained_variables(self) -> list[tf.Variable]:
+        """The variables for the optimiser."""
+        return [*self.network.trained_variables, self.log_std]
 
     def mode(self, observation: tf.Tensor) -> tf.Tensor:
         """Returns the most likely actions, float32 [B, A] in [-1, 1]."""

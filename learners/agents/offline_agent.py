@@ -14,7 +14,15 @@ from rlds2reverb._internals.tensorflow import without_autograph
 from ..options import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
-from .hyperparameters import ImageEncoderName, Seed
+from .hyperparameters import (
+    Fraction,
+    ImageEncoderName,
+    LayerSizes,
+    Positive,
+    PositiveFraction,
+    Seed,
+    resolve_attributes,
+)
 from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, mean_over_replicas, replica_id
@@ -70,75 +78,61 @@ class TransitionBatch(NamedTuple):
 
 
 class OfflineAgent(tf_agent.TFAgent):
-    """The base class of the agents. A subclass calls `__init__`, creates its networks, and calls `_complete`.
-
-    It implements `_update`. Subclasses declare only the hyperparameters that they introduce, and pass others on.
+    """The base class of the agents. A subclass declares its hyperparameters, and implements `_create` and `_update`.
 
     A train step uses no Python state and no global random generator. A restored checkpoint therefore continues bit for
     bit, and the step can be compiled with XLA.
 
     Networks are fully connected, with convolutions in front for images, unless the user brings others; see
     `make_network`.
+
+    Attributes:
+      observation_mean: mean to subtract from observations; None for no normalisation.
+      observation_std: divisor of observations; TD3+BC uses their standard deviation + 1e-3.
+      seed: random seed for weight initialisation and noise.
+      hidden_sizes: sizes of the hidden layers of all networks.
+      image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
     """
 
-    _declares_hyperparameters = True
-    #: Hyperparameters of the base class that a subclass does not have, and those that have another default.
-    hides: ClassVar[Sequence[str]] = ()
-    inherited_defaults: ClassVar[Mapping[str, Any]] = {}
-    #: The kind of actions, and arguments of `MLP` for all networks.
-    actions_type: ClassVar[type[BoundedActions | DiscreteActions]] = BoundedActions
-    network_options: ClassVar[Mapping[str, Any]] = {}
+    #: The class that converts actions, `BoundedActions` or `DiscreteActions`.
+    _actions_type: ClassVar[Any] = BoundedActions
+    #: Arguments of `MLP` for all networks, which subclasses may change.
+    _network_options: ClassVar[dict[str, Any]] = {}
     #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
     _critic: Any = None
     _value: Any = None
-    #: Target networks and optimiser of the critics, if there are any; see `_set_critic`.
-    _target_critic: Any
-    _critic_optimizer: Adam
     #: Number of steps of the trajectories to train on.
     _num_steps = 2
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        observation_mean: Any = None,
-        observation_std: Any = None,
-        seed: Seed = 0,
-        image_encoder: ImageEncoderName = "nature",
-    ) -> None:
-        """Prepares the conversions between the units of the environment and of the networks.
+    observation_mean: Any = None
+    observation_std: Any = None
+    seed: Seed = 0
+    hidden_sizes: LayerSizes = (256, 256)
+    image_encoder: ImageEncoderName = "nature"
+
+    def __init__(self, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> None:
+        """Creates the networks and policies.
 
         Args:
           time_step_spec: spec of the time steps of data and environment.
-          action_spec: spec of the actions of data and environment.
-          observation_mean: mean to subtract from observations; None for no normalisation.
-          observation_std: standard deviation to divide observations by.
-          seed: random seed for weight initialisation and noise.
-          image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+          action_spec: BoundedTensorSpec of the actions of data and environment: float [A], or integer [] for agents
+            with discrete actions.
+          **hyperparameters: values of the attributes that the class declares; others keep their defaults.
+
+        Raises:
+          TypeError: If the class has no such hyperparameter.
+          ValueError: If a value is not of the declared type or not in its range, or if a spec does not suit the agent.
         """
-        self._actions: Any = self.actions_type(action_spec)
-        num_actions = self._actions.size if self.actions_type is DiscreteActions else None
+        # Not with setattr, because TensorFlow would track them.
+        self.__dict__.update(resolve_attributes(type(self), hyperparameters), passed_hyperparameters={*hyperparameters})
+        self._actions = self._actions_type(action_spec)
         self._observations = Observations(
-            time_step_spec.observation, observation_mean, observation_std, num_actions=num_actions
+            time_step_spec.observation,
+            self.observation_mean,
+            self.observation_std,
+            num_actions=getattr(self._actions, "num_actions", None),
         )
-        self._seed, self._image_encoder = int(seed), image_encoder
-
-    def _build(
-        self,
-        factory: NetworkFactory | None,
-        sizes: Sequence[int],
-        *,
-        observations: Observations | None = None,
-        **options: Any,
-    ) -> Network:
-        """Returns a network of the agent's observations, unless others are given; see `make_network`."""
-        options = {"seed": self._seed, "image_encoder": self._image_encoder, **self.network_options, **options}
-        return make_network(factory, observations or self._observations, sizes, **options)
-
-    def _complete(self, time_step_spec: Any, action_spec: Any, actor: Any) -> None:
-        """Creates the policies with an actor; see `ActorPolicy`."""
-        self._actor = actor
+        self._actor = self._create()
         policies = [self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)]
         super().__init__(
             time_step_spec,
@@ -149,6 +143,15 @@ class OfflineAgent(tf_agent.TFAgent):
             train_step_counter=tf.Variable(0, dtype=tf.int64, trainable=False, name="train_step"),
         )
         self._as_transition = data_converter.AsTransition(self.data_context, squeeze_time_dim=True)
+
+    def _create(self) -> Any:
+        """Creates the networks and their optimisers, and returns the actor of the policies; see `ActorPolicy`."""
+        raise NotImplementedError
+
+    def _make_network(self, factory: NetworkFactory | None, sizes: Sequence[int], **options: Any) -> Network:
+        """Returns a network of the observations with the agent's seed and options; see `make_network`."""
+        options = {"observations": self._observations, **self._network_options, **options}
+        return make_network(factory, sizes=sizes, seed=self.seed, image_encoder=self.image_encoder, **options)
 
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> tf_policy.TFPolicy:
         return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self._actor, greedy=greedy)
@@ -185,29 +188,6 @@ class OfflineAgent(tf_agent.TFAgent):
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns each critic's Q(s, a), float32 [copies, B], in the networks' units."""
         return critic_values(critic, observation, action)
-
-    def _set_critic(self, critic: Network, learning_rate: float, discount: float, target_update_rate: float) -> None:
-        """Sets the critics, and creates their target networks and their optimiser."""
-        self._critic, self._target_critic = critic, critic.copy()
-        self._critic_optimizer = Adam(critic.trained_variables, learning_rate)
-        self._discount, self._target_update_rate = discount, target_update_rate
-
-    def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""
-        with tf.GradientTape() as tape:
-            loss, *others = self._critic_terms(batch, targets)
-        self._critic_optimizer.minimize(loss, tape)
-        return loss, *others
-
-    def _critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns the loss of all critics for targets [B], their TD errors [B], and their mean value."""
-        td = self._action_values(self._critic, batch.observation, batch.action) - targets
-        loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self._td_loss(td), axis=0))
-        return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
-
-    def _td_loss(self, td: tf.Tensor) -> tf.Tensor:
-        """Returns the loss of each TD error."""
-        return tf.square(td)
 
     def _update_if(
         self,
@@ -279,4 +259,51 @@ class OfflineAgent(tf_agent.TFAgent):
     def noise_seed(self, draw: int) -> tf.Tensor:
         """Returns a seed, int64 [2], that is unique to the draw, train step, replica and seed of the agent."""
         replica_offset = tf.cast(replica_id(), tf.int64) * _REPLICA_SEED_OFFSET
-        return tf.stack([replica_offset + (self._seed * _MAX_DRAWS + draw), self.train_step_counter.read_value()])
+        return tf.stack([replica_offset + (self.seed * _MAX_DRAWS + draw), self.train_step_counter.read_value()])
+
+
+class ActorCriticAgent(OfflineAgent):
+    """The base class of agents with an actor, critics of continuous actions, and target networks of the critics.
+
+    Attributes:
+      actor_network: function that creates the actor's network, see `CustomNetwork`; None for the default.
+      critic_network: function that creates each critic; its input is the pair of observation and action.
+      actor_learning_rate: Adam's learning rate for the actor.
+      critic_learning_rate: Adam's learning rate for the critics.
+      discount: discount factor gamma.
+      target_update_rate: share of the online weights in a target update.
+    """
+
+    actor_network: NetworkFactory | None = None
+    critic_network: NetworkFactory | None = None
+    actor_learning_rate: Positive = 3e-4
+    critic_learning_rate: Positive = 3e-4
+    discount: Fraction = 0.99
+    target_update_rate: PositiveFraction = 0.005
+
+    def _create_critics(self, copies: int = 2, **options: Any) -> None:
+        """Creates the critics, their target networks and their optimiser; see `_make_network`."""
+        sizes, options = (
+            [*self.hidden_sizes, self._actions.num_values],
+            {"action_size": self._actions.input_size, **options},
+        )
+        self._critic = self._make_network(self.critic_network, sizes, copies=copies, name="critic", **options)
+        self._target_critic = self._critic.copy()
+        self._critic_optimizer = Adam(self._critic.trained_variables, self.critic_learning_rate)
+
+    def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""
+        with tf.GradientTape() as tape:
+            loss, *others = self._critic_terms(batch, targets)
+        self._critic_optimizer.minimize(loss, tape)
+        return loss, *others
+
+    def _critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Returns the loss of all critics for targets [B], their TD errors [B], and their mean value."""
+        td = self._action_values(self._critic, batch.observation, batch.action) - targets
+        loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self._td_loss(td), axis=0))
+        return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
+
+    def _td_loss(self, td: tf.Tensor) -> tf.Tensor:
+        """Returns the loss of each TD error."""
+        return tf.square(td)

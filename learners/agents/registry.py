@@ -12,15 +12,8 @@ from rlds2reverb.errors import ArgumentError
 
 from ..algorithms import get_algorithm
 from ..options import REQUIRED, Option, parse_literal
-from .hyperparameters import (
-    accepts_any_hyperparameter,
-    check_hyperparameters,
-    find_not_passed_on,
-    get_gin_bindings,
-    is_configurable,
-    read_declarations,
-    read_own_declarations,
-)
+from .agent_arguments import accepts_any_hyperparameter, find_not_passed_on, read_declarations, read_own_declarations
+from .hyperparameters import check_hyperparameters, get_gin_bindings
 from .offline_agent import OfflineAgent
 
 #: Hyperparameters that determine a run's items or its length.
@@ -92,14 +85,14 @@ def resolve_hyperparameters(algo: Any, **overrides: Any) -> dict[str, Any]:
       TypeError: If the algorithm has no such hyperparameter.
     """
     declared, create = get_hyperparameters(algo), get_agent_class(algo)
-    own = declared if is_configurable(create) else read_own_declarations(create)
+    own = read_own_declarations(create)
     for name in overrides:
         if name not in declared and not accepts_any_hyperparameter(create):
             raise TypeError(_describe_unknown(algo, name, declared))
     # A base class has its own defaults, unless a subclass sets others.
     used = [option for name, option in declared.items() if name in own or name in _READ_BY_RUNS]
     defaults = {option.name: option.default for option in used if option.default is not REQUIRED}
-    bindings = get_gin_bindings(get_algorithm(algo).class_name) if is_configurable(create) else {}
+    bindings = {name: value for name, value in get_gin_bindings(create).items() if name in own}
     values = check_hyperparameters(declared, {**defaults, **bindings, **overrides})
     if missing := [name for name in own if name not in values]:
         raise ValueError(

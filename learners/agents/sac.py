@@ -7,20 +7,10 @@ import tensorflow as tf
 
 from rlds2reverb.errors import ArgumentError
 
-from ..options import NetworkFactory
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    Fraction,
-    LayerSizes,
-    LogStdBounds,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    configurable,
-)
+from .hyperparameters import Count, LogStdBounds, NonNegative, Positive, configurable
 from .networks import critic_values, values_and_action_gradients
-from .offline_agent import OfflineAgent, TransitionBatch
+from .offline_agent import ActorCriticAgent, TransitionBatch
 from .squashed_gaussian import SquashedGaussianActor, squash
 from .temperature import Temperature
 
@@ -45,7 +35,7 @@ def gradient_similarity(gradients: tf.Tensor) -> tf.Tensor:
 
 
 @configurable
-class SACAgent(OfflineAgent):
+class SACAgent(ActorCriticAgent):
     """SAC (Haarnoja et al. 2018b, "Soft Actor-Critic Algorithms and Applications", arXiv:1812.05905).
 
         y           = r + gamma * discount * (min_i Q'_i(s', a') - temperature * log pi(a'|s')),  a' ~ pi(s')
@@ -60,72 +50,46 @@ class SACAgent(OfflineAgent):
     SAC-N and EDAC (An et al. 2021, arXiv:2110.01548, algorithm 1) learn from fixed datasets: the minimum of many
     critics is low where their values differ, which is far from the data. EDAC needs fewer critics because the
     `gradient_similarity` keeps them different.
+
+    The defaults are those of the paper's table 1. The bounds of log std, and an initial temperature of 1, are those of
+    the authors' code (github.com/rail-berkeley/softlearning).
+
+    Attributes:
+      actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and A log
+        standard deviations; None for the default.
+      temperature_learning_rate: Adam's learning rate.
+      initial_temperature: initial weight of the entropy.
+      target_entropy: entropy of the actor that the temperature aims at; None for -A.
+      log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
+      num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
+      diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and
+        SAC-N.
+
+    Raises:
+      ValueError: If there is only one critic, but the weight is not 0.
     """
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        hidden_sizes: LayerSizes = (256, 256),
-        actor_network: NetworkFactory | None = None,
-        critic_network: NetworkFactory | None = None,
-        actor_learning_rate: Positive = 3e-4,
-        critic_learning_rate: Positive = 3e-4,
-        temperature_learning_rate: Positive = 3e-4,
-        discount: Fraction = 0.99,
-        target_update_rate: PositiveFraction = 0.005,
-        initial_temperature: Positive = 1.0,
-        target_entropy: float | None = None,
-        log_std_bounds: LogStdBounds = (-20.0, 2.0),
-        num_critics: Count = 2,
-        diversity_weight: NonNegative = 0.0,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the critics.
+    temperature_learning_rate: Positive = 3e-4
+    initial_temperature: Positive = 1.0
+    target_entropy: float | None = None
+    log_std_bounds: LogStdBounds = (-20.0, 2.0)
+    num_critics: Count = 2
+    diversity_weight: NonNegative = 0.0
 
-        The defaults are those of the paper's table 1. The bounds of log std, and an initial temperature of 1, are those
-        of the authors' code (github.com/rail-berkeley/softlearning).
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          hidden_sizes: sizes of the hidden layers of actor and critics.
-          actor_network: function that creates the actor's network, see `CustomNetwork`, for A means and
-            A log standard deviations; None for the default.
-          critic_network: function that creates each critic; its input is the pair of observation and action.
-          actor_learning_rate: Adam's learning rate.
-          critic_learning_rate: Adam's learning rate.
-          temperature_learning_rate: Adam's learning rate.
-          discount: discount factor gamma.
-          target_update_rate: share of the online weights in a target update.
-          initial_temperature: initial weight of the entropy.
-          target_entropy: entropy of the actor that the temperature aims at; None for -A.
-          log_std_bounds: minimum and maximum log standard deviation of the actor, before tanh.
-          num_critics: number of critics N; SAC-N has 10 to 500, and EDAC 10 or 50.
-          diversity_weight: weight eta of the similarity of the critics' gradients in EDAC, 1 or 5; 0 for SAC and SAC-N.
-          **common: hyperparameters of the base class.
-
-        Raises:
-          ValueError: If there is only one critic, but the weight is not 0.
-        """
-        if diversity_weight and num_critics == 1:
+    def _create(self) -> Any:
+        if self.diversity_weight and self.num_critics == 1:
             raise ArgumentError(
                 "must be at least 2 for EDAC's diversity_weight, which compares critics, got 1; use more critics, or a "
                 "weight of 0",
                 about="num_critics",
             )
-        super().__init__(time_step_spec, action_spec, **common)
         width = self._actions.size
-        gaussian = self._build(actor_network, [*hidden_sizes, 2 * width], name="actor")
-        critic = self._build(critic_network, [*hidden_sizes, 1], action_size=width, copies=num_critics, name="critic")
-        self._set_critic(critic, critic_learning_rate, discount, target_update_rate)
-        entropy = -float(width) if target_entropy is None else target_entropy
-        self._temperature = Temperature(entropy, temperature_learning_rate, initial=initial_temperature)
-        self._actor_optimizer = Adam(gaussian.trained_variables, actor_learning_rate)
-        self._num_critics, self._diversity_weight = num_critics, diversity_weight
-        actor = SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=log_std_bounds)
-        self._complete(time_step_spec, action_spec, actor)
+        gaussian = self._make_network(self.actor_network, [*self.hidden_sizes, 2 * width], name="actor")
+        self._create_critics(self.num_critics)
+        entropy = -float(width) if self.target_entropy is None else self.target_entropy
+        self._temperature = Temperature(entropy, self.temperature_learning_rate, initial=self.initial_temperature)
+        self._actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
+        return SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=self.log_std_bounds)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         noise = tf.random.stateless_normal([2, *tf.unstack(tf.shape(batch.action))], self.noise_seed(0))
@@ -137,7 +101,7 @@ class SACAgent(OfflineAgent):
             actor_loss, log_prob = self.actor_loss(batch, noise[1])
         self._actor_optimizer.minimize(actor_loss, tape)
         self._temperature.update(log_prob)
-        self._target_critic.track(self._critic, self._target_update_rate)
+        self._target_critic.track(self._critic, self.target_update_rate)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -153,15 +117,15 @@ class SACAgent(OfflineAgent):
         mean, log_std = self._actor.gaussian(batch.next_observation)
         action, log_prob = squash(mean, log_std, noise)
         value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
-        return batch.reward + self._discount * batch.discount * (value - self._temperature() * log_prob)
+        return batch.reward + self.discount * batch.discount * (value - self._temperature() * log_prob)
 
     def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the loss of all critics, float32 [], and Q - y, float32 [N, B]."""
         penalty: Any = 0.0
-        if self._diversity_weight:
-            actions = tf.tile(batch.action[tf.newaxis], [self._num_critics, 1, 1])
+        if self.diversity_weight:
+            actions = tf.tile(batch.action[tf.newaxis], [self.num_critics, 1, 1])
             values, gradients = values_and_action_gradients(self._critic, batch.observation, actions)
-            penalty = self._diversity_weight * gradient_similarity(gradients)
+            penalty = self.diversity_weight * gradient_similarity(gradients)
         else:
             values = critic_values(self._critic, batch.observation, batch.action)
         td = values - targets

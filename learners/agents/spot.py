@@ -1,18 +1,12 @@
 """Supported policy optimization (SPOT)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
 from ..options import Range
 from .adam import Adam
-from .hyperparameters import (
-    Count,
-    LayerSizes,
-    NonNegative,
-    Positive,
-    configurable,
-)
+from .hyperparameters import Count, LayerSizes, NonNegative, Positive, configurable
 from .networks import critic_values
 from .offline_agent import TransitionBatch
 from .td3_bc import TD3BCAgent
@@ -34,51 +28,39 @@ class SPOTAgent(TD3BCAgent):
     updates train actor and critics, and leave the density as it is. As in the authors' code (github.com/thuml/SPOT),
     |.|^2 and KL are means over their elements, there is one sample of z, and decoded actions are the tanh of a network.
     The authors' dropout of 0.1 in the actor is left out.
+
+    The defaults are those of the authors' code for the D4RL locomotion tasks.
+
+    Attributes:
+      support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.
+      num_density_updates: number of initial updates that train the density; fewer than all updates of a run.
+      density_hidden_sizes: sizes of the hidden layers of the autoencoder's two networks.
+      density_learning_rate: Adam's learning rate for them.
+      kl_weight: weight of the divergence, the authors' beta.
+      latent_size: number of elements of z; None for twice the size of the action.
     """
 
-    hides = ("alpha",)
+    alpha: ClassVar[None] = None  # type: ignore[misc]
 
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        support_weight: NonNegative = 0.1,
-        num_density_updates: Annotated[int, Range(0)] = 100_000,
-        density_hidden_sizes: LayerSizes = (750, 750),
-        density_learning_rate: Positive = 1e-3,
-        kl_weight: NonNegative = 0.5,
-        latent_size: Count | None = None,
-        **common: Any,
-    ) -> None:
-        """Creates the networks and their target networks.
+    support_weight: NonNegative = 0.1
+    num_density_updates: Annotated[int, Range(0)] = 100_000
+    density_hidden_sizes: LayerSizes = (750, 750)
+    density_learning_rate: Positive = 1e-3
+    kl_weight: NonNegative = 0.5
+    latent_size: Count | None = None
 
-        The defaults are those of the authors' code for the D4RL locomotion tasks.
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          support_weight: the paper's lambda, tuned for each task; the default is that of hopper-medium.
-          num_density_updates: number of initial updates that train the density; fewer than all updates of a run.
-          density_hidden_sizes: sizes of the hidden layers of the autoencoder's two networks.
-          density_learning_rate: Adam's learning rate for them.
-          kl_weight: weight of the divergence, the authors' beta.
-          latent_size: number of elements of z; None for twice the size of the action.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, alpha=None, **common)
+    def _create(self) -> Any:
         width = self._actions.size
-        latent_size = latent_size or 2 * width
-        encoder_sizes, decoder_sizes = [*density_hidden_sizes, 2 * latent_size], [*density_hidden_sizes, width]
-        self._encoder = self._build(None, encoder_sizes, action_size=width, name="encoder")
-        self._decoder = self._build(None, decoder_sizes, action_size=latent_size, name="decoder")
+        latent_size = self.latent_size or 2 * width
+        hidden = self.density_hidden_sizes
+        self._encoder = self._make_network(None, [*hidden, 2 * latent_size], action_size=width, name="encoder")
+        self._decoder = self._make_network(None, [*hidden, width], action_size=latent_size, name="decoder")
         density_variables = [*self._encoder.trained_variables, *self._decoder.trained_variables]
-        self._density_optimizer = Adam(density_variables, density_learning_rate)
-        self._num_density_updates = num_density_updates
-        self._support_weight, self._kl_weight = support_weight, kl_weight
+        self._density_optimizer = Adam(density_variables, self.density_learning_rate)
+        return super()._create()
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        step = self.train_step_counter - self._num_density_updates
+        step = self.train_step_counter - self.num_density_updates
         zero = tf.constant(0.0)
         (density_loss,) = self._update_if(step < 0, self._density_optimizer, lambda: [self.density_loss(batch)], [zero])
         critic_loss, td_error, q_mean = self._update_if(
@@ -87,7 +69,7 @@ class SPOTAgent(TD3BCAgent):
             lambda: self._critic_terms(batch, self.critic_targets(batch)),
             [zero, tf.ones_like(batch.reward), zero],
         )
-        actor_loss = self._update_actor(batch, tf.logical_and(step >= 0, (step + 1) % self._policy_delay == 0))
+        actor_loss = self._update_actor(batch, tf.logical_and(step >= 0, (step + 1) % self.policy_delay == 0))
         losses = {"density_loss": density_loss, "critic_loss": critic_loss, "actor_loss": actor_loss}
         return density_loss + critic_loss + actor_loss, {"td_error": td_error, **losses, "q_mean": q_mean}
 
@@ -101,7 +83,7 @@ class SPOTAgent(TD3BCAgent):
         value = critic_values(self._critic, batch.observation, action, copy_index=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         distance = self.negative_log_density(batch.observation, action, 2)
-        return self._support_weight * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
+        return self.support_weight * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
 
     def negative_log_density(self, observation: tf.Tensor, action: tf.Tensor, draw: int) -> tf.Tensor:
         """Returns the loss of the autoencoder for actions [B, A], float32 [B]; `draw` is the number of its noise."""
@@ -113,4 +95,4 @@ class SPOTAgent(TD3BCAgent):
         decoded = tf.tanh(self._decoder(tf.concat([observation, latent], axis=-1)))
         divergence = 0.5 * (tf.square(mean) + tf.exp(2.0 * log_std) - 2.0 * log_std - 1.0)
         distance = tf.reduce_mean(tf.square(decoded - action), axis=-1)
-        return distance + self._kl_weight * tf.reduce_mean(divergence, axis=-1)
+        return distance + self.kl_weight * tf.reduce_mean(divergence, axis=-1)

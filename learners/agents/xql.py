@@ -4,10 +4,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from .hyperparameters import (
-    Positive,
-    configurable,
-)
+from .hyperparameters import Positive, configurable
 from .iql import IQLAgent
 from .networks import critic_values
 from .offline_agent import TransitionBatch
@@ -31,40 +28,26 @@ class XQLAgent(IQLAgent):
     loss is divided by exp(m), with m = max(max z, -1) in the batch, which is not differentiated; V has layer
     normalisation, here after each ReLU instead of before it; and the critics have Huber's loss, which is quadratic up
     to 20. Everything else is as in IQL.
+
+    The defaults are those of the authors' code for the D4RL locomotion tasks (offline/configs/mujoco_config.py and
+    offline/reproduce/mujoco/mujoco_consistent.sh).
+
+    Attributes:
+      loss_temperature: the paper's beta, in units of Q-values; smaller values are closer to the maximum.
+      max_clip: upper bound of z.
+      temperature: factor of the advantages in the actor's weights; 10 for AntMaze.
     """
 
-    value_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True}
+    expectile: ClassVar[None] = None  # type: ignore[assignment,misc]
+    _value_network_options: ClassVar[dict[str, Any]] = {"layer_norm": True}
 
-    hides = ("expectile",)
-
-    def __init__(
-        self,
-        time_step_spec: Any,
-        action_spec: Any,
-        *,
-        loss_temperature: Positive = 2.0,
-        max_clip: Positive = 7.0,
-        **common: Any,
-    ) -> None:
-        """Creates the networks, and target networks for the critics.
-
-        The defaults are those of the authors' code for the D4RL locomotion tasks (offline/configs/mujoco_config.py and
-        offline/reproduce/mujoco/mujoco_consistent.sh).
-
-        Args:
-          time_step_spec: spec of the data's time steps.
-          action_spec: BoundedTensorSpec [A].
-          loss_temperature: the paper's beta, in units of Q-values; smaller values are closer to the maximum.
-          max_clip: upper bound of z.
-          **common: hyperparameters of the base class.
-        """
-        super().__init__(time_step_spec, action_spec, **common)
-        self._loss_temperature, self._max_clip = loss_temperature, max_clip
+    loss_temperature: Positive = 2.0
+    max_clip: Positive = 7.0
 
     def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the scaled Gumbel loss of V(s) against q [B]."""
         difference = q - critic_values(self._value, batch.observation)
-        z = tf.minimum(difference / self._loss_temperature, self._max_clip)
+        z = tf.minimum(difference / self.loss_temperature, self.max_clip)
         shift = tf.stop_gradient(tf.maximum(tf.reduce_max(z), _MIN_EXPONENT))
         return tf.reduce_mean(batch.weights * (tf.exp(z - shift) - (z + 1.0) * tf.exp(-shift)))
 

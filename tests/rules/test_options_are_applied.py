@@ -1,10 +1,12 @@
 """The rule that what a run determines reaches the agent, built-in or custom, or is refused or noted by name."""
 
+from typing import Annotated
+
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 
 from rlds2reverb import TrainingConfig
-from rlds2reverb.learners.agents import BCAgent, IQLAgent, get_hyperparameters, make_agent
+from rlds2reverb.learners.agents import BCAgent, IQLAgent, Range, get_hyperparameters, make_agent
 
 RUN = {"seed": 3, "gamma": 0.5, "steps": 7, "env": None}
 
@@ -45,12 +47,24 @@ class Clones(BCAgent):
     """An agent without a discount."""
 
 
-@pytest.mark.parametrize("agent", ["iql", PassesOn, PassesOnTwice])
+class Declares(IQLAgent):
+    penalty: Annotated[float, Range(0)] = 0.01
+
+
+def test_attributes_of_subclasses_are_hyperparameters():
+    values = TrainingConfig(Declares, **RUN, hyperparameters={"penalty": 2}).resolved_hyperparameters
+    made = make_agent(Declares, TIME_STEP_SPEC, ACTION_SPEC, **values)
+    assert (made.penalty, made.discount, values["expectile"]) == (2.0, 0.5, 0.7)
+    with pytest.raises(ValueError, match="penalty must be a number >= 0, got -1"):
+        make_agent(Declares, TIME_STEP_SPEC, ACTION_SPEC, penalty=-1)
+
+
+@pytest.mark.parametrize("agent", ["iql", PassesOn, PassesOnTwice, Declares])
 def test_agent_receives_what_the_run_determines(agent):
     values = TrainingConfig(agent, **RUN).resolved_hyperparameters
     assert (values["seed"], values["discount"], values["num_updates"]) == (3, 0.5, 7)
     made = make_agent(agent, TIME_STEP_SPEC, ACTION_SPEC, **values)
-    assert (made._seed, made._discount) == (3, 0.5)
+    assert (made.seed, made.discount) == (3, 0.5)
     assert get_hyperparameters(agent)["expectile"].default == 0.7
 
 

@@ -29,7 +29,7 @@ def test_a_preset_sets_the_agent_and_the_run():
     options, hyperparameters = read_gin([get_preset("rebrac-antmaze-umaze")], "rebrac")
     assert options == {"gamma": 0.999, "batch_size": 256, "reward": "scale:100"}
     agent = make_agent("rebrac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), **hyperparameters)
-    assert (agent._actor_penalty, agent._critic_penalty) == (0.003, 0.002)
+    assert (agent.actor_penalty, agent.critic_penalty) == (0.003, 0.002)
     assert gin.config_str() == ""
 
 

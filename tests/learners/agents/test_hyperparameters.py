@@ -147,5 +147,5 @@ def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
 def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():
     with pytest.raises(TypeError, match="positional"):
         BCAgent(TIME_STEP_SPEC, ACTION_SPEC, None)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'alpha'"):
+    with pytest.raises(TypeError, match="BCAgent has no hyperparameter 'alpha'"):
         BCAgent(TIME_STEP_SPEC, ACTION_SPEC, alpha=1)

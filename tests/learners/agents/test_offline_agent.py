@@ -4,7 +4,7 @@ import tensorflow as tf
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, run_updates, to_trajectory, to_transition
 from properties import mark_slow_except
 
-from rlds2reverb.learners.agents import get_agent_class, make_agent
+from rlds2reverb.learners.agents import OfflineAgent, get_agent_class, make_agent
 from rlds2reverb.learners.agents.spaces import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
@@ -140,11 +140,15 @@ def test_initialize_changes_nothing():
 
 
 def test_agents_derive_from_their_base_or_from_one_other_agent():
-    for cls in map(get_agent_class, ALGORITHMS):
-        names = [base.__name__ for base in cls.__mro__]
-        assert names[1] == "OfflineAgent" or names[1:3] in (
-            [base, "OfflineAgent"] for base in ("TD3BCAgent", "GoalAgent", "DQNAgent", "IQLAgent")
-        )
+    agents = {get_agent_class(name) for name in ALGORITHMS}
+    for cls in agents:
+        bases = cls.__mro__[1 : cls.__mro__.index(OfflineAgent)]
+        assert len(agents.intersection(bases)) <= 1
+        assert {base.__name__ for base in bases if base not in agents} <= {
+            "ActorCriticAgent",
+            "GoalAgent",
+            "GoalValueAgent",
+        }
 
 
 FAST = {"actor_learning_rate": 3e-3, "critic_learning_rate": 3e-3}

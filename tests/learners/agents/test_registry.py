@@ -46,7 +46,7 @@ def test_overrides_precede_gin_and_gin_precedes_the_defaults(clear_gin):
         make_agent("iql", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), temperature=1.0),
         IQLAgent(TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), temperature=1.0),
     ):
-        assert (agent._expectile, agent._temperature) == (0.9, 1.0)
+        assert (agent.expectile, agent.temperature) == (0.9, 1.0)
 
 
 @pytest.mark.parametrize("construct", [IQLAgent, lambda *specs: make_agent("iql", *specs)])

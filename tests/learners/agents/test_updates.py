@@ -80,7 +80,7 @@ def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0
 @pytest.mark.parametrize(("name", "alpha"), mark_slow_except([("td3_bc", 2.5)], [("td3_bc", 2.5), ("td3", None)]))
 def test_td3_bc_updates_match_the_reference(name, alpha):
     agent = make(name, **NOISE)
-    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
+    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
     for step, (data, noise, info) in enumerate(run_updates(agent, to_transition, count=4)):
@@ -110,7 +110,7 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
     assert_close(agent._critic.flat, critic)
-    assert_close(agent._actor_network.flat, actor)
+    assert_close(agent._actor.network.flat, actor)
     assert_close(agent._target_actor.network.flat, target_actor)
     assert_close(agent._target_critic.flat, target_critic)
     np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
@@ -124,7 +124,7 @@ def test_spot_updates_match_the_reference():
     encoder, decoder = (OBSERVATION + ACTION, 5, 2 * latent), (OBSERVATION + latent, 5, ACTION)
     density = np.concatenate([to_float64(agent._encoder.flat), to_float64(agent._decoder.flat)])
     split = agent._encoder.flat.shape[0]
-    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
+    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
     density_step, actor_step, critic_step = reference.Adam(1e-3), reference.Adam(3e-4), reference.Adam(3e-4)
 
@@ -171,7 +171,7 @@ def test_spot_updates_match_the_reference():
     assert_close(agent._encoder.flat, density[:split])
     assert_close(agent._decoder.flat, density[split:])
     assert_close(agent._critic.flat, critic)
-    assert_close(agent._actor_network.flat, actor)
+    assert_close(agent._actor.network.flat, actor)
     assert_close(agent._target_actor.network.flat, target_actor)
 
 
@@ -194,7 +194,7 @@ def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
 
 def test_rebrac_updates_match_the_reference():
     agent = make("rebrac", critic_penalty=0.5, **NOISE)
-    actor, critic = to_float64(agent._actor_network.flat), to_float64(agent._critic.flat)
+    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(1e-3), reference.Adam(1e-3)
     for step, (data, noise, info) in enumerate(run_updates(agent, to_trajectory)):
