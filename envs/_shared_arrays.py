@@ -103,8 +103,8 @@ class Rows:
         self._env_info, self._has_failed = time_step.env_info, time_step.has_failed
         written = self._observation, self._env_info
         self._specs = map_structure(lambda array: ArraySpec(array.shape[1:], array.dtype), written)
-        self._names = [[f"the {part} of environment {first + row}" for part in ("observation", "env_info")]
-                       for row in range(len(envs))]  # fmt: skip
+        numbers = range(first, first + len(envs))
+        self._names = [(f"the observation of environment {i}", f"the env_info of environment {i}") for i in numbers]
         self._reward_shape = self._reward.shape[1:]
         is_single = isinstance(self._observation, np.ndarray)
         #: Views of the rows of a single array, which are written faster than by index.
@@ -114,7 +114,8 @@ class Rows:
         """Writes the time step of one environment, and counts its episodes."""
         step_type, reward, discount, observation, _, _, _, env_info, has_failed = time_step
         require_spec(observation, self._specs[0], self._names[row][0])
-        require_spec(env_info, self._specs[1], self._names[row][1])
+        if env_info is not self._specs[1]:  # Fast path: both are usually the empty tuple.
+            require_spec(env_info, self._specs[1], self._names[row][1])
         if getattr(reward, "shape", None) != self._reward_shape:
             reward = read_reward(reward, self._reward_shape, f"environment {self.first + row}")
         self.step_type[row], self._reward[row] = step_type, reward

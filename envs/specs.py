@@ -128,7 +128,7 @@ def require_spec(values: Nest, spec: Nest, name: str, leading: tuple[int, ...] =
     """
     if isinstance(spec, ArraySpec):
         dtype = getattr(values, "dtype", None)
-        if (dtype is not spec.dtype and not _is_same(dtype, spec.dtype)) or values.shape != (*leading, *spec.shape):
+        if (dtype is not spec.dtype and not _is_same(dtype, spec.dtype)) or values.shape != leading + spec.shape:
             expected, got = describe(ArraySpec((*leading, *spec.shape), spec.dtype)), _describe_value(values)
             raise SpecMismatchError(f"{name} must be {expected} as in its spec, got {got}; {_SPEC_ADVICE}")
     elif isinstance(spec, dict):
