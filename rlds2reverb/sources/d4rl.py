@@ -112,11 +112,14 @@ def open_d4rl(path: Path, *, extra_fields: Sequence[str] = (), **ends: Any) -> S
             select = _select_arrays if is_npz else _open_columns
             yield check_columns(path.name, select(file, extra_fields), extra_fields, rules)
 
-    described = {}
+    described: dict[str, Any] = {}
     if not is_npz:
         with hdf5.open_hdf5(path) as file:
-            described = split_metadata(hdf5.read_scalars(file, "metadata"))
-    return make_source(path.name, "d4rl", open_rows, **described)
+            described, available = split_metadata(hdf5.read_scalars(file, "metadata")), _list_keys(file)
+    else:
+        available = [*npz.list_arrays(path)]
+    unread = _list_unread(available, extra_fields, path.name)
+    return make_source(path.name, "d4rl", open_rows, **described, unread=unread)
 
 
 def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), **ends: Any) -> Source:
@@ -131,7 +134,8 @@ def from_rows(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = (), *
     if nests:
         raise SourceError(f"{name}: '{nests[0]}' must be an array, got a nest; pass nests in a list of episodes")
     rows = check_columns(name, copy_arrays(arrays), extra_fields, EpisodeEnds(**ends))
-    return make_source(name, "memory", lambda: contextlib.nullcontext(rows))
+    unread = _list_unread(columns, extra_fields, name)
+    return make_source(name, "memory", lambda: contextlib.nullcontext(rows), unread=unread)
 
 
 def make_source(
@@ -253,12 +257,23 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
 
 
+def _list_unread(available: Iterable[str], extra_fields: Sequence[str], where: str) -> tuple[str, ...]:
+    """Returns the keys that are neither read nor metadata."""
+    used = {*_find_keys(available, extra_fields, where).values(), "infos", "metadata"}
+    return tuple(sorted(key for key in available if key not in used and not key.startswith("metadata/")))
+
+
+def _list_keys(file: h5py.File) -> list[str]:
+    """Returns the names of the members of a file, and of those of its group `infos`, such as 'infos/qpos'."""
+    keys = [key for key in file if isinstance(key, str)]  # Other keys are not UTF-8.
+    is_own = isinstance(file.get("infos", getlink=True), h5py.HardLink)
+    infos = file["infos"] if is_own else None
+    return keys + [f"infos/{key}" for key in infos if isinstance(key, str)] if isinstance(infos, h5py.Group) else keys
+
+
 def _open_columns(file: h5py.File, extra_fields: Sequence[str]) -> dict[str, Any]:
     where = Path(file.filename).name
-    available = [key for key in file if isinstance(key, str)]  # Other keys are not UTF-8.
-    if isinstance(file.get("infos", getlink=True), h5py.HardLink) and isinstance(infos := file["infos"], h5py.Group):
-        available += [f"infos/{name}" for name in FINAL_NAMES if name in infos]
-    keys = _find_keys(available, extra_fields, where)
+    keys = _find_keys(_list_keys(file), extra_fields, where)
     opened: dict[Any, Any] = {}
     for name, key in keys.items():
         members = hdf5.list_columns(file, key) if name in extra_fields else []

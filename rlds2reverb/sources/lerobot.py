@@ -106,6 +106,8 @@ def open_lerobot(
     described = split_metadata({name: value for name, value in own.items() if isinstance(value, (str, int, float))})
     described["warnings"] = _describe_assumptions(path.resolve().name, metadata, done)
     described["assumed_fields"] = () if REWARD in features else (fields.REWARD,)
+    used = (*reader.paths, *BOOKKEEPING, REWARD, DONE, SUCCESS, TRUNCATED)
+    described["unread"] = tuple(name for name in features if name not in used)
     described |= {"num_episodes": num_episodes, "num_rows": num_rows}
     source = Source(path.resolve().name, "lerobot", reader.read, count=lambda: num_episodes, **described)
     return identify_files(source, reader.list_files)
@@ -185,7 +187,7 @@ class _EpisodeReader:
     """Reads the episodes of a dataset."""
 
     def __init__(self, metadata: Metadata, paths: dict[str, tuple[str, ...]], done: str):
-        self._metadata, self._paths, self._done = metadata, paths, done
+        self._metadata, self.paths, self._done = metadata, paths, done
         features = metadata.features
         own = [
             REWARD,
@@ -254,7 +256,7 @@ class _EpisodeReader:
             times = start + columns[TIMESTAMP].astype(np.float64)
             columns[name] = read_frames(video, times, features[name].shape, f"{where}: '{name}'")
         nest: dict[str, Any] = {}
-        for name, path in self._paths.items():
+        for name, path in self.paths.items():
             was_vector = columns[name].ndim == 1 and name in self._vectors
             _insert(nest, path, columns[name][:, None] if was_vector else columns[name], where)
         task = self._metadata.own.get(TASK, TASK)
@@ -266,7 +268,7 @@ class _EpisodeReader:
         episode = make_log_episode(
             where, index, observations, actions, rewards=rewards, terminated=is_terminal, extras=nest
         )
-        timestamps = None if TIMESTAMP in self._paths else columns.get(TIMESTAMP)
+        timestamps = None if TIMESTAMP in self.paths else columns.get(TIMESTAMP)
         episode = replace(episode, unterminated=not is_ended, timestamps=timestamps, metadata=stored.metadata)
         return add_contradictions(replace(episode, seed=stored.seed), self._list_facts(columns, stored, where))
 

@@ -40,6 +40,8 @@ _EPISODES_PER_GROUP = 500
 _IMAGE_CHANNELS = (1, 3, 4)
 _TASK_FIELDS = (TASK, "language_instruction", "natural_language_instruction")
 _MAX_DIMENSIONS = 5
+#: Maximum difference between a timestamp and that of a constant rate, as in LeRobot.
+_MAX_CHANGE_SECS = 1e-4
 _VIDEO_OPTIONS = {"crf": "12", "g": "2"}
 _PATHS = {
     "v3.0": {
@@ -100,6 +102,10 @@ def write_lerobot(
     sentences: list[str] = []
     if rate != fps and rate != known_fps:
         sentences.append(Message(f"timestamps assume {DEFAULT_FPS} rows per second; set the rate", fps=...))
+    if writer.num_irregular:
+        sentences.append(
+            f"the timestamps of {writer.num_irregular:,} episodes are changed to those of {rate:g} rows per second"
+        )
     for name, error in writer.video_errors.items():
         sentences.append(f"'{name}' is a video, which is lossy: its pixels differ by up to {error} of 255")
     return tuple(sentences)
@@ -303,7 +309,7 @@ class _Files:
         #: The schema in the form of the `datasets` package, with which LeRobot reads the files.
         self._schema_metadata = {"huggingface": json.dumps({"info": {"features": described}})}
         self._tasks: dict[str, int] = {}
-        self._num_episodes = self._num_rows = 0
+        self._num_episodes = self._num_rows = self.num_irregular = 0
         self._statistics = Statistics()
         self.video_errors: dict[str, int] = {}
 
@@ -325,6 +331,9 @@ class _Files:
                     DropFields=...,
                 )
         rows |= self._make_own_columns(episode, texts)
+        if (times := episode.timestamps) is not None:
+            changes = times[:num_rows] - times[0] - rows["timestamp"][: len(times)]
+            self.num_irregular += bool(np.abs(changes).max() > _MAX_CHANGE_SECS)
         table = {column.name: column.to_arrow(rows[column.name], where) for column in self._stored}
         for name in self._videos:
             error = _write_video(self._make_path("video_path", video_key=name), rows[name], self._fps)

@@ -107,7 +107,10 @@ def open_minari(
     if version not in minari.supported_dataset_versions:
         warnings = (f"{name} was written by Minari {version}, which minari {minari.__version__} does not list",)
     require_new_names(extra_fields, name)
-    total = metadata["total_episodes"]
+    total, unread = (
+        metadata["total_episodes"],
+        tuple(name for name in _list_infos(directory) if name not in extra_fields),
+    )
     selected = range(total) if indices is None else indices
     source = Source(
         name,
@@ -117,6 +120,7 @@ def open_minari(
         num_episodes=len(selected),
         num_rows=metadata["total_steps"] if len(selected) == total else None,
         warnings=warnings,
+        unread=tuple(f"infos/{name}" for name in unread),
         metadata={key: value for key, value in metadata.items() if key not in RESERVED and _is_plain(value)},
         env_spec=metadata.get("env_spec"),
         action_space=None if is_unbounded(storage.action_space) else storage.action_space,
@@ -252,6 +256,14 @@ def _check_file(path: Path) -> list[Any]:
         hdf5.require_safe(datasets, f"{path.name}: all columns together")
         names = [name for name in hdf5.list_names(file) if name.startswith("episode_")]
         return [file[name].attrs.get("total_steps") for name in names]
+
+
+def _list_infos(directory: Path) -> list[str]:
+    """Returns the names of the infos of the first episode, if the data are in HDF5 files."""
+    for path in sorted((directory / "data").glob("*.hdf5"))[:1]:
+        with hdf5.open_hdf5(path) as file:
+            return list(dict.fromkeys(column[0] for column in hdf5.list_columns(file, "episode_0/infos")))
+    return []
 
 
 def _is_directory(location: Any) -> bool:

@@ -59,6 +59,7 @@ def _open_rows(name: str, open_columns: Any, max_episode_steps: int | None) -> S
             if key not in columns:
                 raise SourceError(f"{name} has no '{key}'; NeoRL data have {', '.join(required)}")
         flags, warnings = _find_ends(name, columns, max_episode_steps)
+        unread = tuple(sorted({*columns} - {*required}))
 
     @contextlib.contextmanager
     def open_rows() -> Iterator[d4rl.TransitionRows]:
@@ -66,7 +67,7 @@ def _open_rows(name: str, open_columns: Any, max_episode_steps: int | None) -> S
             named = {key: columns[stored] for key, stored in _NAMES.items()}
             yield d4rl.check_columns(name, {**named, **flags}, (), d4rl.EpisodeEnds())
 
-    return d4rl.make_source(name, "neorl", open_rows, warnings=warnings)
+    return d4rl.make_source(name, "neorl", open_rows, warnings=warnings, unread=unread)
 
 
 def _find_ends(

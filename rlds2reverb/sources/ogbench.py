@@ -73,7 +73,8 @@ def from_columns(columns: Mapping[str, Any], *, extra_fields: Sequence[str] = ()
     """
     names = [name for name in (*_COLUMNS, *extra_fields) if name in columns]
     arrays = copy_arrays({name: as_columns(columns[name], f"rows in memory: '{name}'") for name in names})
-    return _open_trajectories("rows in memory", lambda: contextlib.nullcontext(arrays), extra_fields)
+    opened = _open_trajectories("rows in memory", lambda: contextlib.nullcontext(arrays), extra_fields)
+    return replace(opened, unread=tuple(sorted({*columns} - {*names})))
 
 
 def open_name(
@@ -166,10 +167,10 @@ def _open_trajectories(
         _check_columns(name, columns, names, extra_fields)
         starts, is_unterminated = _find_trajectories(name, columns)
         num_rows = len(columns[d4rl.ACTIONS])
-    assumed: dict[str, Any] = {}
+        assumed: dict[str, Any] = {"unread": tuple(sorted({*columns} - {*names}))}
     if make_relabel is None and d4rl.REWARDS not in names:
         warning = f"{name} has no rewards, so that all are 0; use it for cloning or with goals"
-        assumed = {"warnings": (warning,), "assumed_fields": (fields.REWARD,)}
+        assumed |= {"warnings": (warning,), "assumed_fields": (fields.REWARD,)}
     num_episodes = len(starts) - 1
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -74,12 +74,14 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
       SourceError: If the file is refused (see `hdf5`), a demonstration is missing a column, or there is no such split.
     """
     with hdf5.open_hdf5(path) as file:
-        demos, warnings = (_list_demos(file), ()) if split is None else _select_demos(file, split)
-        contents = _survey(file, demos)
+        contents = _survey(file, _list_demos(file) if split is None else _select_demos(file, split))
+        warnings = _describe_absent(file, contents.masks if split is None else {split: _read_mask(file, split)})
         if split is None:
             rows = {"the attribute total": file["data"].attrs.get("total"), "the sum of rows": contents.num_rows}
             warnings += tuple(f"{path.name}: {found.message}" for found in find_contradictions({"rows": rows}))
         described, task = _describe_environment(file), _describe_task(file)
+        names = {name for demo in contents.demos[:1] for name in hdf5.list_names(file[demo])}
+        described["unread"] = tuple(sorted(names - {OBSERVATIONS, ACTIONS, *_OPTIONAL}))
     demos, count = contents.demos, len(contents.demos)
     described["metadata"] = {**described.get("metadata", {}), **task, **contents.metadata}
     described["warnings"] = (*warnings, *contents.warnings)
@@ -108,11 +110,21 @@ def _list_demos(file: h5py.File) -> list[str]:
     return [f"data/{name}" for name in sorted(demos, key=lambda name: int(name[5:]))]
 
 
-def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ...]]:
-    """Returns the demonstrations of the file that a filter key lists, in the order of the file, and warnings.
+def _describe_absent(file: h5py.File, masks: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Returns a sentence about each filter key that lists demonstrations that the file does not contain.
 
     Files that contain a part of the demonstrations of another one often keep its filter keys.
     """
+    name, known = Path(file.filename).name, {demo.removeprefix("data/") for demo in _list_demos(file)}
+    absent = {key: sorted(names - known) for key, names in masks.items() if names - known}
+    return tuple(
+        f"{name}: 'mask/{key}' lists {len(demos)} demonstrations that the file does not contain, first {demos[0]}"
+        for key, demos in absent.items()
+    )
+
+
+def _select_demos(file: h5py.File, split: str) -> list[str]:
+    """Returns the demonstrations of the file that a filter key lists, in the order of the file."""
     where = f"{Path(file.filename).name}: 'mask/{split}'"
     masks = hdf5.open_member(file, MASK)
     keys = hdf5.list_names(masks) if isinstance(masks, h5py.Group) else []
@@ -120,12 +132,9 @@ def _select_demos(file: h5py.File, split: str) -> tuple[list[str], tuple[str, ..
         raise SourceError(f"{where} does not exist; use one of: {', '.join(keys) or '(the file has no splits)'}")
     names = _read_mask(file, split)
     demos = [demo for demo in _list_demos(file) if demo.removeprefix("data/") in names]
-    absent = sorted(names - {demo.removeprefix("data/") for demo in demos})
     if not demos:
-        raise SourceError(f"{where} must list demonstrations of the file, got {absent[:5]}; fix the split")
-    if not absent:
-        return demos, ()
-    return demos, (f"{where} lists {len(absent)} demonstrations that the file does not contain, first {absent[0]}",)
+        raise SourceError(f"{where} must list demonstrations of the file, got {sorted(names)[:5]}; fix the split")
+    return demos
 
 
 def _read_mask(file: h5py.File, key: str) -> frozenset[str]:

@@ -95,6 +95,7 @@ class Source:
       observation_space: the dataset's own observation space, a `gymnasium.Space`, or None.
       assumed_fields: fields of the steps that the dataset does not contain and whose values are invented, such as
         'reward'; algorithms that learn from them cannot use the dataset.
+      unread: names of columns of the dataset that are neither read as fields nor used otherwise, such as 'infos/qpos'.
       decodes_images: whether training in memory decodes images that `read` yields as files, such as JPEG, once rather
         than for each batch; see `keep_images_encoded`.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
@@ -115,6 +116,7 @@ class Source:
     observation_space: Any = field(default=None, repr=False)
     count: Callable[[], int] | None = field(default=None, repr=False)
     assumed_fields: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     decodes_images: bool = False
     identity: Identity | None = field(default=None, repr=False, compare=False)
 
@@ -134,6 +136,11 @@ class Source:
         """
         known = self.identity is not None and self.identity.read is self.read
         return self.identity.describe() if self.identity is not None and known else None
+
+    @property
+    def described_unread(self) -> tuple[str, ...]:
+        """A sentence about the columns that are not read; () if there are none."""
+        return (f"{self.name}: columns that are not read: {', '.join(self.unread)}",) if self.unread else ()
 
     @property
     def full_metadata(self) -> Mapping[str, Any]:

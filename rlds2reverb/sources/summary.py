@@ -89,6 +89,7 @@ class Summary:
       episode_fields: dtype, shape and first value of each field of `Episode.metadata`, by its path.
       warnings: warnings of the source, and the sentences of `LeftOut`.
       metadata: the dataset's description of itself.
+      unread: names of columns that are not read.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Summary:
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     episode_fields: dict[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the summary as plain dicts, for JSON."""
@@ -143,6 +145,7 @@ class Summary:
         if self.metadata:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
         facts += [("episode field", f"{name}  {value}") for name, value in self.episode_fields.items()]
+        facts += [("not read", ", ".join(self.unread))] if self.unread else []
         facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
 
@@ -245,6 +248,7 @@ class SummaryParts:
             warnings=(*source.warnings, *self.left_out.describe_left_out()),
             metadata=dict(source.metadata),
             episode_fields=self.episode_fields,
+            unread=source.unread,
         )
 
 

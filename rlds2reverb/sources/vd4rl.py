@@ -28,6 +28,8 @@ from .source import Source, identify_files
 _ACTION, _REWARD, _DISCOUNT, _STEP_TYPE = "action", "reward", "discount", "step_type"
 _OBSERVATIONS = ("image", "observation")
 _FIRST, _LAST = 0, 2
+#: All columns that are read, or that state ends once more.
+_USED = {*_OBSERVATIONS, _ACTION, _REWARD, _DISCOUNT, _STEP_TYPE, *fields.FLAG_FIELDS}
 _TERMINALS_LOST = "{}: DrQ-v2 stores the discount 0 of terminal states as 1, so that they cannot be recognised"
 #: `TIME-ID-LENGTH.npz` of DreamerV2 and `TIME_INDEX_LENGTH.npz` of DrQ-v2.
 _FILE_NAME = re.compile(r"\d{8}T\d{6}(?:-[0-9a-f]+|_(?P<index>\d+))[-_](?P<length>\d{1,9})\.npz")
@@ -65,9 +67,11 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
                 made = add_contradictions(made, {"length": facts})
             yield made
 
-    warnings = () if fields.IS_TERMINAL in npz.list_arrays(paths[0]) else (_TERMINALS_LOST.format(name),)
+    arrays = npz.list_arrays(paths[0])
+    described = {"unread": tuple(sorted(arrays - _USED))}
+    described["warnings"] = () if fields.IS_TERMINAL in arrays else (_TERMINALS_LOST.format(name),)
     count = len(paths)
-    source = Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, warnings=warnings)
+    source = Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, **described)
     return identify_files(source, lambda: paths)
 
 
@@ -87,6 +91,7 @@ def open_file(path: Path) -> Source:
         hdf5.require_safe(columns.values(), f"{path.name}: all columns together")
         require_equal_lengths(path.name, columns)
         step_types = columns[_STEP_TYPE][()].reshape(-1)
+        unread = tuple(sorted({*hdf5.list_names(file)} - _USED))
     if step_types[0] != _FIRST:
         raise SourceError(f"{path.name}: step_type must be 0 in the first one of the rows, got {step_types[0]}")
     follows_last = step_types[1:][step_types[:-1] == _LAST]
@@ -103,7 +108,8 @@ def open_file(path: Path) -> Source:
                 yield _make_episode(where, index, block, is_unterminated=bool(is_unterminated))
 
     count = len(starts) - 1
-    return Source(path.name, "vd4rl", read, num_episodes=count, num_rows=len(step_types), count=lambda: count)
+    described = {"num_episodes": count, "num_rows": len(step_types), "unread": unread}
+    return Source(path.name, "vd4rl", read, count=lambda: count, **described)
 
 
 def _open_column(file: h5py.File, name: str) -> h5py.Dataset:

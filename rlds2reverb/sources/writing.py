@@ -226,7 +226,11 @@ def make_report(
       num_bytes: size on disk.
       warnings: sentences about what the written dataset does not contain.
     """
-    values: dict[str, Any] = {**counts, "warnings": (*source.warnings, *warnings), "statistics": source.statistics}
+    values: dict[str, Any] = {
+        **counts,
+        "warnings": (*source.warnings, *source.described_unread, *warnings),
+        "statistics": source.statistics,
+    }
     return WriteReport(source.name, str(path), format, bytes=num_bytes, **values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -229,6 +230,7 @@ class WrittenEpisodes:
         return replace(episode, steps={**episode.steps, fields.OBSERVATION: copied})
 
     def _require_representable(self, batch: EpisodeBatch) -> None:
+        _require_texts(batch, self._limits.name)
         if self._checks_discounts:
             _require_standard_discounts(batch, self._limits.name, self.has_final_steps)
         if self._limits.has_episodes or not self.has_final_steps:
@@ -321,6 +323,22 @@ def _require_dtypes(step_spec: Mapping[str, Nest], format_name: str) -> None:
         if spec.dtype.kind not in "biufOSU" or (spec.dtype.kind in "biuf" and spec.dtype.itemsize > 8):
             sentence = f"{path_name(path)} must contain numbers of at most 64 bits or strings for {format_name}, got "
             raise SourceError(sentence + f"{describe(spec)}; convert or drop it", DropFields=...)
+
+
+def _require_texts(batch: EpisodeBatch, format_name: str) -> None:
+    """Raises `SourceError` if a column of objects contains anything but strings that UTF-8 can represent."""
+    for path, column in leaves(batch.steps):
+        for row, values in enumerate(column.reshape(len(column), -1).tolist() if column.dtype == object else ()):
+            if wrong := [value for value in values if not _is_text(value)]:
+                where = "{} of episode {}, step {}".format(path_name(path), *batch.locate(row))
+                sentence = f"{where} must be a string that UTF-8 can represent for {format_name}, got {wrong[0]!r:.60}"
+                raise SourceError(f"{sentence}; convert or drop it", DropFields=...)
+
+
+def _is_text(value: Any) -> bool:
+    with contextlib.suppress(UnicodeEncodeError):
+        return isinstance(value, bytes) or (isinstance(value, str) and len(value.encode()) >= 0)
+    return False
 
 
 def _require_discount_spec(spec: ArraySpec) -> None:

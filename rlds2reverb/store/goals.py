@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number
@@ -118,6 +119,8 @@ class GoalSampling:
 
         reward = 1 if g = s_t else 0, minus 1 if `is_negative`;   discount = 0 if g = s_t else 1
 
+    The discount is also 0 if s_{t+1} is unknown, so that nothing is bootstrapped from the zeros that stand for it.
+
     The item keeps its action. Its observation and next observation become dicts of 'observation' and 'goal', as
     environments with goals return them. The goals of actors are in `policy_info`, a dict of observations:
 
@@ -171,14 +174,15 @@ class GoalSampling:
             return take(places, (fields.OBSERVATION,))[fields.OBSERVATION]
 
         last_rows = last_rows - 1
+        next_observation = f"next_{fields.OBSERVATION}"
+        is_known = (rows < last_rows) | ~_find_placeholders(items[next_observation], items[fields.DISCOUNT])
         goals, _ = self.observed.sample(rows, last_rows, numbers[:, :_NUM_PER_GOAL], index, gamma=self.gamma)
         reached, is_reached = read(goals), goals == rows
-        next_observation = f"next_{fields.OBSERVATION}"
         items = {
             **items,
             fields.OBSERVATION: add_goal(items[fields.OBSERVATION], reached),
             fields.REWARD: is_reached.astype(np.float32) - np.float32(self.is_negative),
-            fields.DISCOUNT: (~is_reached).astype(np.float32),
+            fields.DISCOUNT: (~is_reached & is_known).astype(np.float32),
             next_observation: add_goal(items[next_observation], reached),
         }
         if self.actor is None:
@@ -190,6 +194,12 @@ class GoalSampling:
             subgoals = read(np.minimum(rows + self.subgoal_steps, limits))
             further |= {SUBGOAL: get_goal(subgoals), SUBGOAL_STATE: get_state(subgoals)}
         return {**items, fields.POLICY_INFO: further}
+
+
+def _find_placeholders(observations: Nest, discounts: np.ndarray) -> np.ndarray:
+    """Returns which final observations are unknown, bool `[N]`: they are zeros, and the dataset's discount is 0."""
+    columns = [column.reshape(len(column), -1) for column in tree.flatten(observations)]
+    return (discounts == 0) & ~np.any([(column != 0).any(axis=1) for column in columns], axis=0)
 
 
 def _to_fraction(numbers: np.ndarray) -> np.ndarray:

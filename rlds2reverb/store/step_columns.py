@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from .layout import ATTRIBUTES, EPISODES, ROWS, Layout, array_name, blank_images
 _PART_BYTES = 32 << 20
 #: Maximum number of steps of several episodes that are read at a time.
 _BATCH_ROWS = 8192
+#: Minimum time between two comparisons of the sizes of mapped files.
+_CHECK_SECS = 0.05
 
 
 class StepColumns:
@@ -48,6 +51,10 @@ class StepColumns:
         has_steps = self.num_steps > 0
         #: How many episodes with steps precede each episode.
         self._num_earlier: np.ndarray = np.cumsum(has_steps) - has_steps
+        arrays = (part[name] for part in self._parts for name in part)
+        mapped = [array if isinstance(array, np.memmap) else array.base for array in arrays]
+        self._mapped: list[Any] = [array for array in mapped if isinstance(array, np.memmap)]
+        self._checked_at = float("-inf")
         self._first_rows = _find_firsts([len(part[ROWS]) for part in self._parts])
         self._first_episodes = _find_firsts([len(part[EPISODES]) for part in self._parts])
 
@@ -91,7 +98,9 @@ class StepColumns:
 
         Raises:
           SourceError: If an image does not have the spec of the first one.
+          CorruptFileError: If a file has been truncated.
         """
+        self._require_mapped()
         values: dict[int, np.ndarray] = {}
         packed = None
         for number in self.layout.select(names):
@@ -178,8 +187,6 @@ class StepColumns:
         parts = np.searchsorted(self._first_rows, rows, side="right") - 1
         starts[rows == self._first_rows[parts]] = 0
         contents = [part[array_name(number, "bytes")] for part in self._parts]
-        for part in np.unique(parts):
-            require_mapped(contents[part])
         for part, content in enumerate(contents):
             if isinstance(content, np.memmap):
                 wanted = np.unique(starts[parts == part], return_index=True)
@@ -191,10 +198,25 @@ class StepColumns:
     def _read_attributes(self, index: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._first_episodes, index, side="right")) - 1
         part, place = self._parts[number], index - int(self._first_episodes[number])
-        require_mapped(part[EPISODES])
-        require_mapped(part[ATTRIBUTES])
+        self._require_mapped()
         ends = part[EPISODES]["attributes_end"]
         return read_attributes(part[ATTRIBUTES][ends[place - 1] if place else 0 : ends[place]].tobytes())
+
+    def _require_mapped(self) -> None:
+        """Raises `CorruptFileError` if a file that is mapped into memory has been truncated since it was opened.
+
+        Reading what is no longer there would end the process (SIGBUS). The sizes are compared every 50 ms, because that
+        takes as long as reading a small batch.
+        """
+        now = time.monotonic()
+        if now - self._checked_at < _CHECK_SECS:
+            return
+        self._checked_at = now
+        for mapped in self._mapped:
+            if mapped._mmap.size() < mapped.nbytes:
+                raise CorruptFileError(
+                    f"{mapped.filename} was truncated while it was read; delete the store, and build it again"
+                )
 
 
 class MemoryColumns:
@@ -231,24 +253,11 @@ class MemoryColumns:
 
 def _take(array: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Returns elements of an array; those of a file that is mapped as `np.memmap` are read in parallel first."""
-    require_mapped(array)
     if isinstance(array, np.memmap):
         size = array.dtype.itemsize * int(np.prod(array.shape[1:]))
         _read_ahead(array, np.unique(places) * size, size)
         array = array.view(np.ndarray)
     return array.take(places, axis=0)
-
-
-def require_mapped(array: np.ndarray) -> None:
-    """Raises `CorruptFileError` if an array in a file is mapped into memory, but the file has been truncated.
-
-    Reading what is no longer there would end the process (SIGBUS).
-    """
-    mapped = array if isinstance(array, np.memmap) else array.base
-    if isinstance(mapped, np.memmap) and mapped._mmap.size() < mapped.nbytes:  # type: ignore[attr-defined]
-        raise CorruptFileError(
-            f"{mapped.filename} was truncated while it was read; delete the store, and build it again"
-        )
 
 
 def _read_ahead(array: Any, offsets: np.ndarray, sizes: Any) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from properties import mark_slow_except
 
-from rlds2reverb import SourceError, apply_transforms, load, write_dataset
+from rlds2reverb import SourceError, apply_transforms, load, summarize, write_dataset
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources.source import Source
 from rlds2reverb.sources.transforms import DropFields
@@ -261,7 +263,11 @@ def test_texts_of_tasks_are_found_and_never_invented(tmp_path):
             for dtype in ("complex64", "datetime64", "float128")
         ),
         ("lerobot", np.full(4, 1 << 63, np.uint64), r"episode 0: step\['x'\] must be below 2\^63 for LeRobot.*drop it"),
-        ("lerobot", np.array(["\ud800"] * 4, object), r"episode 0: step\['x'\] must be UTF-8 for LeRobot"),
+        (
+            "lerobot",
+            np.array(["\ud800"] * 4, object),
+            r"step\['x'\] of episode 0, step 0 must be a string that UTF-8 can represent for LeRobot",
+        ),
     ],
 )
 def test_values_that_a_format_cannot_represent_raise_naming_the_field(tmp_path, format, values, message):
@@ -269,3 +275,59 @@ def test_values_that_a_format_cannot_represent_raise_naming_the_field(tmp_path, 
     with pytest.raises(SourceError, match=message):
         write(Source("x", "memory", lambda: iter([Episode(steps, 0)])), tmp_path, format)
     assert not list(tmp_path.glob("**/*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("path", "unread"),
+    [
+        ("d4rl/hopper_medium-v2.hdf5", ("infos/action_log_probs", "infos/qpos", "infos/qvel")),
+        ("formats/ogbench/puzzle-3x3-play-v0-val.npz", ("button_states", "qpos", "qvel")),
+        ("formats/robomimic/d1_low_dim.hdf5", ("states",)),
+        ("formats/lerobot/v2.1/c1", ("subtask",)),
+        ("formats/vd4rl/drqv2_cartpole_swingup/buffer", ("physics",)),
+        ("minari/mujoco/hopper/dev-v0", ("infos/qpos",)),
+    ],
+)
+def test_columns_that_are_not_read_are_listed(tmp_path, data, path, unread):
+    copy = tmp_path / path
+    shutil.copytree(data / path, copy) if (data / path).is_dir() else shutil.copytree((data / path).parent, copy.parent)
+    for file in [copy] if "robomimic" in path else copy.glob("data/*.hdf5"):
+        with h5py.File(file, "r+") as opened:
+            for group in opened["data"].values() if "robomimic" in path else opened.values():
+                group["states" if "robomimic" in path else "infos/qpos"] = np.zeros(len(group["actions"]))
+    if "lerobot" in path:
+        info = json.loads((copy / "meta/info.json").read_text())
+        info["features"]["subtask"] = {"dtype": "int64", "shape": [1], "names": None}
+        (copy / "meta/info.json").write_text(json.dumps(info))
+    for file in copy.glob("*.npz"):
+        with np.load(file) as arrays:
+            np.savez(file, **arrays, physics=np.zeros(len(arrays["reward"])))
+    source = load(copy)
+    assert source.unread == unread
+    sentence = f"{source.name}: columns that are not read: {', '.join(unread)}"
+    _, report = write(source, tmp_path, "rlds")
+    assert sentence in report.warnings
+    assert ("not read", ", ".join(unread)) in summarize(source).facts()
+
+
+@pytest.mark.parametrize("format", WRITTEN_FORMATS)
+@pytest.mark.parametrize("value", ["\ud800", 3])
+def test_text_that_cannot_be_encoded_is_named(tmp_path, format, value):
+    (made,) = load([make_log(True, True)])
+    texts = np.array(["a", "b", value, "d", "e"], object)
+    source = Source("x", "memory", lambda: iter([Episode({**made.steps, "text": texts}, 0)]))
+    expected = "numbers" if format in ("d4rl", "robomimic") else r"step\['text'\] of episode 0, step 2 must be a string"
+    expected = "no place in robomimic" if format == "robomimic" else expected
+    with pytest.raises(SourceError, match=expected):
+        write(source, tmp_path, format)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_changed_timestamps_are_reported(tmp_path):
+    log = {**make_log(True, True), "timestamp": np.zeros(4)}
+    for times, is_changed in ((np.arange(4) / 30 + 7, False), (np.array([0, 0.1, 0.2, 0.9]), True)):
+        (made,) = load([{name: column for name, column in log.items() if name != "timestamp"}])
+        source = Source("x", "memory", lambda times=times, made=made: iter([replace(made, timestamps=times)]))
+        _, report = write(source, tmp_path / str(is_changed), "lerobot", fps=30)
+        changed = "the timestamps of 1 episodes are changed to those of 30 rows per second"
+        assert (changed in report.warnings) == is_changed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tree
@@ -80,7 +81,11 @@ def has_final_observation(episode: Episode) -> bool:
     columns = tree.flatten(episode.steps[fields.OBSERVATION])
     # Zeros stand for an unknown final observation of a terminal episode, but can be a discrete state.
     is_discrete = all(column.ndim == 1 and column.dtype.kind in "iu" for column in columns)
-    return not episode.is_terminal or is_discrete or any(np.any(column[-1]) for column in columns)
+    return not episode.is_terminal or is_discrete or any(np.any(column[-1] != _blank(column)) for column in columns)
+
+
+def _blank(column: np.ndarray) -> Any:
+    return b"" if column.dtype == object else 0
 
 
 def begins_at_end(after: Episode, before: Episode) -> bool:

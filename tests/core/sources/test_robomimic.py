@@ -10,6 +10,7 @@ from expected_formats import FORMATS, describe_field, read_expected
 from reference_impls import assert_equal_nests, episode as make_steps
 
 from rlds2reverb import write_dataset
+from rlds2reverb.cli import run
 from rlds2reverb.errors import SourceError
 from rlds2reverb.sources import load, robomimic
 
@@ -80,6 +81,16 @@ def test_split_reads_the_demonstrations_of_the_mask_that_the_file_contains(name,
     assert source.num_rows == sum(lengths[demo] for demo in present)
     warned = [sentence for sentence in source.warnings if "that the file does not contain" in sentence]
     assert [absent[0] in sentence for sentence in warned] == ([True] if absent else [])
+
+
+def test_filter_key_with_absent_demonstrations_is_reported_by_validate(tmp_path, capsys, monkeypatch):
+    path = write_demos(tmp_path / "x.hdf5", [{}])
+    with h5py.File(path, "a") as file:
+        file["mask/valid"] = np.array([b"demo_0", b"demo_7"])
+    monkeypatch.setenv("COLUMNS", "1000")
+    run(["validate", str(path)])
+    output = capsys.readouterr()
+    assert "'mask/valid' lists 1 demonstrations that the file does not contain, first demo_7" in output.out + output.err
 
 
 def test_split_without_any_demonstration_of_the_file_raises(tmp_path):

@@ -8,7 +8,7 @@ from reference_impls import assert_equal_nests, episode
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.store.cuts import Transitions
-from rlds2reverb.store.goals import GoalDistribution, GoalSampling
+from rlds2reverb.store.goals import NUM_NUMBERS, GoalDistribution, GoalSampling
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers
 from rlds2reverb.store.layout import Layout
 from rlds2reverb.store.step_columns import MemoryColumns
@@ -191,3 +191,17 @@ def test_invalid_sampling_raises():
         GoalSampling(GoalDistribution(), gamma=2)
     with pytest.raises(ValueError, match=r"subgoal_steps must be an integer >= 1, got 0"):
         GoalSampling(GoalDistribution(), subgoal_steps=0)
+
+
+def test_nothing_is_bootstrapped_from_an_unknown_final_observation():
+    steps = episode(4, terminal=False)
+    steps["observation"][-1] = 0  # The zeros that stand for it, and the discount of the transition to them.
+    unknown = {**steps, "discount": np.array([1, 1, 0, 1], np.float32)}
+    for columns, expected in ((unknown, 0), (steps, 1)):
+        layout = MemoryColumns(Layout.of_steps(columns))
+        layout.append(EpisodeBatch.from_columns(columns, np.array([4])))
+        random_goals = GoalSampling(GoalDistribution(current=0, future=0, random=1))
+        items = StoredItems(layout.finish(), Transitions(), 64, seed=0, goals=random_goals)
+        batch = items.read_items(np.full(64, 2), draw_numbers(0, 0, 1, 64 * NUM_NUMBERS).reshape(64, NUM_NUMBERS))
+        is_other = (batch["observation"]["goal"] != steps["observation"][2]).reshape(64, -1).any(axis=1)
+        assert is_other.any() and (batch["discount"][is_other] == expected).all()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -286,7 +287,8 @@ def test_damaged_records_are_noticed_when_a_store_is_opened(tmp_path, data, kind
 
 
 @pytest.mark.parametrize("name", ["rows", "column-05-frames"])
-def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, name):
+def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, monkeypatch, name):
+    monkeypatch.setattr(step_columns, "_CHECK_SECS", 0)
     source = load(data / "formats/vd4rl/cartpole_swingup/64px")
     path = cache_store(source, tmp_path)
     (truncated,) = path.glob(f"part-0000/{name}" if name == "rows" else "part-0000/*-frames")
@@ -295,6 +297,17 @@ def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, n
     os.truncate(truncated, 1)
     with pytest.raises(CorruptFileError, match=f"{truncated.name} was truncated while it was read"):
         next(read)
+
+
+def test_sizes_of_mapped_files_are_compared_at_intervals(tmp_path, data, monkeypatch):
+    columns = store.open_columns(cache_store(load(data / "d4rl/pendulum_mixed-v2.hdf5"), tmp_path))
+    times, sizes = iter([1.0, 1.04, 1.06]), []
+    monkeypatch.setattr(step_columns, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    mapping = SimpleNamespace(size=lambda: sizes.append(1) or 1)
+    columns._mapped = [SimpleNamespace(nbytes=1, _mmap=mapping)]
+    for _ in range(3):
+        columns.take(np.arange(2))
+    assert len(sizes) == 2
 
 
 def test_waiting_for_a_store_is_said_once_and_can_be_interrupted(tmp_path, data, monkeypatch, capsys):
