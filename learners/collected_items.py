@@ -86,8 +86,7 @@ class CollectedItems(Feed):
           CheckpointError: If they have a different spec, or there are more than the capacity.
         """
         with np.load(Path(folder) / _FILE) as saved:
-            num_added = int(saved["num_added"])
-            rows = saved["items"] if "items" in saved else np.zeros([0, 0])  # Earlier versions had other names.
+            num_added, rows = int(saved["num_added"]), saved["items"]
         expected = (min(num_added, self.capacity), self._matrix.shape[1])
         if rows.shape != expected or rows.dtype != self._matrix.dtype:
             raise CheckpointError(

@@ -594,7 +594,7 @@ class Learner(Closing, Replacing):
         checkpoint = self._checkpoints.open(path)
         if checkpoint is None:
             return False
-        saved = checkpoint.manifest.get("identity", {})
+        saved = checkpoint.manifest["identity"]
         changes = differences(saved, self._identity, addable=self._addable)
         if not allow_config_mismatch:
             require_same(f"{checkpoint.path} belongs to a different run", changes.values())
@@ -603,10 +603,10 @@ class Learner(Closing, Replacing):
             checkpoint.load_replay(self._replay)
         self._loop.prepare()  # Keras optimisers create their variables during tracing.
         self._checkpoints.restore(checkpoint)
-        self._hyperparameters.set_again(checkpoint.manifest.get("hyperparameters", {}))
+        self._hyperparameters.set_again(checkpoint.manifest["hyperparameters"])
         self._loop.step = checkpoint.step
-        self._hooks.load_state_dict(checkpoint.manifest.get("hooks", {}))
-        self._log.load_state_dict(checkpoint.manifest.get("log", {}), checkpoint.step)
+        self._hooks.load_state_dict(checkpoint.manifest["hooks"])
+        self._log.load_state_dict(checkpoint.manifest["log"], checkpoint.step)
         self.load_path = str(checkpoint.path)
         is_own = checkpoint.path.resolve().parent == (self.run_dir / "checkpoints").resolve()
         self._saved_at = checkpoint.step if is_own else None

@@ -10,8 +10,6 @@ from rlds2reverb.errors import CheckpointError
 
 #: Name of the fingerprints of code; see `fingerprint_code`.
 CODE = "code"
-#: Names that older versions did not save.
-_NEW_NAMES = ("environment_spec", CODE)
 
 
 def as_plain_values(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def differences(
       addable: names of values that a run may get later: if `saved` does not have them, they do not differ.
       only_common: whether to compare only the values that both have, because not all of them are known yet.
     """
-    names = [name for name in {**saved, **now} if name in saved or name not in (*_NEW_NAMES, *addable)]
+    names = [name for name in {**saved, **now} if name in saved or name not in addable]
     if only_common:
         names = [name for name in names if name in saved and name in now]
     descriptions = {name: _compare(name, saved.get(name), now.get(name)) for name in names}

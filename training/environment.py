@@ -70,7 +70,7 @@ def restore_environment(run: Run) -> EvaluationEnvironment | None:
     The option `eval_max_episode_steps` of the run is not a part of it.
 
     Returns:
-      The environment; None if the run was not evaluated. For runs that older versions wrote, it is found by its name.
+      The environment; None if the run was not evaluated.
 
     Raises:
       ValueError: If it was created by a function that cannot be imported, or has changed.
@@ -81,7 +81,7 @@ def restore_environment(run: Run) -> EvaluationEnvironment | None:
         return None
     environment = EvaluationEnvironment(name, name)
     try:
-        if spec is None or environment.spec == spec:
+        if environment.spec == spec:
             return environment
     except (ImportError, ValueError):  # It is not registered here.
         pass

@@ -70,23 +70,22 @@ class HookList:
         states = [(hook, hook.state_dict()) for hook in self._hooks]
         return [{**self._settings[id(hook)], "state": state} for hook, state in states if state]
 
-    def load_state_dict(self, states: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restores the states that `state_dict` returned, of those hooks that it contains.
 
         The order of the hooks may be different. Of hooks with the same class and name, each gets the state of the one
         whose settings are most similar.
         """
-        saved = list(_read_older(states) if isinstance(states, Mapping) else states)
         pairs = []
         for place, hook in enumerate(self._hooks):
             settings = self._settings[id(hook)]
-            for number, entry in enumerate(saved):
-                if entry["name"] == settings["name"] and entry["class"] in (None, settings["class"]):
+            for number, entry in enumerate(states):
+                if (entry["name"], entry["class"]) == (settings["name"], settings["class"]):
                     pairs.append((-len(entry["values"].items() & settings["values"].items()), place, number))
         pairs.sort()
         while pairs:
             _, place, number = pairs[0]
-            self._hooks[place].load_state_dict(saved[number]["state"])
+            self._hooks[place].load_state_dict(states[number]["state"])
             pairs = [pair for pair in pairs if pair[1] != place and pair[2] != number]
 
 
@@ -94,10 +93,3 @@ def _find_settings(hook: LearnerHook) -> dict[str, Any]:
     """Returns what distinguishes a hook from others: its class, its name, and its attributes that are plain values."""
     values = {name: repr(value) for name, value in vars(hook).items() if isinstance(value, _PLAIN)}
     return {"class": describe_reference(type(hook)), "name": hook.name, "values": values}
-
-
-def _read_older(states: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the states of a checkpoint of an older version, by name and number such as 'count 1'."""
-    for name, state in states.items():
-        if state:
-            yield {"class": None, "name": name.rpartition(" ")[0], "values": {}, "state": state}
