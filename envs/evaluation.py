@@ -69,7 +69,7 @@ class Evaluator:
       reference_returns: returns of a random policy and an expert, or None.
       discount: discount factor of `Evaluation.discounted_return`, or None.
       observation_spec: specs of the environment's observations.
-      action_space: Gymnasium space of its actions.
+      action_space, observation_space: Gymnasium spaces of its actions and observations.
       max_episode_steps: number of steps after which episodes are truncated.
       is_limited: whether that number was chosen, by the user or in the environment.
     """
@@ -122,7 +122,7 @@ class Evaluator:
         self._info_fields = tuple(info_fields)
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
-            self.observation_spec, self.action_space, limit = thread.call(self._read_spaces)
+            self.observation_spec, self.observation_space, self.action_space, limit = thread.call(self._read_spaces)
         self.is_limited, self.max_episode_steps = limit is not None, limit or _MAX_UNLIMITED_STEPS
         self._batched: BatchedPolicy | None = None
 
@@ -255,18 +255,20 @@ class Evaluator:
             env.seed(seed)
         return env
 
-    def _read_spaces(self) -> tuple[Nest, Any, int | None]:
-        """Returns the spec of the observations, the action space, and the time limit."""
+    def _read_spaces(self) -> tuple[Nest, Any, Any, int | None]:
+        """Returns the spec and the space of the observations, the action space, and the time limit."""
         with self._create_env(0) as env:
             action_spec = env.action_spec()
-            space = getattr(getattr(env, "gym", None), "action_space", None)
+            gym = getattr(env, "gym", None)
+            space, observations = getattr(gym, "action_space", None), getattr(gym, "observation_space", None)
             if not isinstance(action_spec, ArraySpec):
                 raise TypeError(f"the action space of {self.name} must be a Box or a discrete space, got {space}")
             require_number_rewards(env, self.name)
             for name, spec in env.env_info_spec().items() if self._info_fields else ():
                 if name in self._info_fields and (spec.shape or spec.dtype.kind not in "biuf"):
                     raise ValueError(f"info_fields must name single numbers, but {name!r} is {spec}")
-            return env.observation_spec(), make_space(action_spec) if space is None else space, find_time_limit(env)
+            actions = make_space(action_spec) if space is None else space
+            return env.observation_spec(), observations, actions, find_time_limit(env)
 
 
 class _SingleEpisode(Wrapper):

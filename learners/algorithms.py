@@ -24,7 +24,13 @@ _BATCH_SIZE = 256
 STEP_INFO = ("return_to_go", "time_step")
 
 #: Hyperparameters that a training run determines, and the options of the run that they are taken from.
-RUN_HYPERPARAMETERS = {"discount": "gamma", "gamma": "gamma", "num_updates": "steps", "seed": "seed"}
+RUN_HYPERPARAMETERS = {
+    "discount": "gamma",
+    "gamma": "gamma",
+    "num_updates": "steps",
+    "seed": "seed",
+    "action_mask": "action_mask",
+}
 
 
 @dataclass(frozen=True)

@@ -80,11 +80,12 @@ def _describe(space: Any) -> Any:
     if isinstance(parts, tuple):
         return {"tuple": [_describe(part) for part in parts]}
     low, high = (_shorten(np.asarray(bound)).tolist() for bound in action_bounds(space))
-    return {"low": low, "high": high, "shape": list(space.shape), "dtype": space.dtype.name}
+    kind = {"kind": "MultiDiscrete"} if hasattr(space, "nvec") else {}
+    return {"low": low, "high": high, "shape": list(space.shape), "dtype": space.dtype.name, **kind}
 
 
 def load_space(text: Any) -> Any:
-    """Returns the space of a text by `dump_space`, or None for anything else: a `Discrete`, or Boxes."""
+    """Returns the space of a text by `dump_space`, or None for anything else. A binary part is a Box."""
     try:
         return _make(json.loads(text))
     except (AttributeError, TypeError, ValueError, KeyError, AssertionError, OverflowError, RecursionError):
@@ -102,6 +103,9 @@ def _make(description: Any) -> Any:
     spec = ArraySpec(shape, np.dtype(description["dtype"]))
     if not 0 <= math.prod(shape) <= _MAX_ELEMENTS or spec.dtype.kind not in "fiub":
         raise ValueError(f"a space must have at most {_MAX_ELEMENTS} numbers, got {spec}")
+    if description.get("kind") == "MultiDiscrete":
+        low, high = (np.broadcast_to(np.array(description[end], spec.dtype), shape) for end in ("low", "high"))
+        return spaces.MultiDiscrete(high - low + 1, spec.dtype.type, start=low)
     return make_array_space(spec, description["low"], description["high"])
 
 

@@ -148,6 +148,8 @@ class TrainingConfig:
       n_step: Number of steps that a transition spans.
       chunk_length: Number of consecutive actions that the agent predicts and evaluates at once; 1 for single actions.
       execution_horizon: Number of actions of a chunk that are executed before the next chunk is predicted.
+      action_mask: Field of the observation that is not 0 for legal actions, to which agents with discrete actions are
+        restricted.
       jit_compile: Compile the gradient update with XLA.
       batch_size: Items per batch.
       sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
@@ -211,6 +213,9 @@ class TrainingConfig:
     n_step: Annotated[int, Range(1)] = _agent(1, identifies=True)
     chunk_length: Annotated[int, Range(1)] = _agent(1, identifies=True)
     execution_horizon: Annotated[int, Range(1)] | None = _agent(None, "all of them", identifies=True)
+    action_mask: str | None = _agent(
+        None, "action_mask, if there is such a field", metavar="FIELD", values_text="name", identifies=True
+    )
     jit_compile: bool = _agent(False)
     batch_size: Annotated[int, Range(1)] | None = _batches(
         None, "as published for the algorithm, mostly 256", identifies=True
@@ -517,9 +522,10 @@ class TrainingConfig:
                 about="normalize_observations",
                 value=True,
             )
-        if self._ignores("gamma") and self.gamma != declared_options()["gamma"].default:
-            sentence = f"cannot be set, because {self.algo} has no argument discount or gamma; declare one"
-            raise ArgumentError(sentence, about="gamma")
+        for option, arguments in {"gamma": "discount or gamma", "action_mask": "action_mask"}.items():
+            if self._ignores(option) and getattr(self, option) != declared_options()[option].default:
+                sentence = f"cannot be set, because {self.algo} has no argument {arguments}; declare one"
+                raise ArgumentError(sentence, about=option)
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
         if "num_updates" in determined:
             determined["num_updates"] = self.num_updates
@@ -548,7 +554,7 @@ class TrainingConfig:
 
         algorithm = get_algorithm(self.algo)
         accepted = [RUN_HYPERPARAMETERS.get(name) for name in get_hyperparameters(self.algo)]
-        is_affected = option == "seed" or algorithm.has_td_errors is not False
+        is_affected = option != "gamma" or algorithm.has_td_errors is not False
         return algorithm.factory is not None and is_affected and option not in accepted
 
     def online_options(self) -> list[str]:

@@ -18,6 +18,7 @@ from rlds2reverb.client import split_servers
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.agents.spaces import count_categories
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, accepts_statistics, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
@@ -145,10 +146,14 @@ class TrainingData(Closing, ABC):
         observations = leaves(self.time_step_spec.observation)
         return {
             "data": self.fingerprint,
-            "observations": {path_name(path, "observation"): describe(leaf) for path, leaf in observations},
+            "observations": {path_name(path, "observation"): _describe(leaf) for path, leaf in observations},
             "actions": describe(self.action_spec),
             "action bounds": describe_bounds(self.action_spec),
         }
+
+
+def _describe(leaf: Any) -> str:
+    return describe(leaf) + (f" in {describe_bounds(leaf)}" if count_categories(leaf) else "")
 
 
 def identify_run(

@@ -55,7 +55,7 @@ from .data import (
     start_isolated,
     warn_large,
 )
-from .legal_values import require_legal
+from .legal_values import LegalValues
 from .step_info import SOURCE_FIELDS, make_step_info
 
 #: Exponent of the priorities of prioritized replay (Schaul et al. 2016, table 3, proportional).
@@ -120,6 +120,7 @@ def open_dataset(
     config: TrainingConfig,
     *,
     action_space: Any = None,
+    observation_space: Any = None,
     as_episodes: bool = False,
     other_fields: Sequence[str] = (),
     progress: ProgressCallback = lambda stage, episode: None,
@@ -158,8 +159,10 @@ def open_dataset(
         notes += dataset.moments.describe_constants()
     else:
         warnings += warn_large(dataset.moments, config)
-    time_step_spec, moments = _describe_observations(dataset, config, source.observation_space)
-    notes += require_legal(dataset.steps, time_step_spec.observation, action_spec)
+    time_step_spec, moments = _describe_observations(dataset, config, (source.observation_space, observation_space))
+    legal_values = LegalValues(time_step_spec.observation, action_spec, config.action_mask)
+    legal_values.require(dataset.steps)
+    notes += legal_values.notes
     has_transitions = dataset.steps.num_steps > 1
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
@@ -259,13 +262,16 @@ def _describe_odd(finding: Finding) -> Message:
 
 
 def _describe_observations(
-    dataset: LoadedSteps, config: TrainingConfig, space: Any
+    dataset: LoadedSteps, config: TrainingConfig, spaces: Sequence[Any]
 ) -> tuple[time_step.TimeStep, Moments]:
     """Returns the spec of the time steps that the agent sees, and the moments of its observations.
 
-    The spec has the bounds of categories, whose space is Discrete or MultiDiscrete, so that they are one-hot encoded.
+    The spec has the bounds of categories, whose space is Discrete or MultiDiscrete in the last of `spaces` that has
+    such, so that they are one-hot encoded.
     """
-    observations = add_bounds(dataset.observation_spec, space, of_categories=True)
+    observations = dataset.observation_spec
+    for space in spaces:
+        observations = add_bounds(observations, space, of_categories=True)
     moments = Moments(*dataset.moments.agent_statistics())
     if get_algorithm(config.algo).items == "goals":
         observations = add_goal(observations, observations)

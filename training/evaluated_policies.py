@@ -41,6 +41,7 @@ class EvaluatedPolicy:
       run: the training run that it belongs to; None if unknown.
       actions: its `BoundedActions` or `DiscreteActions`.
       has_state: whether its actions depend on earlier steps.
+      action_mask: the option of this name of its run; None if unknown.
       has_goals: whether it observes goals, which its run drew from the data.
     """
 
@@ -57,7 +58,8 @@ class EvaluatedPolicy:
         self.run, self._policy, self.name, self._files = _load(policy)
         state = self._policy.get_initial_state(batch_size=1)
         self.has_state = bool(tf.nest.flatten(state))
-        algo = None if self.run is None else self.run.configuration.get("algo")
+        configuration = {} if self.run is None else self.run.configuration
+        algo, self.action_mask = configuration.get("algo"), configuration.get("action_mask")
         self.has_goals = algo is not None and get_algorithm(algo).items == "goals"
         is_discrete = tf.nest.flatten(self._policy.action_spec)[0].dtype.is_integer
         self.actions: Any = (DiscreteActions if is_discrete else BoundedActions)(self._policy.action_spec)

@@ -325,7 +325,7 @@ class _Evaluation:
             hidden_sizes=options.hidden_sizes,
             learning_rate=options.learning_rate,
             seed=options.seed,
-            **({} if self._policy.is_discrete else {"distribution": "gaussian"}),
+            **({"action_mask": self._policy.action_mask} if self._policy.is_discrete else {"distribution": "gaussian"}),
         )
         items = StoredItems(
             self._data.dataset.items.steps,

@@ -91,6 +91,7 @@ def open_data(
     config: TrainingConfig,
     *,
     action_space: Any = None,
+    observation_space: Any = None,
     as_episodes: bool = False,
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> TrainingData:
@@ -106,6 +107,8 @@ def open_data(
         'replay'.
       config: the options of the run.
       action_space: Gymnasium action space of the environment that the agent will act in; None if unknown.
+      observation_space: Gymnasium space of its observations, whose Discrete and MultiDiscrete parts replace those that
+        a dataset declares; None if unknown.
       as_episodes: whether to return the episodes of a dataset for uniform sampling as well, in place of its items.
       progress: callback for each episode that was read, called with 'read' and the episode.
 
@@ -125,7 +128,8 @@ def open_data(
     opened = open_source(source)
     if isinstance(opened, TableLocation):
         return open_table(opened, config, action_space)
-    return open_dataset(opened, config, action_space=action_space, as_episodes=as_episodes, progress=progress)
+    spaces = {"action_space": action_space, "observation_space": observation_space}
+    return open_dataset(opened, config, **spaces, as_episodes=as_episodes, progress=progress)
 
 
 def open_environment(
@@ -178,13 +182,14 @@ def open_evaluated_data(
     Raises:
       Exception: See `open_data`.
     """
-    action_space = None if evaluator is None else evaluator.action_space
+    names = ("action_space", "observation_space")
+    spaces: dict[str, Any] = {name: getattr(evaluator, name, None) for name in names}
     with progress.activity("reading the data"):
         try:
             if source is None and evaluator is not None:
                 data: TrainingData = _describe_environment(evaluator, config)
             else:
-                data = open_data(source, config, action_space=action_space, as_episodes=as_episodes)
+                data = open_data(source, config, **spaces, as_episodes=as_episodes)
                 if evaluator is not None:
                     evaluator.require_observations(data.time_step_spec.observation)
         except SpecMismatchError as error:

@@ -47,6 +47,7 @@ from .data import (
     warn_large,
 )
 from .dataset import make_cut
+from .legal_values import LegalValues
 from .sampled_episodes import SampledEpisodes
 
 #: Number of items that are sampled from a table to check them before training.
@@ -155,7 +156,8 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         has_one_priority = require_matching_items(table, config, adder, sample)
         is_named = isinstance(location.place, (str, Path))
         name = str(location.place) if is_named else ",".join(find_addresses(server))
-        notes = [] if about_bounds is None else [about_bounds]
+        notes = _require_legal(table, config, time_step_spec, action_spec, sample)
+        notes += [] if about_bounds is None else [about_bounds]
         warnings: list[str] = []
         if not has_one_priority and config.sampler == "uniform":
             sentence = "the table samples items by priority; do the same here for importance weights"
@@ -180,6 +182,21 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         warnings=tuple(warnings),
         _resources=resources,
     )
+
+
+def _require_legal(
+    table: ServedTable, config: TrainingConfig, time_step_spec: Any, action_spec: Any, sample: Any
+) -> list[str]:
+    """Returns notes about categories and action masks; raises `SpecMismatchError` if sampled items contradict them."""
+    legal_values = LegalValues(time_step_spec.observation, action_spec, config.action_mask)
+    data = sample.data if isinstance(sample.data, dict) else sample.data._asdict()
+    first = tree.map_structure(
+        lambda column: column.numpy()[:, 0] if table.has_trajectories else column.numpy(),
+        {name: data[name] for name in ("observation", "action")},
+    )
+    if found := legal_values.find_illegal(first["observation"], first["action"]):
+        raise SpecMismatchError(f"an item of table {table.table!r} is invalid: {found[1]}")
+    return legal_values.notes
 
 
 def _measure_observations(table: ServedTable, sample: Any) -> ObservationMoments:

@@ -92,6 +92,8 @@ class OfflineAgent(tf_agent.TFAgent):
       seed: random seed for weight initialisation and noise.
       hidden_sizes: sizes of the hidden layers of all networks.
       image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
+      action_mask: field of the observation that is not 0 for legal discrete actions; None for 'action_mask', if there is
+        one.
     """
 
     #: The class that converts actions, `BoundedActions` or `DiscreteActions`.
@@ -109,6 +111,7 @@ class OfflineAgent(tf_agent.TFAgent):
     seed: Seed = 0
     hidden_sizes: LayerSizes = (256, 256)
     image_encoder: ImageEncoderName = "nature"
+    action_mask: str | None = None
 
     def __init__(self, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> None:
         """Creates the networks and policies.
@@ -131,6 +134,7 @@ class OfflineAgent(tf_agent.TFAgent):
             self.observation_mean,
             self.observation_std,
             num_actions=getattr(self._actions, "num_actions", None),
+            action_mask=self.action_mask,
         )
         self._actor = self._create()
         policies = [self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)]

@@ -9,15 +9,15 @@ import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.utils import nest_utils
 
-from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import describe, path_name
+from rlds2reverb.errors import ArgumentError, SpecMismatchError
+from rlds2reverb.specs import describe, leaves, path_name
 
 from ..algorithms import ALGORITHMS
 from ..graph_errors import require
 
 Array = Any
-#: Name of the field of an observation that tells which discrete actions are legal.
-ACTION_MASK = "action_mask"
+#: Field of an observation that tells which discrete actions are legal, if the user names none.
+_ACTION_MASK = "action_mask"
 _MAX_CATEGORIES = 1 << 16
 
 
@@ -34,7 +34,15 @@ class Observations(tf.Module):
       mask: the slice of the vectors that tells which actions are legal, 1 or 0; None without such a field.
     """
 
-    def __init__(self, spec: Any, mean: Any = None, std: Any = None, *, num_actions: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: Any,
+        mean: Any = None,
+        std: Any = None,
+        *,
+        num_actions: int | None = None,
+        action_mask: str | None = None,
+    ) -> None:
         """Stores the statistics in untrained variables, which are saved with the weights.
 
         Args:
@@ -42,17 +50,23 @@ class Observations(tf.Module):
           mean: nest of means like `spec`; None for no normalisation.
           std: nest of positive divisors like `spec`, such as TD3+BC's standard deviation + 1e-3; required with `mean`.
             With an infinite divisor the networks see 0.
-          num_actions: number of discrete actions, whose mask is found with `has_action_mask`; None to find none.
+          num_actions: number of discrete actions; None for other actions.
+          action_mask: name of the field with their mask; see `find_action_mask`.
 
         Raises:
           ValueError: If an observation contains strings or has an unknown shape, if only one of `mean` and `std` is
-            set, if they do not match `spec`, if `mean` is not finite, or if `std` is not positive.
+            set, if they do not match `spec`, if `mean` is not finite, if `std` is not positive, or if there is no
+            field `action_mask`.
         """
         super().__init__(name="observations")
         _require_numbers(spec)
         self.spec = self._spec = spec
         specs = tf.nest.flatten(spec)
-        self._categories = [count_categories(leaf) for leaf in specs]
+        mask = find_action_mask(spec, num_actions, action_mask)
+        self._are_masks = [path == (mask,) for path, _ in tree.flatten_with_path(spec)]
+        self._categories = [
+            None if is_mask else count_categories(leaf) for leaf, is_mask in zip(specs, self._are_masks, strict=True)
+        ]
         shapes = [leaf.shape if n is None else [sum(n)] for leaf, n in zip(specs, self._categories, strict=True)]
         encoded = [
             leaf if n is None else tf.TensorSpec([sum(n)], tf.float32)
@@ -60,11 +74,10 @@ class Observations(tf.Module):
         ]
         self.encoded_spec = tf.nest.pack_sequence_as(spec, encoded)
         self._sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
-        masked = num_actions is not None and has_action_mask(spec, num_actions)
-        self._are_masks = [masked and path == (ACTION_MASK,) for path, _ in tree.flatten_with_path(spec)]
-        start = sum(self._sizes[: self._are_masks.index(True)]) if masked else 0
-        self.mask = slice(start, start + num_actions) if masked and num_actions else None
-        self.size = sum(self._sizes)
+        self.size, self.mask = sum(self._sizes), None
+        if mask:
+            index = self._are_masks.index(True)
+            self.mask = slice(sum(self._sizes[:index]), sum(self._sizes[: index + 1]))
         if (mean is None) != (std is None):
             raise ValueError("observation_mean and observation_std must be set together; set both or neither")
         self._mean = self._scale = None
@@ -136,10 +149,26 @@ def count_categories(spec: Any) -> list[int] | None:
     return counts if counts and min(counts) > 0 and sum(counts) <= _MAX_CATEGORIES else None
 
 
-def has_action_mask(spec: Any, num_actions: int) -> bool:
-    """Returns whether an observation has a field `action_mask` [num_actions], which is not 0 for legal actions."""
-    field: Any = spec.get(ACTION_MASK) if isinstance(spec, Mapping) else None
-    return hasattr(field, "shape") and tuple(field.shape) == (num_actions,)
+def find_action_mask(spec: Any, num_actions: int | None, name: str | None = None) -> str | None:
+    """Returns the name of the field of an observation [num_actions] that is not 0 for legal actions, or None.
+
+    Args:
+      spec: spec of the observation.
+      num_actions: number of discrete actions; None for other actions.
+      name: the field that the user has named; None for 'action_mask', if there is such a field.
+
+    Raises:
+      ArgumentError: If there is no field of this name and shape, or the actions are not discrete.
+    """
+    field: Any = spec.get(name or _ACTION_MASK) if isinstance(spec, Mapping) else None
+    if num_actions and hasattr(field, "shape") and tuple(field.shape) == (num_actions,):
+        return name or _ACTION_MASK
+    if name is not None:
+        size = f", one number for each of the {num_actions} actions" if num_actions else " with discrete actions"
+        got = ", ".join(f"{path_name(path, 'observation')} {describe(leaf)}" for path, leaf in leaves(spec))
+        sentence = f"must be a field of the observation{size}, got {got}; name another field, or none"
+        raise ArgumentError(sentence, about="action_mask", value=name)
+    return None
 
 
 class BoundedActions(tf.Module):

@@ -1,21 +1,38 @@
 """Discrete parts of observations and actions are categories, and action masks are obeyed, by all agents."""
 
+import dataclasses
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from masked_corridor import NUM_CELLS, MaskedCorridor, record_corridor
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb.errors import InvalidEpisodeError
+from rlds2reverb import (
+    ReplayServer,
+    TableConfig,
+    evaluate_offline,
+    ingest,
+    load,
+    load_policy,
+    train,
+)
+from rlds2reverb.adders import NStep
+from rlds2reverb.errors import ArgumentError, InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.networks import ILLEGAL
+from rlds2reverb.learners.agents.offline_agent import TransitionBatch
 from rlds2reverb.learners.agents.spaces import Observations
+from rlds2reverb.learners.fitted_q import FittedQOptions
 from rlds2reverb.sources import Source
-from rlds2reverb.spaces import add_bounds
+from rlds2reverb.spaces import add_bounds, dump_space, load_space
 from rlds2reverb.specs import ArraySpec, map_structure, to_tensor_spec
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.dataset import open_dataset
+from rlds2reverb.training.sources import open_data as open_training_data
 
 DISCRETE = ["dqn", "double_dqn", "discrete_cql", "discrete_bcq", "discrete_iql", "discrete_bc"]
 N = 4
@@ -87,13 +104,20 @@ def test_masks_restrict_policies_targets_and_losses(algo):
     assert (outputs[~LEGAL] == np.float32(ILLEGAL)).all() and (np.abs(outputs[LEGAL]) < 1e3).all()
 
 
+def test_masks_with_bounds_restrict_agents():
+    observation = {"action_mask": tensor_spec.BoundedTensorSpec([N], tf.int8, 0, 1)}
+    agent = make_agent(
+        "dqn", time_step.time_step_spec(observation), tensor_spec.BoundedTensorSpec([], tf.int64, 0, N - 1)
+    )
+    action = agent.policy.action(time_step.restart({"action_mask": tf.constant(LEGAL, tf.int8)}, 3)).action.numpy()
+    assert LEGAL[np.arange(3), action].all() and agent._observations.size == N
+
+
 @pytest.mark.parametrize("algo", DISCRETE)
 def test_losses_with_masks_are_small(algo):
     agent = make_masked(algo)
     observation = {"action_mask": tf.constant(LEGAL), "state": tf.ones((3, 2))}
     vectors = agent._observations(observation)
-    from rlds2reverb.learners.agents.offline_agent import TransitionBatch
-
     batch = TransitionBatch(vectors, tf.constant([3, 1, 0]), tf.ones(3), tf.ones(3), vectors, tf.ones(3))
     loss, _ = agent._update(batch)
     assert abs(float(loss)) < 100
@@ -101,8 +125,6 @@ def test_losses_with_masks_are_small(algo):
 
 def open_data(observations, actions, space=None, algo="discrete_bc", terminated=True):
     log = {"observations": observations, "actions": actions, "rewards": np.ones(len(actions)), "terminated": terminated}
-    from rlds2reverb import load
-
     source = load([log, log])
     return open_dataset(
         Source(**{**source.__dict__, "observation_space": space}) if space is not None else source,
@@ -135,3 +157,103 @@ def test_data_with_categories_and_masks_say_so():
 def test_illegal_values_in_data_raise(arguments, message):
     with pytest.raises(InvalidEpisodeError, match=message):
         open_data(*arguments)
+
+
+# --- A whole run
+
+
+LOGS = record_corridor()
+OPTIONS = {"action_mask": "legal", "hyperparameters": {"hidden_sizes": (8,)}, "batch_size": 8, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def corridor(tmp_path_factory):
+    """A run on logs without spaces, whose categories and masks are those of the environment."""
+    folder = tmp_path_factory.mktemp("corridor")
+    evaluation = {"env": MaskedCorridor, "eval_every": 10, "eval_episodes": 2}
+    return train(LOGS, "discrete_iql", folder, steps=20, **evaluation, **OPTIONS)
+
+
+def observe_all():
+    env = MaskedCorridor()
+    env.reset()
+    rows = []
+    for env.cell in range(NUM_CELLS):
+        rows.append(env.observe())
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def test_run_takes_categories_from_the_environment_and_obeys_its_mask(corridor):
+    # The environment raises an error for illegal actions.
+    assert corridor.last_return is not None and corridor.configuration["action_mask"] == "legal"
+    identity = corridor.identity
+    assert identity["observations"]["observation['cell']"].endswith("in [1, 5]")
+    assert identity["observations"]["observation['clock']"].endswith("in from 0 to 1, 2")
+    assert "in [" not in identity["observations"]["observation['legal']"]
+
+
+def test_exported_policy_takes_legal_actions_only(corridor):
+    observations = observe_all()
+    for policy in (corridor.policy, load_policy(corridor.path / "policy")):
+        actions = policy.predict(observations)
+        assert observations["legal"][np.arange(NUM_CELLS), actions].all()
+
+
+def test_run_continues_with_the_same_categories_only(corridor, tmp_path):
+    shutil.copytree(corridor.path, tmp_path / "run")
+    again = {"env": MaskedCorridor, "eval_every": 10, "eval_episodes": 2, **OPTIONS}
+    assert train(LOGS, "discrete_iql", tmp_path / "run", steps=22, **again).progress["step"][-1] == 22
+    log = {"observations": np.array([0, 1]), "actions": np.array([0]), "rewards": np.ones(1), "terminated": True}
+    config = TrainingConfig("discrete_bc", env=None)
+    few, many = (
+        open_training_data([log, log], config, action_space=Discrete(2), observation_space=Discrete(n)) for n in (2, 3)
+    )
+    assert few.identity()["observations"] == {"observation": "int64 [] in [0, 1]"} != many.identity()["observations"]
+
+
+@pytest.mark.parametrize("method", ["fqe", "wdr"])
+def test_estimates_of_masked_policies_are_finite(corridor, method):
+    fqe = FittedQOptions(num_updates=20, ensemble_size=1, hidden_sizes=(8,))
+    result = evaluate_offline(corridor, LOGS, method, fqe=fqe, num_resamples=10, progress=False)
+    assert abs(result.estimate) < 100
+
+
+@pytest.mark.parametrize("is_legal", [True, False])
+def test_masks_of_tables_are_checked(is_legal):
+    logs = LOGS if is_legal else [{**log, "actions": np.full_like(log["actions"], 2)} for log in LOGS]
+    space = MaskedCorridor.observation_space
+    source = dataclasses.replace(load(logs), observation_space=space, action_space=Discrete(3))
+    config = TrainingConfig("dqn", env=None, action_mask="legal")
+    with ReplayServer([TableConfig()], NStep(1, 0.99).item_spec(source.step_spec)) as server:
+        ingest(source, server, adder=NStep(1, 0.99))
+        if is_legal:
+            notes = open_training_data(server, config).notes
+            assert "5 categories" in notes[0] and "2 + 3 categories" in notes[1] and "are legal" in notes[2]
+        else:
+            with pytest.raises(SpecMismatchError, match="table 'replay' is invalid: action must be legal .*, got 2"):
+                open_training_data(server, config)
+
+
+@pytest.mark.parametrize("algo", ["discrete_bc", "bc"])
+def test_option_that_names_no_mask_is_refused(algo):
+    log = {**LOGS[0], "actions": LOGS[0]["actions"] if algo != "bc" else np.zeros((6, 1), np.float32)}
+    expected = "one number for each of the 2 actions" if algo != "bc" else "with discrete actions"
+    with pytest.raises(ArgumentError, match=f"action_mask='cell' must be a field of the observation.* {expected}"):
+        open_training_data([log], TrainingConfig(algo, env=None, action_mask="cell", action_bounds=None))
+
+
+def test_description_of_multi_discrete_spaces_is_read_back():
+    space = Dict({"a": MultiDiscrete([2, 3], start=[1, -1]), "b": Discrete(3), "c": Box(0, 9, (2,), np.int64)})
+    assert load_space(dump_space(space)) == space
+
+
+def test_goals_with_categories_are_one_hot_encoded():
+    states = np.array([[0, 1, 2, 1], [2, 1, 0, 0]])
+    logs = [
+        {"observations": row, "actions": np.zeros((3, 1)), "rewards": np.zeros(3), "terminated": False}
+        for row in states
+    ]
+    source = dataclasses.replace(load(logs), observation_space=Discrete(3))
+    data = open_training_data(source, TrainingConfig("gcbc", env=None))
+    agent = make_agent("gcbc", data.time_step_spec, data.action_spec, hidden_sizes=(4,))
+    assert agent._observations.size == 6
