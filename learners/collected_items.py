@@ -10,10 +10,10 @@ import tensorflow as tf
 import tree
 
 from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
-from rlds2reverb.errors import CheckpointError
+from rlds2reverb.errors import CheckpointError, SpecMismatchError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, path_name
 from rlds2reverb.store.item_index import sample_uniformly
 
 from .feeds import Feed
@@ -53,15 +53,18 @@ class CollectedItems(Feed):
         return min(self.num_added, self.capacity)
 
     def append(self, items: Items) -> None:
-        """Adds items of the spec in order."""
+        """Adds items in order; raises `SpecMismatchError` if they do not have the shapes and dtypes of the spec."""
         count = len(items)
         if not count:
             return
         rows = items.starts if items.squeeze else items.starts[:, None] + np.arange(items.lengths.max())
-        specs, columns = tree.flatten(self._packing.item_spec), tree.flatten(items.columns)
-        packed = pack_columns(
-            [np.asarray(column, spec.dtype.as_numpy_dtype)[rows] for spec, column in zip(specs, columns, strict=True)]
-        )
+        specs, columns = tree.flatten_with_path(self._packing.item_spec), tree.flatten(items.columns)
+        for (path, spec), column in zip(specs, columns, strict=True):
+            shape = tuple(spec.shape) if items.squeeze else tuple(spec.shape)[1:]
+            if (column.dtype, column.shape[1:]) != (spec.dtype.as_numpy_dtype, shape):
+                got = f"{column.dtype} {[*column.shape[1:]]}"
+                raise SpecMismatchError(f"{path_name(path, 'item')} must be {spec.dtype.name} {[*shape]}, got {got}")
+        packed = pack_columns([column[rows] for column in columns])
         skipped = max(count - self.capacity, 0)  # Items that later ones of the same call replace.
         self._matrix[(self.num_added + np.arange(skipped, count)) % self.capacity] = packed[skipped:]
         self.num_added += count

@@ -315,16 +315,28 @@ class Learner(Closing, Replacing):
     def call_hook(self, position: str) -> None:
         """Calls the hooks that are due at a position, in order of phase and priority.
 
+        After an error of one, only those that save are called, so that the checkpoint of the iteration is complete.
+
         Raises:
           ValueError: If there is no such position.
+          Exception: The first error of a hook.
         """
         require_one_of("position", position, POSITIONS)
+        failure: Exception | None = None
         for phase in Phase:
-            self._call_hooks(position, [phase], self.step)
-            if phase is Phase.SAVE and self._log.is_new_best:
-                self.save_checkpoint()
-            elif phase is Phase.SAVE and position == "after_iter":
-                self._save_if_due()
+            try:
+                if failure is None or phase is Phase.SAVE:
+                    self._call_hooks(position, [phase], self.step)
+                if phase is Phase.SAVE and self._log.is_new_best:
+                    self.save_checkpoint()
+                elif phase is Phase.SAVE and position == "after_iter":
+                    self._save_if_due()
+            except TrainingDivergedError:
+                raise
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _call_hooks(self, position: str, phases: Collection[Phase], step: int | None) -> None:
         """Calls the hooks that `HookList.at` yields; those at 'after_iter' see a `last_iter` within the iteration."""

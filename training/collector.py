@@ -50,6 +50,10 @@ class Piece(NamedTuple):
     is_complete: bool
 
 
+class _Stopped(Exception):
+    """Collecting was stopped."""
+
+
 class Collector:
     """Steps N environments with a policy, and returns the steps in pieces of episodes.
 
@@ -123,7 +127,9 @@ class Collector:
             self._env.close()
             self._env = None
 
-    def collect(self, num_steps: int, *, is_random: bool = False) -> list[Piece]:
+    def collect(
+        self, num_steps: int, *, is_random: bool = False, should_stop: Callable[[], bool] = lambda: False
+    ) -> list[Piece]:
         """Collects at least `num_steps` steps, and less than the number of environments more.
 
         After an error, the state is the one before the call, which a resumed run then repeats.
@@ -131,6 +137,8 @@ class Collector:
         Args:
           num_steps: number of steps in all environments.
           is_random: whether the actions are uniformly random instead of the policy's.
+          should_stop: function that is called before each step; if it returns True, the call ends with no pieces, in
+            the state before the call.
 
         Raises:
           ValueError: If the policy's action is not finite, or see the environment.
@@ -142,11 +150,15 @@ class Collector:
         before = {**vars(self), "_tracks": [track.copy() for track in self._tracks]}
         try:
             while self.num_collected < until:
+                if should_stop():
+                    raise _Stopped
                 self._add(next(self._rollout))
-        except BaseException:
+        except BaseException as error:
             vars(self).update(before)
             with suppress(Exception):  # The environments may be broken.
                 self.close()
+            if isinstance(error, _Stopped):
+                return []
             raise
         return [self._make_piece(*taken) for track in self._tracks for taken in track.take(self._num_kept)]
 

@@ -51,6 +51,9 @@ _FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
         "random_shift": (0, "which does not learn from images"),
     },
 }
+#: Options that only apply to a dataset.
+_OF_DATASETS = ("sampler", "cache_dir", "top_percent", "validation", "online_ratio", "drop_fields", "cut_at_terminal",
+                "clip_actions", "action_bounds")  # fmt: skip
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
 NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
@@ -439,10 +442,13 @@ class TrainingConfig:
             raise ArgumentError("requires a dataset, whose items each epoch contains once", about="epochs")
         if not self.online_steps:
             raise ArgumentError("training without a dataset requires a number of steps to collect", online_steps=...)
-        if self.top_percent is not None:
-            raise ArgumentError("requires a dataset, whose best episodes it selects", about="top_percent")
-        if self.validation:
-            raise ArgumentError("requires a dataset, whose episodes it holds out", about="validation")
+        for name in _OF_DATASETS:
+            if getattr(self, name) != declared_options()[name].default:
+                raise ArgumentError("requires a dataset, which it changes or selects from", about=name)
+        if self.steps not in (0, DEFAULT_STEPS):
+            raise ArgumentError(
+                "must be 0 without a dataset; set the number of steps to collect", about="steps", online_steps=...
+            )
         return self.without_statistics().replace(steps=0)
 
     def without_statistics(self) -> TrainingConfig:

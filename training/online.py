@@ -129,9 +129,11 @@ class OnlinePhase:
             if learner.stop_reason or missing <= 0:
                 break
             is_random = not config.num_offline_updates and collector.num_collected < config.warmup_steps
-            for piece in collector.collect(min(config.update_every, missing), is_random=is_random):
+            stop = {"should_stop": lambda: learner.is_stopped_by_signal}
+            for piece in collector.collect(min(config.update_every, missing), is_random=is_random, **stop):
                 self._items.append(self._convert(piece))
-            learner.record_data()
+            if not learner.is_stopped_by_signal:
+                learner.record_data()
         if not learner.stop_reason and not self._items.num_added:
             raise ArgumentError(
                 f"must be larger, got {config.online_steps:,}: no episode has ended, and {config.algo} learns from the "

@@ -61,7 +61,7 @@ _NUM_EPISODES = 64
 _DEFAULT_TABLE = "replay"
 #: Options that determine the items of a dataset.
 _CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "drop_fields", "cut_at_terminal", "reward",
-               "clip_actions")  # fmt: skip
+               "clip_actions", "cache_dir")  # fmt: skip
 _TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 

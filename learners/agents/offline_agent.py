@@ -92,8 +92,8 @@ class OfflineAgent(tf_agent.TFAgent):
       seed: random seed for weight initialisation and noise.
       hidden_sizes: sizes of the hidden layers of all networks.
       image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-      action_mask: field of the observation that is not 0 for legal discrete actions; None for 'action_mask', if there is
-        one.
+      action_mask: field of the observation that is not 0 for legal discrete actions; None for 'action_mask', if
+        there is one.
     """
 
     #: The class that converts actions, `BoundedActions` or `DiscreteActions`.

@@ -79,3 +79,15 @@ def test_joined_feed_has_the_batches_of_all_feeds_in_order():
     assert set(numbers[:, :3].ravel()) == {1, 2} and set(numbers[:, 3:].ravel()) == {100, 101}
     with pytest.raises(SpecMismatchError, match="the feeds must have the same experience"):
         JoinedFeed([InMemoryDataset(make_items([1, 2], width=3), 3), collected])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (make_items([0, 1], width=1), r"item\['vector'\] must be float32 \[2\], got float32 \[1\]"),
+        (make_items(np.float64([0.5])), r"item\['number'\] must be int64 \[\], got float64 \[\]"),
+    ],
+)
+def test_items_of_other_specs_are_neither_cast_nor_broadcast(items, message):
+    with pytest.raises(SpecMismatchError, match=message):
+        CollectedItems(SPEC, 5, 8).append(items)

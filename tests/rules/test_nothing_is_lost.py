@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from agent_data import ACTION_SPEC
+from counting import Counting
 from properties import mark_slow_except
 from small_agents import MeanAgent, items, transitions
 from tf_agents.trajectories import restart, time_step_spec
@@ -28,6 +29,7 @@ from rlds2reverb.learners import Learner, learner as learner_module
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.feeds import InMemoryDataset
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook
+from rlds2reverb.learners.hooks.hook import Phase
 from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.learners.policy_formats import write_policy
 from rlds2reverb.learners.run_log import RunLog
@@ -147,6 +149,33 @@ def test_nothing_is_saved_by_divergence_or_before_the_first_update(tmp_path, fun
     with pytest.raises((TrainingDivergedError, ZeroDivisionError)):
         train(tmp_path, [hook])
     assert find_steps(tmp_path) == ([] if function is None else [10])
+
+
+class RecordSteps(LearnerHook):
+    """A hook that saves, which records the iterations."""
+
+    phase = Phase.SAVE
+
+    def __init__(self):
+        super().__init__("record_steps", position="after_iter", every=5)
+        self.steps = []
+
+    def __call__(self, learner):
+        self.steps.append(learner.step)
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def test_hooks_that_save_are_called_after_an_error_of_another_one_and_the_checkpoint_contains_their_states(tmp_path):
+    first, second = RecordSteps(), RecordSteps()
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, [CallHook(raise_error), first])
+    train(tmp_path, [second])
+    assert first.steps == [5, 10, 15] and second.steps == list(range(5, 41, 5))
 
 
 # --- Time instead of updates
@@ -324,3 +353,40 @@ def test_run_that_is_killed_loses_no_more_than_the_seconds_between_checkpoints(t
     process.kill()
     process.communicate()
     assert [step for step in find_steps(tmp_path) if step > 0]
+
+
+@pytest.mark.parametrize("signal_at", [25, None])
+def test_signal_while_steps_are_collected_stops_at_once_and_the_run_continues_as_before(tmp_path, signal_at):
+    calls = []
+
+    class Signalled(Counting):
+        def step(self, action):
+            calls.append(action)
+            if len(calls) == signal_at:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step(action)
+
+    options = {"steps": 0, "online_steps": 60, "update_every": 20, "warmup_steps": 20, "batch_size": 4, "log_every": 1}
+    options |= {
+        "deterministic": True,
+        "eval_every": 1_000,
+        "eval_episodes": 1,
+        "hyperparameters": {"hidden_sizes": (4,)},
+    }
+
+    def collect():
+        return rlds2reverb.train(None, "dqn", tmp_path, env=make_signalled, progress=False, **options)
+
+    def make_signalled():
+        return Signalled(5)
+
+    run = collect()
+    if signal_at:
+        assert len(calls) < 30 and len(run.progress.get("step", ())) == 0
+        run = collect()
+    assert run.progress["collected_steps"][-1] == 60 and run.progress["step"][-1] == 40
+    RESULTS.append(run.progress["loss"].tolist())
+    assert RESULTS[0] == RESULTS[-1]
+
+
+RESULTS: list = []

@@ -7,6 +7,10 @@ from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 
 from rlds2reverb import TrainingConfig
 from rlds2reverb.learners.agents import BCAgent, IQLAgent, Range, get_hyperparameters, make_agent
+from rlds2reverb.training.config import declared_options
+from rlds2reverb.training.progress import Progress
+from rlds2reverb.training.sources import open_environment
+from rlds2reverb.training.tables import require_table_options
 
 RUN = {"seed": 3, "gamma": 0.5, "steps": 7, "env": None}
 
@@ -77,7 +81,7 @@ def test_inherited_default_is_not_recorded_unless_it_is_set():
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (Swallows, "accepts discount, num_updates, seed, but does not pass them on"),
+        (Swallows, "accepts discount, num_updates, seed, action_mask, but does not pass them on"),
         (Fixes, "do not set discount in its code"),
     ],
 )
@@ -95,3 +99,90 @@ def test_options_that_a_function_does_not_accept_are_refused_or_noted():
     notes = TrainingConfig(make_with_any, steps=7, env=None).describe_unused()
     assert [note.about for note in notes] == ["gamma", "seed"]
     assert not TrainingConfig(Clones, steps=7, env=None).describe_unused()
+
+
+# --- Every option, in every kind of run
+
+#: A value of each option that is not its default, and what happens in runs on a dataset (d), on a table (t), without data
+#: (o), and without an environment (n): where it is refused, and where a note says that it has no effect. It is applied in
+#: all others, for which the tests of the option itself are responsible.
+OPTIONS = {
+    "algo": ("td3", "", ""),
+    "steps": (7, "o", ""),
+    "epochs": (2, "to", ""),
+    "seed": (3, "", ""),
+    "deterministic": (True, "t", ""),
+    "allow_config_mismatch": (True, "", ""),
+    "hyperparameters": ({"expectile": 0.8}, "", ""),
+    "gamma": (0.5, "", ""),
+    "n_step": (3, "t", ""),
+    "chunk_length": (2, "t", ""),
+    "execution_horizon": (1, "", ""),
+    "action_mask": ("legal", "", ""),
+    "jit_compile": (True, "", ""),
+    "batch_size": (8, "", ""),
+    "sampler": ("prioritized", "o", ""),
+    "cache_dir": ("store", "to", ""),
+    "top_percent": (10.0, "to", ""),
+    "validation": (0.5, "to", ""),
+    "random_shift": (4, "", ""),
+    "online_steps": (3_000, "n", ""),
+    "online_ratio": (0.25, "o", "dtn"),
+    "updates_per_step": (2.0, "", "dtn"),
+    "update_every": (5, "", "dtn"),
+    "warmup_steps": (5, "", "dtn"),
+    "num_envs": (2, "", "dtn"),
+    "online_replay": ("reverb", "", "dtn"),
+    "replay_size": (5, "", "dtn"),
+    "env": ("Pendulum-v1", "", ""),
+    "eval_every": (5, "", "n"),
+    "eval_episodes": (5, "", "n"),
+    "eval_max_episode_steps": (5, "", "n"),
+    "reference_returns": ((0.0, 1.0), "", "n"),
+    "checkpoint_every": (5, "", ""),
+    "checkpoint_every_secs": (5.0, "", ""),
+    "keep_checkpoints": (5, "", ""),
+    "log_every": (5, "", ""),
+    "hooks": (("log_show_after_iter=10",), "", ""),
+    "track": ((), "", ""),
+    "drop_fields": (("observation/a",), "to", ""),
+    "cut_at_terminal": (True, "to", ""),
+    "reward": ("scale:2", "t", ""),
+    "normalize_observations": (True, "to", ""),
+    "clip_actions": (True, "to", ""),
+    "action_bounds": ((-2.0, 2.0), "o", ""),
+}
+
+
+def fit(kind, **options):
+    """Returns the configuration of a run, as it is checked before any data are read."""
+    env = None if kind == "n" else "Pendulum-v1"
+    options = {"env": env, **({"online_steps": 2_000, "steps": 0} if kind == "o" else {}), **options}
+    config = TrainingConfig(options.pop("algo", "iql"), **options)
+    if kind == "t":
+        config = config.without_statistics()
+        require_table_options(config)
+    if kind == "n" and config.online_steps:
+        open_environment([], config, Progress(quiet=True))
+    return config.without_data() if kind == "o" else config
+
+
+@pytest.mark.parametrize("kind", "dton")
+@pytest.mark.parametrize("option", declared_options())
+def test_every_option_is_applied_refused_or_noted_by_name(option, kind):
+    value, refused, noted = OPTIONS[option]
+    others = {"chunk_length": 2, "algo": "fql"} if option in ("chunk_length", "execution_horizon") else {}
+    if option == "execution_horizon" and kind == "t":
+        return  # Chunks of tables are refused already.
+    if option == "env" and kind == "n":
+        return
+    options = {**others, option: value}
+    if kind in refused:
+        with pytest.raises(ValueError, match=option):
+            fit(kind, **options)
+        return
+    config = fit(kind, **options)
+    notes = [note.about for note in config.describe_unused()]
+    assert (option in notes) == (kind in noted), notes
+    saved = config.as_dict()[option]
+    assert saved == (list(value) if isinstance(value, tuple) else value)

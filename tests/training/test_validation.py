@@ -100,7 +100,7 @@ def test_options_without_episodes_raise(tmp_path):
     with pytest.raises(ValueError, match="validation requires a dataset; the items of a table"):
         open_data("localhost:8000", TrainingConfig("iql", validation=0.1))
     config = TrainingConfig("sac", validation=0.1, env="Pendulum-v1", online_steps=2000)
-    with pytest.raises(ValueError, match="validation requires a dataset, whose episodes it holds out"):
+    with pytest.raises(ValueError, match="validation requires a dataset, which it changes or selects from"):
         Training(None, config, tmp_path)
     with pytest.raises(ValueError, match=r"validation must be a number in \[0, 1\), got 1"):
         TrainingConfig("iql", validation=1)
