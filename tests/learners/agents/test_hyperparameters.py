@@ -140,7 +140,7 @@ def test_every_hyperparameter_has_a_valid_default_and_a_description(algo):
         assert (
             option.type in ("array", "boolean", "network")
             or option.range
-            or name in ("target_entropy", "target_return")
+            or name in ("target_entropy", "target_return", "action_mask")
         ), name
 
 
