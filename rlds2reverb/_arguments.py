@@ -12,11 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from rlds2reverb._system.text import suggest
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.replacements import describe_unknown
+from rlds2reverb.replacements import describe_unknown, require_arguments
 
 _YEAR_SECS = 365 * 24 * 3600
 _Arguments = ParamSpec("_Arguments")
-_Made, _Result = TypeVar("_Made"), TypeVar("_Result")
+_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
 def require_count(name: str, value: Any, low: int = 1, high: int | None = None) -> None:
@@ -69,6 +70,7 @@ def take_arguments(
     def decorate(use: Callable[[_Made], _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(use)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            require_arguments(make, kwargs, use.__name__)
             return use(make(*args, **kwargs))
 
         signature = inspect.signature(make).replace(return_annotation=inspect.signature(use).return_annotation)

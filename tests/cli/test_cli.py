@@ -671,9 +671,7 @@ def test_serve_writes_a_dataset_and_serves_until_sigterm_and_restores_the_items(
     assert (code, out) == (75, "") and "checkpoint " in err
 
     code, _, err = wait_for(start("serve", "--checkpoint-root", root, "--max-size", 5))
-    assert (
-        code == 2 and "max_size of table 'replay' was 2147483647, is now 5" in err and "(--max-size)" in err
-    )
+    assert code == 2 and "max_size of table 'replay' was 2147483647, is now 5" in err and "(--max-size)" in err
 
 
 @pytest.mark.slow

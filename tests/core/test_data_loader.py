@@ -195,6 +195,7 @@ def test_errors_reach_the_caller_and_dropped_iterators_stop(prefetch):
     ("options", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "batch_size must be an integer >= 1"),
+        ({"epoch": 1}, TypeError, "batches has no argument 'epoch'; did you mean 'epochs'"),
         ({"seed": -1}, ValueError, "seed must be an integer from 0"),
         ({"epochs": 0}, ValueError, "epochs must be an integer >= 1"),
         ({"rank": 2, "world_size": 2}, ValueError, "rank must be an integer from 0 to 1, got 2"),
