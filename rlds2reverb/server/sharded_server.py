@@ -81,7 +81,7 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
                 server = ReplayServer(
                     tables,
                     signature,
-                    directory=shards and shards[shard],
+                    directory=None if shards is None else shards[shard],
                     port=None if port is None else port + shard,
                     checkpoint_root=None if root is None else shard_path(root, shard),
                     verify=verify,
