@@ -83,7 +83,7 @@ def describe_messages(document: str) -> list[Any]:
 
 
 def restore_messages(described: Iterable[Any]) -> None:
-    """Makes the messages of another process known to this one, in which texts contain them."""
+    """Makes the messages in texts of a different process known to this one."""
     for sentence, values in described:
         Message(sentence, **{name: value[0] if value else ... for name, value in values.items()})
 

@@ -1,4 +1,4 @@
-"""What replaces the classes, functions and arguments of DI-engine, ALF and TF-Agents, for messages about their names.
+"""Replacements of the classes, functions and arguments of DI-engine, ALF and TF-Agents, for messages about their names.
 
 `replacements.ini` has a section for each class or function of these libraries. docs/coming_from.md shows it as tables.
 """
@@ -90,7 +90,7 @@ def require_arguments(
 
 
 def explain_missing(get: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a module, which names the replacement of another library's class or function.
+    """Returns the `__getattr__` of a module, which names the replacement of a class or function of a different library.
 
     The error is an `ImportError`, because `from module import name` discards the message of an `AttributeError`.
     """
@@ -126,7 +126,7 @@ def _require_call(
 
 
 def _explain_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a method of a `Replacing` class whose errors say what replaces an argument of another library."""
+    """Returns a method of a `Replacing` class whose errors say what replaces an argument of a different library."""
 
     @functools.wraps(method)
     def call(self: Replacing, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def _explain_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ExplainingType(abc.ABCMeta):
-    """The type of classes that say what replaces an argument of another library.
+    """The type of classes that say what replaces an argument of a different library.
 
     This holds for the constructor, and for the methods that have the same names in that library.
     """
@@ -174,7 +174,7 @@ class ExplainingType(abc.ABCMeta):
 
 
 class Replacing(metaclass=ExplainingType):
-    """A class that says what replaces an attribute, or an argument of a method, of another library's class.
+    """A class whose errors name the replacement of an attribute or argument of a different library.
 
     Attributes:
       replaces: the classes that it replaces, as in `replacements.ini`.

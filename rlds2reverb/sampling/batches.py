@@ -93,7 +93,7 @@ class SamplePlan:
 
     def open(self) -> SampleIterator:
         """Starts the streams, and returns an iterator over their batches."""
-        # Each stream fills a block of its own, which takes long if samples are scarce.
+        # Each stream fills a separate block, which takes long if samples are scarce.
         is_single = self.tables.in_order or self.tables.may_run_dry
         streams = BlockStreams(
             self.tables,

@@ -132,13 +132,13 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         Args:
           directory: path of the directory.
           tables: expected configurations of its tables; None for the stored ones.
-          port: as for `ReplayServer`.
-          checkpoint_root: as for `ReplayServer`.
-          verify: as for `ReplayServer`; applies to the directory as well.
+          port: see `ReplayServer`.
+          checkpoint_root: see `ReplayServer`.
+          verify: see `ReplayServer`; applies to the directory as well.
           force: whether to start even if the items need more memory than is free.
-          keep_previous: as for `ReplayServer`.
-          isolate: as for `ReplayServer`.
-          serve_batches: as for `ReplayServer`.
+          keep_previous: see `ReplayServer`.
+          isolate: see `ReplayServer`.
+          serve_batches: see `ReplayServer`.
 
         Raises:
           CheckpointError: If the directory is missing, damaged, not written by `ingest`, or has different tables; or

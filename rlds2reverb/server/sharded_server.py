@@ -55,10 +55,10 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
           directory: directory to start from; see `from_directory`.
           port: port of the first server, and those after it for the others; None chooses free ones.
           checkpoint_root: directory for checkpoints; None for no checkpoints.
-          verify: as for `ReplayServer`.
+          verify: see `ReplayServer`.
           force: see `ReplayServer.from_directory`.
-          isolate: as for `ReplayServer`.
-          serve_batches: as for `ReplayServer`.
+          isolate: see `ReplayServer`.
+          serve_batches: see `ReplayServer`.
 
         Raises:
           CheckpointError: If no commit is intact, or the root has a different number of shards.
@@ -112,10 +112,10 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
           tables: see `ReplayServer.from_directory`.
           port: see `ShardedReplayServer`.
           checkpoint_root: see `ShardedReplayServer`; a commit there replaces the data.
-          verify: as for `ReplayServer`.
+          verify: see `ReplayServer`.
           force: see `ReplayServer.from_directory`.
-          isolate: as for `ReplayServer`.
-          serve_batches: as for `ReplayServer`.
+          isolate: see `ReplayServer`.
+          serve_batches: see `ReplayServer`.
 
         Raises:
           CheckpointError: If there are no shards, or one is missing or damaged; or as for `ShardedReplayServer`.
