@@ -81,7 +81,7 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
         """
         self._isolate, self._keep_previous = isolate, keep_previous
         self._serve_batches = isolate if serve_batches is None else serve_batches
-        if tables is not None and not tables:
+        if not tables and (tables is not None or directory is None):
             raise ValueError("tables must contain at least one TableConfig, got none")
         with ExitStack() as stack:
             self.port = port or pick_port()

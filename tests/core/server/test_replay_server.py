@@ -17,6 +17,7 @@ from rlds2reverb.server import ports
 from rlds2reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.server.ports import pick_port, require_free_port
 from rlds2reverb.server.replay_server import ReplayServer
+from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_spec
@@ -242,8 +243,11 @@ def test_new_server_on_a_reused_port_answers_immediately():
 def test_invalid_port_and_missing_tables_raise():
     with pytest.raises(ValueError, match="port must be an integer from 1 to 65,535, got 70000"):
         require_free_port(70000)
-    with pytest.raises(ValueError, match="tables must contain at least one TableConfig"):
-        ReplayServer([])
+    for tables in ([], None):
+        with pytest.raises(ValueError, match="tables must contain at least one TableConfig"):
+            ReplayServer(tables)
+    with pytest.raises(ValueError, match="num_shards must be an integer >= 1, got 0"):
+        ShardedReplayServer([TableConfig()])
 
 
 @pytest.mark.parametrize("name", ["lr=[64,64]", "run*", "what?", "back\\slash"])
