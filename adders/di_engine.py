@@ -306,19 +306,20 @@ class Adder:
         _require_chunk_arguments(unroll_len, last_fn_type)
         if unroll_len == 1:
             return data  # type: ignore[return-value]
-        null = [] if null_transition is None else [null_transition]
-        trajectory = _replace_none([*_list_transitions(data), *null])
-        null_transition = trajectory.pop() if null else None
-        num_full = len(trajectory) // unroll_len * unroll_len
-        # The chunks, and how many of their transitions are not null.
-        chunks = [(trajectory[begin : begin + unroll_len], unroll_len) for begin in range(0, num_full, unroll_len)]
-        rest = trajectory[num_full:]
-        if rest and last_fn_type == "last" and chunks:
-            chunks.append((trajectory[-unroll_len:], unroll_len))
-        elif rest and last_fn_type != "drop":
-            padding = [_make_null(null_transition, rest[0])] * (unroll_len - len(rest))
-            chunks.append((rest + padding, len(rest)))
-        return [{**tree.map_structure(_stack, *chunk), MASK: np.arange(unroll_len) < num} for chunk, num in chunks]
+        trajectory = _list_transitions(data)
+        num_full, num_left = divmod(len(trajectory), unroll_len)
+        # The rows of each chunk; the null transition is the row after the trajectory.
+        chunks = [np.arange(unroll_len) + unroll_len * number for number in range(num_full)]
+        if num_left and last_fn_type == "last" and chunks:
+            chunks.append(np.arange(len(trajectory) - unroll_len, len(trajectory)))
+        elif num_left and last_fn_type != "drop":
+            chunks.append(np.minimum(np.arange(unroll_len) + unroll_len * num_full, len(trajectory)))
+        columns = _stack_transitions([*trajectory, _make_null(null_transition, trajectory[0])])
+
+        def select(rows: np.ndarray) -> Any:
+            return tree.map_structure(lambda column: None if column is None else column[rows], columns)
+
+        return [{**select(rows), MASK: rows < len(trajectory)} for rows in chunks]
 
 
 #: DI-engine's functions, which are those of its `Adder`.
@@ -444,12 +445,8 @@ def _make_zeros(leaf: Any) -> Any:
     return None if leaf is None else np.zeros_like(np.asarray(leaf))
 
 
-def _stack(*leaves: Any) -> Any:
-    return None if leaves[0] is None else np.stack([np.asarray(leaf) for leaf in leaves])
-
-
-def _replace_none(trajectory: Sequence[Transition]) -> list[Transition]:
-    """Replaces None in a field with zeros if another transition has a value there.
+def _stack_transitions(trajectory: Sequence[Transition]) -> dict[str, Any]:
+    """Returns the fields of transitions as nests of arrays `[T, ...]`; see `_stack_nests`.
 
     Raises:
       ValueError: If transitions have different fields or nests.
@@ -458,15 +455,16 @@ def _replace_none(trajectory: Sequence[Transition]) -> list[Transition]:
     for number, transition in enumerate(trajectory):
         if transition.keys() != trajectory[0].keys():
             raise ValueError(f"transition {number} must have the fields of the first, {names}, got {list(transition)}")
-    columns = [_replace_none_in_field(name, [transition[name] for transition in trajectory]) for name in names]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return {name: _stack_nests(name, [transition[name] for transition in trajectory]) for name in names}
 
 
-def _replace_none_in_field(name: str, nests: Sequence[Any]) -> list[Any]:
-    """Replaces None in one field of all transitions; either a whole nest or parts of it may be None."""
+def _stack_nests(name: str, nests: Sequence[Any]) -> Any:
+    """Returns one field of all transitions; zeros replace None, in nests or instead of them, unless all are None."""
     example = next((nest for nest in nests if nest is not None), None)
+    if example is None:
+        return None
     if not tree.is_nested(example):
-        return [_make_zeros(example) if nest is None else nest for nest in nests]
+        return np.stack([np.asarray(_make_zeros(example) if leaf is None else leaf) for leaf in nests])
     nests = [tree.map_structure(lambda _: None, example) if nest is None else nest for nest in nests]
     for nest in nests:
         try:
@@ -475,5 +473,5 @@ def _replace_none_in_field(name: str, nests: Sequence[Any]) -> list[Any]:
             raise ValueError(
                 f"{name!r} must have the same nest in all transitions, got {example} and {nest}"
             ) from error
-    columns = [_replace_none_in_field(name, leaves) for leaves in zip(*map(tree.flatten, nests), strict=True)]
-    return [tree.unflatten_as(example, leaves) for leaves in zip(*columns, strict=True)]
+    columns = [_stack_nests(name, leaves) for leaves in zip(*map(tree.flatten, nests), strict=True)]
+    return tree.unflatten_as(example, columns)
