@@ -117,7 +117,7 @@ _FORMATS_OF |= dict.fromkeys(
     type=click.IntRange(0),
     metavar="N",
     show_default="read and write in one pass",
-    help="All formats except reverb: read the dataset in N processes first (0 for this one), into a store beside "
+    help="All formats except reverb: read the dataset in N processes first (0 for this one), into a store next to "
     "PATH, so that the same command continues an interrupted conversion with the next episode.",
 )
 @option(

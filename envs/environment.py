@@ -41,7 +41,7 @@ class Environment(Closing, Replacing):
 
     @property
     def batched(self) -> bool:
-        """Whether time steps and actions have a leading axis B."""
+        """True if time steps and actions have a leading axis B."""
         return self.batch_size is not None
 
     @property

@@ -115,7 +115,7 @@ class GymnasiumEnvironment(SpecifiedEnvironment):
 
     @property
     def is_success(self) -> bool | None:
-        """Whether the last step reached the goal: `success` or `is_success` in `info`; None without these fields.
+        """True if the last step reached the goal: `success` or `is_success` in `info`; None without these fields.
 
         These are the names of OGBench and Meta-World, and of Gymnasium-Robotics.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,6 +150,24 @@ class Summary:
         return facts + [("warning", sentence) for sentence in self.warnings]
 
 
+class EpisodeSummary(NamedTuple):
+    """One episode of a summary.
+
+    Attributes:
+      index: its index.
+      digest: digest of its content.
+      total_reward: its return; None if it has no steps.
+      num_transitions: its length.
+      end: how it ends, the name of a count of `Summary`: 'terminals', 'timeouts', 'unterminated' or 'empty'.
+    """
+
+    index: int
+    digest: bytes
+    total_reward: float | None
+    num_transitions: int
+    end: str
+
+
 @dataclass
 class SummaryParts:
     """The contribution of some episodes to the `Summary` of a dataset; contributions can be merged in any order.
@@ -161,7 +179,7 @@ class SummaryParts:
       non_finite: number of NaN and Inf by field.
       specs: description of each field, from the first episode with steps.
       episode_fields: description of each field of that episode apart from its steps.
-      episodes: index, digest, return and length of each episode; the return is None if it has no steps.
+      episodes: each episode, in the order in which they were added.
       first: index of the episode that `specs` comes from; None without one.
     """
 
@@ -170,7 +188,7 @@ class SummaryParts:
     non_finite: Counter[str] = field(default_factory=Counter)
     specs: dict[str, str] = field(default_factory=dict)
     episode_fields: dict[str, str] = field(default_factory=dict)
-    episodes: list[tuple[int, bytes, float | None, int]] = field(default_factory=list)
+    episodes: list[EpisodeSummary] = field(default_factory=list)
     first: int | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
 
@@ -182,8 +200,8 @@ class SummaryParts:
         """Adds some episodes, valid or not."""
         self.left_out.count_left_out(batch)
         for episode, digest in zip(batch.episodes, episode_digests(batch), strict=True):
-            sizes = {"steps": episode.num_steps, "transitions": episode.num_transitions}
-            self.counts.update({"episodes": 1, **sizes, _name_end(episode): 1})
+            sizes, end = {"steps": episode.num_steps, "transitions": episode.num_transitions}, _name_end(episode)
+            self.counts.update({"episodes": 1, **sizes, end: 1})
             self.num_bytes += episode.num_bytes
             for path, column in leaves(episode.steps):
                 name = path_name(path, root="")
@@ -193,7 +211,7 @@ class SummaryParts:
                 self.specs = {path_name(p, root=""): describe(s) for p, s in leaves(make_step_spec(episode.steps))}
                 self.episode_fields = {"/".join(p): _describe_value(value) for p, value in leaves(episode.metadata)}
             total = episode.total_reward if episode.num_steps else None
-            self.episodes.append((episode.index, digest, total, episode.num_transitions))
+            self.episodes.append(EpisodeSummary(episode.index, digest, total, episode.num_transitions, end))
 
     def _is_first(self, index: int | None) -> bool:
         """Returns whether `specs` comes from no episode before this one, and records its index if so."""
@@ -214,13 +232,13 @@ class SummaryParts:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parts as plain values, for JSON."""
-        episodes = [(index, digest.hex(), total, length) for index, digest, total, length in self.episodes]
+        episodes = [episode._replace(digest=episode.digest.hex()) for episode in self.episodes]
         return {**vars(self), "episodes": episodes, "left_out": asdict(self.left_out)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
         """Creates parts from the values of `as_dict`."""
-        episodes = [(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
+        episodes = [EpisodeSummary(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
         counters = {name: Counter(values[name]) for name in ("counts", "non_finite")}
         return cls(**{**values, **counters, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
 
@@ -229,9 +247,10 @@ class SummaryParts:
     ) -> Summary:
         """Returns the summary; the arguments are those of `summarize`, and the source is not read."""
         ordered = sorted(self.episodes)
-        fingerprint = Fingerprint(b"".join(digest for _, digest, _, _ in ordered))
-        returns = [total for _, _, total, _ in ordered if total is not None]
-        lengths = [float(length) for _, _, total, length in ordered if total is not None]
+        fingerprint = Fingerprint(b"".join(episode.digest for episode in ordered))
+        used = [episode for episode in ordered if episode.total_reward is not None]
+        returns = [episode.total_reward for episode in used]
+        lengths = [float(episode.num_transitions) for episode in used]
         reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
         return Summary(
             name=source.name,

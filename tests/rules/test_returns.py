@@ -315,7 +315,7 @@ def test_every_statistic_uses_the_returns(case):
     for batch in batch_episodes(episodes):
         statistics.add_batch(batch)
     assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, highest, np.mean(returns))
-    assert statistics.returns == returns
+    assert statistics.returns.tolist() == returns
     priority = ByReturn.from_episodes(source)
     assert priority == ByReturn(0, highest)
     assert [priority(episode, None) for episode in episodes] == [max(value / highest, 0.01) for value in returns]

@@ -14,7 +14,7 @@ from rlds2reverb.learners.figures import GREY, escape_label, get_line_style, mak
 from rlds2reverb.specs import leaves, path_name
 
 from .figures import FULL_WIDTH
-from .source_statistics import EMPTY, SourceStatistics, is_image, name_column
+from .source_statistics import SourceStatistics, is_image, name_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,8 @@ _MAX_CHARS = 300
 
 def select_episodes(statistics: SourceStatistics) -> dict[int, str]:
     """Returns the positions of episodes worth looking at, each with the reason: by return, by length, or invalid."""
-    returns, lengths = np.asarray(statistics.returns), np.asarray(statistics.lengths)
-    usable = np.flatnonzero(np.asarray(statistics.ends) != EMPTY)
+    returns, lengths = statistics.returns, statistics.lengths
+    usable = np.flatnonzero(statistics.ends != "empty")
     invalid = [position for position in statistics.invalid if position in usable]
     reasons = dict.fromkeys(invalid[:_MAX_INVALID], "has problems")
     ranked = usable[np.isfinite(returns[usable])]

@@ -15,25 +15,25 @@ from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style
 from rlds2reverb.ownership import isolate
 from rlds2reverb.sources import Source, Summary, load
 from rlds2reverb.sources.data_checks import DatasetChecks
-from rlds2reverb.sources.summary import SummaryParts, find_reference_returns
+from rlds2reverb.sources.summary import find_reference_returns
 
 from .episode_pictures import describe_texts, draw_episode, select_episodes
 from .figures import FULL_WIDTH, count_values, draw_histogram, draw_marginals, draw_scatter
 from .findings_report import add_findings
 from .page import Page, Report
-from .source_statistics import EMPTY, OPEN, TERMINAL, TIMEOUT, SourceStatistics, StepSample
+from .source_statistics import SourceStatistics, StepSample
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_POINTS = 3000
 _MAX_PARTS = 40
-#: Label, marker and colour of each kind of end.
+#: Label, marker and colour of each kind of end; see `EpisodeSummary`.
 _END_STYLES = {
-    TERMINAL: ("terminal", "o", COLOURS[1]),
-    TIMEOUT: ("timeout (truncated)", "D", COLOURS[0]),
-    OPEN: ("open end (no flag)", "x", COLOURS[3]),
-    EMPTY: ("empty", "+", COLOURS[4]),
+    "terminals": ("terminal", "o", COLOURS[1]),
+    "timeouts": ("timeout (truncated)", "D", COLOURS[0]),
+    "unterminated": ("open end (no flag)", "x", COLOURS[3]),
+    "empty": ("empty", "+", COLOURS[4]),
 }
 
 
@@ -68,16 +68,15 @@ def report_source(
     """
     source = load(source)
     reference, _ = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
-    parts, statistics, checks, show = SummaryParts(), SourceStatistics(), DatasetChecks(source), isolate(on_episode)
+    statistics, checks, show = SourceStatistics(), DatasetChecks(source), isolate(on_episode)
     errors: list[SourceError] = []
     episodes = show_progress(read_until_error(source.read(), errors), lambda _, episode: show(episode), "read")
     for batch in batch_episodes(episodes):
-        parts.add_batch(batch)
         statistics.add_batch(batch)
         checks.add_batch(batch)
-    if not statistics.returns:
+    if not statistics.parts.episodes:
         raise SourceError(str(errors[0]) if errors else f"{source.name} has no episodes; there is nothing to report")
-    summary = parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
+    summary = statistics.parts.finish(source, reference_returns=reference_returns, is_d4rl=is_d4rl)
     page = Page(source.name, f"rlds2reverb report on a dataset of kind {source.kind}")
     _add_summary(page, summary)
     _add_validation(page, summary, statistics, errors)
@@ -116,7 +115,7 @@ def _add_validation(page: Page, summary: Summary, statistics: SourceStatistics, 
 def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[float, float] | None) -> None:
     page.add_section("Episodes")
     lines = {} if reference is None else {"random policy": reference[0], "expert": reference[1]}
-    returns, lengths = np.array(statistics.returns), np.array(statistics.lengths)
+    returns, lengths = statistics.returns, statistics.lengths
     if np.isfinite(returns).any():
         figure = draw_histogram(returns, "return (sum of rewards)", "episodes", lines=lines)
         caption = "The undiscounted return of each episode" + (", and two reference policies." if lines else ".")
@@ -133,7 +132,7 @@ def _add_episodes(page: Page, statistics: SourceStatistics, reference: tuple[flo
 
 
 def _draw_ends(statistics: SourceStatistics) -> Figure:
-    ends, lengths = np.array(statistics.ends), np.array(statistics.lengths)
+    ends, lengths = statistics.ends, statistics.lengths
     number = np.arange(len(ends))
     edges = np.linspace(0, len(ends), min(_MAX_PARTS, -(-len(ends) // 4)) + 1)
     figure = make_figure(*FULL_WIDTH)
@@ -186,7 +185,7 @@ def _add_coverage(page: Page, statistics: SourceStatistics, sample: StepSample, 
     if len(shares) < 2:
         return
     shown = np.linspace(0, len(components) - 1, min(len(components), 4000)).astype(int)
-    returns = np.array(statistics.returns)[sample.episodes[shown]]
+    returns = statistics.returns[sample.episodes[shown]]
     titles = [f"component {number + 1} ({100 * share:.0f} % of variance)" for number, share in enumerate(shares[:2])]
     x, y = components[shown].T
     figure = draw_scatter(x, y, returns, x_label=titles[0], y_label=titles[1], colour_label="return")
@@ -233,11 +232,12 @@ def _add_pictures(page: Page, source: Source, statistics: SourceStatistics) -> N
             break
     if not found:
         return
-    page.add_section("Episodes over time", f"{len(found):,} of {len(statistics.returns):,} episodes.")
+    page.add_section("Episodes over time", f"{len(found):,} of {len(statistics.parts.episodes):,} episodes.")
     for position, reason in reasons.items():
         if position in found:
             episode = found[position]
-            heading = f"Episode {episode.index}: {reason}, {statistics.ends[position]}"
+            label, *_ = _END_STYLES[statistics.parts.episodes[position].end]
+            heading = f"Episode {episode.index}: {reason}, {label.split()[0]}"
             facts = f"Return {episode.total_reward:,.4g}, {episode.num_transitions:,} transitions."
             caption = " ".join([facts, *describe_texts(episode)])
             page.add_figure(heading, draw_episode(episode), caption=caption, is_wide=True)

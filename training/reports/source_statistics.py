@@ -1,4 +1,4 @@
-"""Statistics for a report on a dataset, collected in one pass: ends of episodes, a sample of steps, and problems."""
+"""Statistics for a report on a dataset, collected in one pass: its summary, a sample of steps, and problems."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import numpy as np
 
 from rlds2reverb import fields
 from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import Problem
+from rlds2reverb.sources.summary import SummaryParts
 from rlds2reverb.specs import Nest, leaves, make_step_spec, path_name
 
-TERMINAL, TIMEOUT, OPEN, EMPTY = "terminal", "timeout", "open", "empty"
-ENDS = (TERMINAL, TIMEOUT, OPEN, EMPTY)
 #: Number of steps in the sample; twice as many are held while the dataset is read.
 _SAMPLE_SIZE = 20_000
 #: Maximum number of columns of observations and of actions in the sample.
@@ -48,18 +47,14 @@ class SourceStatistics:
     """The collected statistics; call `add_batch` with all episodes.
 
     Attributes:
-      returns: return of each episode; NaN for empty episodes.
-      lengths: transitions of each episode.
-      ends: how each episode ends, one of `ENDS`.
+      parts: the summary of the episodes up to now.
       problems: the first problems found.
       num_problems: number of problems found.
       invalid: positions of the first episodes with problems.
       num_steps: number of steps that are followed by another one.
     """
 
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
+    parts: SummaryParts = field(default_factory=SummaryParts)
     problems: list[Problem] = field(default_factory=list)
     num_problems: int = 0
     invalid: list[int] = field(default_factory=list)
@@ -72,14 +67,27 @@ class SourceStatistics:
 
     def add_batch(self, batch: EpisodeBatch) -> None:
         """Adds the next episodes, valid or not."""
-        position = len(self.returns)
-        for episode in batch.episodes:
-            self.returns.append(episode.total_reward if episode.num_steps else float("nan"))
-            self.lengths.append(episode.num_transitions)
-            self.ends.append(_find_end(episode))
+        position = len(self.parts.episodes)
+        self.parts.add_batch(batch)
         self._check(batch, position)
         if self._step_spec is not None:
             self._add_steps(batch, position)
+
+    @property
+    def returns(self) -> np.ndarray:
+        """The return of each episode, float64 [N]; NaN for empty ones."""
+        totals = (episode.total_reward for episode in self.parts.episodes)
+        return np.array([np.nan if total is None else total for total in totals])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of transitions of each episode, int64 [N]."""
+        return np.array([episode.num_transitions for episode in self.parts.episodes])
+
+    @property
+    def ends(self) -> np.ndarray:
+        """How each episode ends, [N]; see `EpisodeSummary`."""
+        return np.array([episode.end for episode in self.parts.episodes])
 
     @property
     def sample(self) -> StepSample:
@@ -191,11 +199,3 @@ def _flatten(column: np.ndarray, rows: np.ndarray, *, thin_out: bool) -> np.ndar
         column = column[(slice(None), *(slice(None, None, stride) for stride in strides))]
     selected = column[rows]
     return selected.reshape(len(rows), int(np.prod(selected.shape[1:])))[:, :_MAX_COLUMNS].astype(np.float32)
-
-
-def _find_end(episode: Episode) -> str:
-    if not episode.num_steps:
-        return EMPTY
-    if episode.unterminated:
-        return OPEN
-    return TERMINAL if episode.is_terminal else TIMEOUT

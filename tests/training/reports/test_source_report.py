@@ -9,6 +9,7 @@ from figures_shown import read_bars, read_findings, read_legend, read_lines
 
 from rlds2reverb import SourceError, episode_batches, load
 from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.sources.summary import EpisodeSummary
 from rlds2reverb.training.reports import report_source, source_statistics
 from rlds2reverb.training.reports.episode_pictures import describe_texts, draw_episode, select_episodes
 from rlds2reverb.training.reports.source_report import find_principal_components
@@ -163,7 +164,8 @@ def test_names_of_fields_are_no_formulas(figures, drawn):
 
 
 def test_select_episodes_skips_empty_ones():
-    statistics = SourceStatistics([np.nan, 1.0], [0, 1], ["empty", "timeout"], [0, 1])
+    statistics = SourceStatistics()
+    statistics.parts.episodes += [EpisodeSummary(0, b"", None, 0, "empty"), EpisodeSummary(1, b"", 1.0, 1, "timeouts")]
     assert select_episodes(statistics) == {1: "best return"}
 
 
