@@ -25,6 +25,7 @@ from .data_checks import DatasetChecks
 from .data_checks.resets import Autoresets, begins_at_end, has_final_observation
 from .rlds_conventions import append_boundary, make_boundary_row
 from .source import Source, identify_step, keep_images_encoded
+from .written_episodes import drop_final_step
 
 AutoresetMode = Literal["next_step", "same_step"]
 NEXT_STEP, SAME_STEP = get_args(AutoresetMode)
@@ -98,9 +99,7 @@ def _forget_final_observation(episode: Episode) -> Episode:
         return episode
     if episode.is_terminal:
         return _set_final_observation(episode, replace(episode, steps=map_structure(make_boundary_row, episode.steps)))
-    steps = map_structure(lambda column: column[:-1], episode.steps)
-    steps[fields.IS_LAST] = np.arange(episode.num_transitions) == episode.num_transitions - 1
-    return replace(episode, steps=steps, dropped_last_transition=True)
+    return drop_final_step(episode)
 
 
 def _set_final_observation(episode: Episode, other: Episode) -> Episode:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -241,20 +241,30 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
     """
     require_new_names(extra_fields, where)
     available = set(available)
-    found = {name: [key for key in (name, *ALIASES.get(name, ())) if key in available] for name in KEYS}
-    for names in found.values():
-        if len(names) > 1:
-            raise SourceError(f"{where} has {' and '.join(names)}, which mean the same; leave one of them out")
-    keys = {name: matches[0] for name, matches in found.items() if matches}
-    dones = next((key for key in DONES if key in available), None)
-    if dones and TERMINALS not in keys:
+    found = {name: find_key(available, name, where) for name in KEYS}
+    keys = {name: key for name, key in found.items() if key is not None}
+    if TERMINALS not in keys:
+        refuse_dones(available, where)
+    for final in (key for name in FINAL_NAMES for key in (f"infos/{name}", name) if key in available):
+        keys.setdefault(FINAL_OBSERVATIONS, final)
+    return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
+
+
+def find_key(available: Collection[str], name: str, where: str) -> str | None:
+    """Returns the data's own key for one of `KEYS`, or None if there is none; raises `SourceError` for several."""
+    keys = [key for key in (name, *ALIASES.get(name, ())) if key in available]
+    if len(keys) > 1:
+        raise SourceError(f"{where} has {' and '.join(keys)}, which mean the same; pass one of them")
+    return keys[0] if keys else None
+
+
+def refuse_dones(available: Collection[str], where: str) -> None:
+    """Raises `SourceError` if a flag does not tell terminal from truncated ends."""
+    if dones := next((key for key in DONES if key in available), None):
         raise SourceError(
             f"{where} has '{dones}', which does not say whether an episode ended in a terminal state or was truncated; "
             f"pass '{TERMINALS}' for terminal ends and '{TIMEOUTS}' for truncated ones"
         )
-    for final in (key for name in FINAL_NAMES for key in (f"infos/{name}", name) if key in available):
-        keys.setdefault(FINAL_OBSERVATIONS, final)
-    return {**keys, **{name: f"infos/{name}" for name in extra_fields}}
 
 
 def _list_unread(available: Iterable[str], extra_fields: Sequence[str], where: str) -> tuple[str, ...]:

@@ -25,8 +25,6 @@ from .source import Source
 
 _LOG_FIELDS = (d4rl.OBSERVATIONS, d4rl.ACTIONS, d4rl.REWARDS)
 _TERMINATED = "terminated"
-#: Names of the flag of terminal ends in logs.
-_TERMINAL_NAMES = (*d4rl.ALIASES[d4rl.TERMINALS], d4rl.TERMINALS)
 #: Names of the flag of truncated ends in logs. It is ignored: an episode that is not terminated is truncated.
 _TRUNCATION_NAMES = (*d4rl.ALIASES[d4rl.TIMEOUTS], d4rl.TIMEOUTS)
 
@@ -181,7 +179,9 @@ def _parse_log(where: str, log: Any) -> tuple[dict[str, Any], np.ndarray]:
     """Returns the validated columns of a log, named as in `make_log_episode`, and its terminal flags `[1]` or `[T]`."""
     if not isinstance(log, Mapping):
         raise SourceError(f"{where} must be a dict of arrays, got a {type(log).__name__}")
-    flag_name = _find_terminal_flag(where, log)
+    flag_name = d4rl.find_key(log, d4rl.TERMINALS, where)
+    if flag_name is None:
+        d4rl.refuse_dones(log, where)
     missing = [name for name in _LOG_FIELDS if name not in log] + ([] if flag_name else [_TERMINATED])
     if missing or flag_name is None:
         raise SourceError(
@@ -208,20 +208,6 @@ def _parse_log(where: str, log: Any) -> tuple[dict[str, Any], np.ndarray]:
         )
     d4rl.require_new_names(arrays, where)
     return {**columns, "extras": arrays}, terminated
-
-
-def _find_terminal_flag(where: str, log: Mapping[str, Any]) -> str | None:
-    """Returns the name of the flag of terminal ends in a log, or None if there is none."""
-    names = [name for name in _TERMINAL_NAMES if name in log]
-    if len(names) > 1:
-        raise SourceError(f"{where} has {' and '.join(names)}, which mean the same; pass one of them")
-    dones = next((name for name in d4rl.DONES if name in log), None)
-    if dones and not names:
-        raise SourceError(
-            f"{where} has {dones}, which does not say whether it ended in a terminal state or was truncated; "
-            f"pass {_TERMINATED}, True for a terminal state"
-        )
-    return names[0] if names else None
 
 
 def _parse_flags(flags: Any, where: str) -> np.ndarray:

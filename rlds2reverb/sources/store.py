@@ -14,7 +14,7 @@ import mmap
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -138,8 +138,8 @@ def _is_complete(path: Path, plan: _Plan) -> bool:
 def _require_unchanged(source: Source, plan: _Plan, path: Path) -> None:
     """Deletes a store and raises `SourceError` unless the dataset is the planned one after it was read."""
     planned = plan["identity"]["made_from"]
-    is_content = "content" in planned
-    if (_digest_store(path, len(plan["ranges"])) if is_content else _hash_known(source)) != planned:
+    is_content, num_parts = "content" in planned, len(plan["ranges"])
+    if (_digest_content(_describe_stored(path, num_parts)) if is_content else _hash_known(source)) != planned:
         _delete_files(path)
         raise SourceError(
             f"{source.name} changed while it was read, so that no store was made; repeat the call once nothing writes "
@@ -189,13 +189,15 @@ def _make_plan(source: Source) -> _Plan:
     is read once.
     """
     made_from = _hash_known(source)
-    first, made_from = _digest_source(source) if made_from is None else (source.first_episode, made_from)
-    layout, count = Layout.of_steps(first.steps), None if source.count is None else source.count()
+    first: list[Episode] = []
+    made_from = _digest_content(_describe_episodes(source, first)) if made_from is None else made_from
+    first += () if first else (source.first_episode,)
+    layout, count = Layout.of_steps(first[0].steps), None if source.count is None else source.count()
     described = [source.name, source.kind, source.full_metadata, source.assumed_fields, version("rlds2reverb")]
     identity = {"name": source.name, "episodes": count, "described": _hash(described), "made_from": made_from}
     ranges: list[tuple[int, int | None]] = [(0, None)]
     if count is not None:
-        num_rows = source.num_rows or count * first.num_steps
+        num_rows = source.num_rows or count * first[0].num_steps
         num_parts = min(_MAX_PARTS, count, -(-num_rows // _MIN_PART_ROWS))
         ranges = [*itertools.pairwise(np.linspace(0, count, num_parts + 1).astype(int).tolist())]
     return {"version": _VERSION, "identity": identity, "layout": layout.to_json(), "ranges": ranges}
@@ -211,41 +213,28 @@ def _hash_known(source: Source) -> dict[str, Any] | None:
     return None if known is None else {"files and options": _hash(known)}
 
 
-class _ContentDigest:
-    """A digest of everything that a store contains of episodes, whatever their batches."""
-
-    def __init__(self) -> None:
-        self._parts = [Fingerprint() for _ in range(3)]
-
-    def update(self, digests: bytes, attributes: bytes, lengths: np.ndarray) -> None:
-        """Adds episodes: their joined digests and attributes, and the lengths of the attributes."""
-        for part, content in zip(self._parts, (digests, attributes, lengths.astype("<i8").tobytes()), strict=True):
-            part.update(content)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the digest as the `made_from` of a plan."""
-        return {"content": [part.hexdigest() for part in self._parts]}
+def _digest_content(episodes: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
+    """Returns the `made_from` of a plan from the digests and attributes of all episodes."""
+    digest = Fingerprint()
+    for content, attributes in episodes:
+        digest.update(content + xxhash.xxh3_128_digest(attributes))
+    return {"content": digest.hexdigest()}
 
 
-def _digest_source(source: Source) -> tuple[Episode, dict[str, Any]]:
-    """Reads a dataset; returns its first episode with steps, and the digest of its content."""
-    first: Episode | None = None
-    digest = _ContentDigest()
+def _describe_episodes(source: Source, first: list[Episode]) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the digest and the attributes of each episode of a dataset; adds the first one with steps to a list."""
     for batch in batch_episodes(source.read()):
-        attributes = [encode_attributes(episode) for episode in batch.episodes]
-        digest.update(b"".join(episode_digests(batch)), b"".join(attributes), np.array([*map(len, attributes)]))
-        first = first or next((episode for episode in batch.episodes if episode.num_steps), None)
-    return first or source.first_episode, digest.to_json()
+        first += () if first else [episode for episode in batch.episodes if episode.num_steps][:1]
+        yield from zip(episode_digests(batch), map(encode_attributes, batch.episodes), strict=True)
 
 
-def _digest_store(path: Path, num_parts: int) -> dict[str, Any]:
-    """Returns the digest of the episodes that were stored."""
-    digest = _ContentDigest()
+def _describe_stored(path: Path, num_parts: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the digest and the attributes of each episode that was stored."""
     for folder in (_part_folder(path, number) for number in range(num_parts)):
-        records = np.fromfile(folder / EPISODES, EPISODE_RECORD)
-        lengths = np.diff(records["attributes_end"], prepend=0)
-        digest.update(records["digest"].tobytes(), (folder / ATTRIBUTES).read_bytes(), lengths)
-    return digest.to_json()
+        records, attributes = np.fromfile(folder / EPISODES, EPISODE_RECORD), (folder / ATTRIBUTES).read_bytes()
+        bounds = itertools.pairwise([0, *records["attributes_end"].tolist()])
+        for digest, (start, end) in zip(records["digest"], bounds, strict=True):
+            yield digest.tobytes(), attributes[start:end]
 
 
 class _PartWriter:

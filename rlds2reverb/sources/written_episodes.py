@@ -219,12 +219,12 @@ class WrittenEpisodes:
     def _change_end(self, episode: Episode) -> Episode:
         """Returns an episode in the layout of the dataset."""
         if not self.has_final_steps:
-            return _drop_final_step(episode)
+            return drop_final_step(episode)
         if not episode.unknown_final_observation:
             return episode
         if not episode.is_terminal:
             marks: Any = {"unknown_final_observation": False, "dropped_last_transition": True}
-            return replace(_drop_final_step(episode), **marks)
+            return replace(drop_final_step(episode), **marks)
         observations = episode.steps[fields.OBSERVATION]
         copied = map_structure(lambda column: np.concatenate([column[:-1], column[-2:-1]]), observations)
         return replace(episode, steps={**episode.steps, fields.OBSERVATION: copied})
@@ -256,7 +256,7 @@ class WrittenEpisodes:
         self._ends_unterminated = batch.episodes[-1].unterminated
 
 
-def _drop_final_step(episode: Episode) -> Episode:
+def drop_final_step(episode: Episode) -> Episode:
     """Returns an episode whose last step is its last action, with the flags and, if truncated, discount of its end."""
     steps = episode.steps
     if episode.dropped_last_transition or not episode.num_transitions:

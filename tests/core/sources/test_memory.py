@@ -26,10 +26,10 @@ def test_flags_are_accepted_under_several_names(name, truncated):
     [
         (
             {"dones": [0, 0, 1]},
-            "episode 0 has dones, which does not say whether it ended in a terminal state or was truncated",
+            "episode 0 has 'dones', which does not say whether an episode ended in a terminal state or was truncated",
         ),
-        ({"done": True}, "episode 0 has done, which .* pass terminated, True for a terminal state"),
-        ({"terminated": True, "terminals": [0, 0, 1]}, "has terminated and terminals, which mean the same; pass one"),
+        ({"done": True}, "episode 0 has 'done', which .* pass 'terminals' for terminal ends"),
+        ({"terminated": True, "terminals": [0, 0, 1]}, "has terminals and terminated, which mean the same; pass one"),
         ({}, "episode 0 is missing terminated; pass RLDS steps"),
         ({"terminations": [0, 1]}, "must be one flag, or one for each of the 3 rows"),
     ],
