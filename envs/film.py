@@ -9,8 +9,9 @@ import html
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +127,22 @@ def record_film(
         require_number("images_per_sec", images_per_sec, 0.1, 1000)
     name, make = name_environment(env)
     with _headless_rendering(), _make_environment(name, make, policy, max_episode_steps) as environment:
+        require_number_rewards(environment, name)
         rate = images_per_sec or _find_rate(environment)
         stride = math.ceil(rate / _MAX_RATES[suffix] - 1e-6)
-        filming = _Filming(
-            name, environment, policy, seed, num_episodes, stride=stride, max_edge=_MAX_EDGES[suffix], progress=progress
-        )
+        totals: list[tuple[float, int]] = []
+        images = _iterate_images(name, environment, policy, range(seed, seed + num_episodes), stride, totals, progress)
+        sizes: Counter[tuple[int, int]] = Counter()
         temporary = path.with_name(f".{os.getpid()}-{path.name}")  # The film appears when it is complete.
         try:
-            (_write_gif if suffix == ".gif" else _write_mp4)(temporary, filming, rate / stride)
+            write = _write_gif if suffix == ".gif" else _write_mp4
+            write(temporary, _scale(images, _MAX_EDGES[suffix], sizes), rate / stride)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    returns, lengths = np.array(filming.returns), np.array(filming.lengths, np.int64)
-    return Film(path, returns, lengths, filming.num_images, rate / stride, filming.size)
+    returns, lengths = zip(*totals, strict=True)
+    ((size, num_images),) = sizes.items()
+    return Film(path, np.array(returns), np.array(lengths, np.int64), num_images, rate / stride, size)
 
 
 def require_film_path(path: Path) -> None:
@@ -150,81 +154,70 @@ def require_film_path(path: Path) -> None:
     if not os.access(path.absolute().parent, os.W_OK):
         raise ValueError(f"the directory '{path.parent}' is not writable; choose another, or change its permissions")
     if path.suffix.lower() == ".mp4":
-        _import_ffmpeg()
+        _require_ffmpeg()
 
 
-@dataclass
-class _Filming:
-    """The images of several episodes, as an iterable of Pillow's images of equal size.
+def _iterate_images(
+    name: str,
+    env: Environment,
+    policy: Any,
+    seeds: range,
+    stride: int,
+    totals: list[tuple[float, int]],
+    progress: Callable[[int], None],
+) -> Iterator[np.ndarray]:
+    """Yields the images of an episode for each seed, and appends the return and the length of each to `totals`."""
+    batch = BatchedEnvironment([env])
+    act = PolicyActor(policy, batch, name, 0.0, seeds[0])
+    num_steps = 0
+    for episode, seed in enumerate(seeds):
+        with contextlib.suppress(NotImplementedError):
+            env.seed(seed)
+        rollout = Rollout(batch, act, name=name, place=f"episode {episode}, step {{step}}")
+        for time_step in rollout:
+            length, is_last = int(rollout.lengths[0]), time_step.step_type[0] == LAST
+            if length:
+                progress(num_steps + length)
+            if length % stride == 0 or is_last:
+                yield _render(name, env)
+            if is_last:
+                break
+        num_steps += length
+        totals.append((float(rollout.returns[0]), length))
 
-    Attributes:
-      returns: returns of the episodes up to now.
-      lengths: their numbers of steps.
-      num_images: number of images up to now.
-      size: their width and height.
-    """
 
-    name: str
-    env: Environment
-    policy: Any
-    seed: int
-    num_episodes: int
-    stride: int
-    max_edge: int
-    progress: Callable[[int], None]
-    returns: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    num_images: int = 0
-    size: tuple[int, int] = (0, 0)
+def _render(name: str, env: Environment) -> np.ndarray:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn.
+            image = env.render(_RGB)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be rendered: {error}") from error
+    except Exception as error:  # Each library for rendering has its own errors.
+        raise _make_render_error(name, env, error) from error
+    image = np.asarray(image)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+        raise ValueError(
+            f"{name} must render images uint8 [H, W, 3], got {image.dtype} {list(image.shape)}; create it "
+            "with render_mode='rgb_array'"
+        )
+    return image
 
-    def __iter__(self) -> Iterator[Any]:
-        require_number_rewards(self.env, self.name)
-        batch = BatchedEnvironment([self.env])
-        act = PolicyActor(self.policy, batch, self.name, 0.0, self.seed)
-        for episode in range(self.num_episodes):
-            with contextlib.suppress(NotImplementedError):
-                self.env.seed(self.seed + episode)
-            rollout = Rollout(batch, act, name=self.name, place=f"episode {episode}, step {{step}}")
-            for time_step in rollout:
-                length, is_last = int(rollout.lengths[0]), time_step.step_type[0] == LAST
-                if length:
-                    self.progress(sum(self.lengths) + length)
-                if length % self.stride == 0 or is_last:
-                    yield self._scale(self._render())
-                if is_last:
-                    break
-            self.returns.append(float(rollout.returns[0]))
-            self.lengths.append(length)
 
-    def _render(self) -> np.ndarray:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # The first image imports pygame or OpenGL, which warn.
-                image = self.env.render(_RGB)
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.name} cannot be rendered: {error}") from error
-        except Exception as error:  # Each library for rendering has its own errors.
-            raise _make_render_error(self.name, self.env, error) from error
-        image = np.asarray(image)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-            raise ValueError(
-                f"{self.name} must render images uint8 [H, W, 3], got {image.dtype} {list(image.shape)}; create it "
-                "with render_mode='rgb_array'"
-            )
-        return image
+def _scale(images: Iterable[np.ndarray], max_edge: int, sizes: Counter[tuple[int, int]]) -> Iterator[Any]:
+    """Yields images for Pillow, scaled down if they are too large, and counts them by size, of which there is one."""
+    from PIL import Image
 
-    def _scale(self, image: np.ndarray) -> Any:
-        """Counts an image, and returns it for Pillow, scaled down if it is too large."""
-        from PIL import Image
-
+    for image in images:
         picture = Image.fromarray(np.ascontiguousarray(image))
-        picture.thumbnail((self.max_edge, self.max_edge))
+        picture.thumbnail((max_edge, max_edge))
         # Players of MP4 require even numbers.
         size = (picture.width - picture.width % 2, picture.height - picture.height % 2)
-        if self.num_images and size != self.size:
-            raise ValueError(f"the images of a film must have one size, got {self.size} and {size}")
-        self.num_images, self.size = self.num_images + 1, size
-        return picture.crop((0, 0, *size))
+        sizes[size] += 1
+        if len(sizes) > 1:
+            first, second = sizes
+            raise ValueError(f"the images of a film must have one size, got {first} and {second}")
+        yield picture.crop((0, 0, *size))
 
 
 def _make_environment(name: str, make: Any, policy: Any, max_episode_steps: int | None) -> Environment:
@@ -279,27 +272,19 @@ def _write_gif(path: Path, pictures: Iterable[Any], images_per_sec: float) -> No
 
 
 def _write_mp4(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
-    # Browsers play only yuv420p, and start before the file is complete only with its index at the front.
-    options: dict[str, Any] = {
-        "codec": "libx264",
-        "pix_fmt_out": "yuv420p",
-        "output_params": ["-movflags", "+faststart"],
-    }
-    options |= {"fps": images_per_sec, "macro_block_size": 2, "ffmpeg_log_level": "error"}
-    stream: Any = None
-    for picture in pictures:
-        if stream is None:
-            stream = _import_ffmpeg().write_frames(str(path), picture.size, **options)
-            stream.send(None)
-        stream.send(picture.tobytes())
-    stream.close()
+    import imageio.v2
+
+    # Browsers start before the file is complete only with its index at the front.
+    options: dict[str, Any] = {"macro_block_size": 2, "output_params": ["-movflags", "+faststart"]}
+    with imageio.v2.get_writer(path, "FFMPEG", fps=images_per_sec, ffmpeg_log_level="error", **options) as writer:
+        for picture in pictures:
+            writer.append_data(np.asarray(picture))
 
 
-def _import_ffmpeg() -> Any:
+def _require_ffmpeg() -> None:
     try:
-        import imageio_ffmpeg
+        import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
         raise ImportError(
             f"MP4 files require imageio-ffmpeg ({error}); run {install_command('film')}, or write a .gif"
         ) from error
-    return imageio_ffmpeg
