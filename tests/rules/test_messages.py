@@ -11,6 +11,7 @@ from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.cli import number_types, run
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.sources.transforms import REWARD_RECIPES
+from rlds2reverb.training.environment_spec import describe_env
 
 TRAIN_WITHOUT_STEPS = "train --algo iql --data HOPPER --run-dir run"
 TRAIN = f"{TRAIN_WITHOUT_STEPS} --steps 1"
@@ -99,7 +100,7 @@ MISTAKES = [
     ("export folder --out note.txt", 1, "note.txt exists already; pass a new path, or delete it first"),
     ("export folder --out a.onnx", 1, "folder must be the directory of a training run"),
     ("eval folder", 1, "folder must be the directory of a training run"),
-    ("eval LAMBDA_RUN", 1, "was evaluated in '<lambda>', .*; pass --env"),
+    ("eval LAMBDA_RUN", 1, "<lambda> cannot be imported; pass the id of an environment, .* \\(--env\\)"),
     ("record Pendulm-v1 --out out.hdf5", 1, "Gymnasium has no environment 'Pendulm-v1'; did you mean 'Pendulum-v1'?"),
     ("record Pendulum-v1 --out note.txt", 1, "note.txt exists already"),
     ("record Pendulum-v1 --out out.hdf5 --epsilon 2", 1, "--epsilon must be a number >= 0 and <= 1, got '2'"),
@@ -120,7 +121,8 @@ def folder(tmp_path_factory, data):
     (folder / "note.txt").write_text("a note")
     (folder / "run_of_a_function/policy").mkdir(parents=True)
     (folder / "run_of_a_function/policy/saved_model.pb").touch()
-    save_json(folder / "run_of_a_function/config.json", {"environment": "<lambda>"})
+    described = {"environment": "<lambda>", "environment_spec": describe_env(lambda: None)}
+    save_json(folder / "run_of_a_function/config.json", described)
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
