@@ -179,7 +179,7 @@ class FittedQ(tf.Module):
 
     @property
     def trackables(self) -> dict[str, tf.Module]:
-        """What a checkpoint must contain so that a fit continues from it."""
+        """The networks and optimiser that a checkpoint must contain so that a fit continues from it."""
         return {"network": self._network, "target": self._target, "optimizer": self._optimizer}
 
     def fit(self, batches: PolicyTransitions, first: int) -> None:

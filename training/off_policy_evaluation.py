@@ -352,7 +352,7 @@ class _Evaluation:
 
         Args:
           title: name of the fit.
-          trackables: what a checkpoint contains.
+          trackables: contents of a checkpoint.
           update: function that makes the updates from a number to another.
           size: maximum number of updates to make at a time.
         """

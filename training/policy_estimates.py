@@ -84,7 +84,7 @@ class PolicyEstimate:
 
 
 def load_estimate(path: Path) -> PolicyEstimate | None:
-    """Returns the estimate that `save_json` has written, or None if there is none, or if it is damaged."""
+    """Returns the estimate that `save_json` has written, or None if it is missing or damaged."""
     with suppress(CorruptFileError):
         if (saved := load_json(path)) is not None:
             lists = {name: tuple(value) for name, value in saved.items() if isinstance(value, list)}

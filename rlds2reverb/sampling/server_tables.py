@@ -87,7 +87,7 @@ class ServerTables:
 
         Args:
           index: index of the server.
-          info: what it reports now.
+          info: the information that it reports now.
 
         Raises:
           SpecMismatchError: If its items, or the way in which they are sampled, differ from what was fetched.

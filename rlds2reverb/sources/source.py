@@ -33,7 +33,7 @@ _MAX_ITERATORS = 8
 
 @dataclass(frozen=True)
 class Identity:
-    """What a function that reads episodes was made from.
+    """The function, files and options from which episodes are read.
 
     Attributes:
       read: the function. A source in which user code has replaced it has an unknown identity.
@@ -100,7 +100,7 @@ class Source:
         than for each batch; see `keep_images_encoded`.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
-      identity: what `read` was made from; see `identify`.
+      identity: the files and options from which `read` was made; see `identify`.
     """
 
     name: str

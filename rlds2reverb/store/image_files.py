@@ -117,7 +117,7 @@ def decode_column(
       pixels: the spec of one image.
       decode: the decoder.
       locate: function that returns the name of the file at a place in `files`, for messages.
-      advice: what to do about a file that does not match, for messages.
+      advice: the advice about a file that does not match, for messages.
 
     Raises:
       SourceError: If a file does not match the spec, or the decoder returns something else.

@@ -1,4 +1,4 @@
-"""Rule: a client goes on with a server that was started anew only if its table is sampled and laid out as before.
+"""Rule: a client continues with a restarted server only if its table is sampled and laid out as before.
 
 Tables of equal size look the same on the wire: without a comparison, int32 bits would arrive as float32.
 """

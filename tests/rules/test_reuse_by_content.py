@@ -194,12 +194,12 @@ def edit_a_list(folder):
 
 
 def change_a_stored_dataset(folder):
-    def open_store_of(shift):
+    def open_shifted(shift):
         shutil.rmtree(folder / "source", ignore_errors=True)
         build_store(load(write_d4rl(folder / "d.hdf5", shift)), folder / "source", num_workers=0)
         return transform(load(folder / "source"), ActionBounds(-1, 1))
 
-    return (lambda: open_store_of(0)), (lambda: open_store_of(50))
+    return (lambda: open_shifted(0)), (lambda: open_shifted(50))
 
 
 def change_a_custom_format(folder):

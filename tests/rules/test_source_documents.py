@@ -288,22 +288,28 @@ CALLS = {
         lambda: BufferManager({"a": {}}, None, "exp", "buffer"),
         "no argument 'tb_logger'; use .*BufferManager.monitors",
     ),
-    "manager's update": (lambda: buffer_of(BufferManager).update({}, 1, 2), "update: too many positional arguments"),
-    "replace": (lambda: buffer_of().sample(4, replace=True), "sample has no argument 'replace'; use with_replacement="),
-    "fourth": (lambda: buffer_of().sample(4, 0, None, True), "sample has no argument 'replace'; use with_replacement="),
-    "missing size": (lambda: buffer_of().sample(), "sample: missing a required argument: 'size'"),
-    "strict": (lambda: buffer_of().load_state_dict({}, strict=False), "no argument 'strict': a state is complete"),
-    "deepcopy": (lambda: buffer_of(BufferManager).load_state_dict({}, True), "no argument 'deepcopy': a state is"),
-    "envstep": (lambda: buffer_of().append({"x": 1}, 5), "'cur_collector_envstep': pass the iteration of the learner"),
+    "manager's update": (lambda: new_buffer(BufferManager).update({}, 1, 2), "update: too many positional arguments"),
+    "replace": (
+        lambda: new_buffer().sample(4, replace=True),
+        "sample has no argument 'replace'; use with_replacement=",
+    ),
+    "fourth": (
+        lambda: new_buffer().sample(4, 0, None, True),
+        "sample has no argument 'replace'; use with_replacement=",
+    ),
+    "missing size": (lambda: new_buffer().sample(), "sample: missing a required argument: 'size'"),
+    "strict": (lambda: new_buffer().load_state_dict({}, strict=False), "no argument 'strict': a state is complete"),
+    "deepcopy": (lambda: new_buffer(BufferManager).load_state_dict({}, True), "no argument 'deepcopy': a state is"),
+    "envstep": (lambda: new_buffer().append({"x": 1}, 5), "'cur_collector_envstep': pass the iteration of the learner"),
     "start": (lambda: Untrained().start(), "argument: 'num_iterations'; use .*Learner.start with num_iterations="),
     "name": (lambda: Untrained().save_checkpoint("best"), "no argument 'ckpt_name': checkpoints have the numbers"),
     "name=": (lambda: Untrained().save_checkpoint(ckpt_name="best"), "no argument 'ckpt_name': checkpoints have the"),
     "workers": (lambda: Learner("a", 1, 2, 3), "Learner has no argument 'dist_info'; use strategy= of"),
-    "typing error": (lambda: buffer_of().sample(szie=4), "sample has no argument 'szie'; did you mean 'size'"),
+    "typing error": (lambda: new_buffer().sample(szie=4), "sample has no argument 'szie'; did you mean 'size'"),
 }
 
 
-def buffer_of(kind=AdvancedReplayBuffer):
+def new_buffer(kind=AdvancedReplayBuffer):
     """Returns a buffer or a manager whose constructor was not called."""
     return object.__new__(kind)
 
@@ -361,14 +367,14 @@ def test_evaluation_sums_the_env_info_of_each_episode():
     def make():
         return Constant(gymnasium.spaces.Box(-1, 1, (2,)))
 
-    policy = load_policy_of(make)
+    policy = load_saved_policy(make)
     evaluation = envs.evaluate(make, policy, 2, max_episode_steps=3, info_fields=["cost"])
     assert evaluation.env_info["cost"].tolist() == [6.0, 6.0] and evaluation.as_dict()["env_info/cost"] == 6.0
     with pytest.raises(ValueError, match="info_fields must name single numbers, but 'place' is"):
         envs.Evaluator(make, info_fields=["place"])
 
 
-def load_policy_of(make):
+def load_saved_policy(make):
     env = envs.to_py_environment(envs.GymnasiumEnvironment(make()))
     spec = tensor_spec.from_spec((env.time_step_spec(), env.action_spec()))
     return random_tf_policy.RandomTFPolicy(*spec)

@@ -21,7 +21,9 @@ def test_unknown_algorithm_raises_with_the_nearest_name():
 def test_unknown_hyperparameter_raises_with_the_nearest_name():
     with pytest.raises(TypeError, match=r"iql has no hyperparameter 'expectil'; did you mean 'expectile'\?"):
         make_agent("iql", TIME_STEP_SPEC, ACTION_SPEC, expectil=0.9)
-    with pytest.raises(TypeError, match=r"iql has no hyperparameter 'qqq'; use one of action_mask, actor_learning_rate, "):
+    with pytest.raises(
+        TypeError, match=r"iql has no hyperparameter 'qqq'; use one of action_mask, actor_learning_rate, "
+    ):
         resolve_hyperparameters("iql", qqq=0.9)
 
 
