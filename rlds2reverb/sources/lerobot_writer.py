@@ -26,7 +26,7 @@ from .json_files import parse_object
 from .lerobot_meta import BOOKKEEPING, DONE, FEATURE_NAMES, OWN_FILE, REWARD, TASK, TRUNCATED
 from .lerobot_statistics import Statistics, summarize_columns
 from .source import Source
-from .written_episodes import has_tuple, require_log_fields
+from .written_episodes import has_tuple, make_refusal, require_log_fields
 
 #: The versions that are written, the default first.
 VERSIONS = ("v3.0", "v2.1")
@@ -205,19 +205,14 @@ def make_columns(step_spec: Mapping[str, Nest], *, video: bool) -> list[Column]:
 
 
 def _require_representable(path: tuple[Any, ...], spec: ArraySpec, *, is_tuple: bool) -> None:
-    where = path_name(path)
     if is_tuple:
+        where = path_name(path)
         raise SourceError(f"{where} is in a tuple, which LeRobot cannot represent; use dicts, or format='minari'")
     if spec.dtype == object and spec.shape:
-        raise SourceError(
-            f"{where} must be one string per step for LeRobot, got {describe(spec)}; drop it", DropFields=...
-        )
+        raise make_refusal(path, spec, "be one string per step", "LeRobot")
     if None in spec.shape or 0 in spec.shape or len(spec.shape) > _MAX_DIMENSIONS:
-        raise SourceError(
-            f"{where} must have a fixed shape of at most {_MAX_DIMENSIONS} dimensions, none of them 0, for LeRobot, "
-            f"got {describe(spec)}; drop it",
-            DropFields=...,
-        )
+        requirement = f"have a fixed shape of at most {_MAX_DIMENSIONS} dimensions, none of them 0,"
+        raise make_refusal(path, spec, requirement, "LeRobot")
 
 
 def _make_column(path: tuple[str, ...], spec: ArraySpec, *, video: bool) -> Column:

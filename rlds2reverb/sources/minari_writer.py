@@ -21,7 +21,7 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SourceError
 from rlds2reverb.nest_paths import Keys
-from rlds2reverb.specs import Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.specs import Nest, leaves, map_structure, path_name
 from rlds2reverb.store.image_files import encode_png
 
 from . import minari
@@ -30,7 +30,7 @@ from .hdf5_output import create_hdf5
 from .json_files import parse_object
 from .minari_spaces import choose_space, map_space
 from .source import Source
-from .written_episodes import has_tuple, require_log_fields, select_extras
+from .written_episodes import has_tuple, make_refusal, require_log_fields, select_extras
 
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")
 #: Numbers of channels, after height and width, of the images that PNG represents.
@@ -220,13 +220,10 @@ def _require_minari_spec(step_spec: Mapping[str, Nest]) -> None:
     """Raises `SourceError` if Minari cannot represent steps of this spec."""
     require_log_fields(step_spec, "Minari")
     for path, spec in leaves(dict(step_spec)):
-        where = path_name(path)
         if path[0] not in fields.STEP_FIELDS and has_tuple(step_spec, path):
+            where = path_name(path)
             raise SourceError(f"{where} is in a tuple, which Minari's infos cannot represent; use dicts")
         if 0 in spec.shape[:-1] and path[0] in fields.STEP_FIELDS:
-            raise SourceError(f"{where} must not be empty for Minari, got {describe(spec)}; drop it", DropFields=...)
+            raise make_refusal(path, spec, "not be empty", "Minari")
         if spec.dtype == object and path[0] in fields.STEP_FIELDS and spec.shape:
-            raise SourceError(
-                f"{where} must be one string per step for Minari, got {describe(spec)}; drop it, or use the "
-                "format 'rlds'"
-            )
+            raise make_refusal(path, spec, "be one string per step", "Minari", ", or use the format 'rlds'")

@@ -17,14 +17,14 @@ from rlds2reverb.encoding import tfrecords
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import SourceError
 from rlds2reverb.spaces import make_array_space
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
+from rlds2reverb.specs import ArraySpec, Nest, leaves, map_structure, path_name
 
 from .minari_spaces import choose_space
 from .rlds import EPISODE_FIELDS
 from .rlds_features import NAME, Features, rename_fields, require_features
 from .source import Source
 from .tf_examples import encode_episode, make_features
-from .written_episodes import has_tuple, require_plain_names
+from .written_episodes import has_tuple, make_refusal, require_plain_names
 
 #: Default size of the files of a dataset.
 SHARD_BYTES = 256 << 20
@@ -164,10 +164,10 @@ def require_rlds_spec(step_spec: Mapping[str, Nest], metadata_spec: Mapping[str,
     if taken := {fields.STEPS, *EPISODE_FIELDS} & set(metadata_spec):
         raise SourceError(f"the field {min(taken)!r} of an episode would replace that of RLDS; drop it", DropFields=...)
     for path, spec in leaves(dict(step_spec)):
-        where = path_name(path)
         if not all(isinstance(part, str) for part in path) or has_tuple(step_spec, path):
+            where = path_name(path)
             raise SourceError(f"{where} is in a tuple, which RLDS cannot represent; use dicts, or the format 'minari'")
         if None in spec.shape:
-            raise SourceError(f"{where} must have a fixed shape for RLDS, got {describe(spec)}; drop the field")
+            raise make_refusal(path, spec, "have a fixed shape", "RLDS")
         if spec.dtype == np.uint32 and 0 in spec.shape:  # TFDS cannot read its bytes, and TensorFlow its values.
-            raise SourceError(f"{where} must not be empty for RLDS, got {describe(spec)}; drop the field")
+            raise make_refusal(path, spec, "not be empty", "RLDS")

@@ -185,7 +185,7 @@ class _Contents:
 
 
 def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
-    """Reads the rewards and `dones` of all demonstrations, but of their actions only the size, if there are neither.
+    """Reads the rewards and `dones` of all demonstrations, or their actions if there are neither.
 
     Reading both before the episodes is the main cost over a plain read of a file, of which opening the columns takes
     most of the time.
@@ -199,7 +199,7 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         optional.update(demo.optional)
         columns = {key: demo.read(key) for key in (REWARDS, DONES) if key in demo.optional}
         absent.update({key: demo for key in (REWARDS, DONES) if key not in columns})
-        counted = columns or {ACTIONS: demo.open(ACTIONS)}
+        counted = columns or {ACTIONS: demo.read(ACTIONS)}
         if not any(map(len, counted.values())):
             empty.append(path)
             continue
@@ -310,13 +310,6 @@ class _Demo:
     def optional(self) -> list[str]:
         """The names of the optional columns and groups that it contains."""
         return [name for name in _OPTIONAL if self.group.id.links.exists(name.encode())]
-
-    def open(self, name: str) -> h5py.Dataset:
-        """Returns a column, which must exist."""
-        dataset = hdf5.open_column(self.group, name)
-        if dataset is None:
-            raise SourceError(f"{self._describe(name)} is missing")
-        return dataset
 
     def read(self, name: str) -> np.ndarray:
         """Returns the values of a column, which must exist."""

@@ -309,20 +309,28 @@ def require_log_fields(step_spec: Mapping[str, Nest], format_name: str) -> None:
         )
 
 
+def make_refusal(
+    path: tuple[Any, ...], spec: ArraySpec, requirement: str, format_name: str, alternative: str = ""
+) -> SourceError:
+    """Returns the error for a field that a format cannot represent."""
+    sentence = f"{path_name(path)} must {requirement} for {format_name}, got {describe(spec)}; drop it{alternative}"
+    return SourceError(sentence, DropFields=...)
+
+
 def require_numbers(step_spec: Mapping[str, Nest], format_name: str) -> None:
     """Raises `SourceError` if a field contains strings."""
     for path, spec in leaves(dict(step_spec)):
         if spec.dtype.kind not in "biuf":
-            sentence = f"{path_name(path)} must contain numbers for {format_name}, got {describe(spec)}"
-            raise SourceError(f"{sentence}; drop it, or use the format 'rlds'", DropFields=...)
+            raise make_refusal(path, spec, "contain numbers", format_name, ", or use the format 'rlds'")
 
 
 def _require_dtypes(step_spec: Mapping[str, Nest], format_name: str) -> None:
     """Raises `SourceError` if the values of a field are of a kind that no format can represent."""
     for path, spec in leaves(dict(step_spec)):
         if spec.dtype.kind not in "biufOSU" or (spec.dtype.kind in "biuf" and spec.dtype.itemsize > 8):
-            sentence = f"{path_name(path)} must contain numbers of at most 64 bits or strings for {format_name}, got "
-            raise SourceError(sentence + f"{describe(spec)}; convert or drop it", DropFields=...)
+            raise make_refusal(
+                path, spec, "contain numbers of at most 64 bits or strings", format_name, ", or convert it"
+            )
 
 
 def _require_texts(batch: EpisodeBatch, format_name: str) -> None:
