@@ -367,8 +367,8 @@ def _seal(source: Source, plan: _Plan, path: Path) -> None:
     parts = [load_json(_part_folder(path, number) / _PART_MANIFEST) for number in range(len(plan["ranges"]))]
     plain = (str, int, float, type(None))
     metadata = {name: value for name, value in source.full_metadata.items() if isinstance(value, plain)}
-    described = {"warnings": source.warnings, "metadata": metadata, "assumed_fields": source.assumed_fields}
-    described["unread"] = source.unread
+    names = ("warnings", "assumed_fields", "unread")
+    described = {"metadata": metadata, **{name: getattr(source, name) for name in names}}
     save_json(path / MANIFEST, {**plan, "parts": parts, "source": described})
     (path / PLAN).unlink(missing_ok=True)
 
@@ -587,7 +587,7 @@ def open_store(path: Path, *, image_decoding: bool = True) -> Source:
     episodes = _StoredEpisodes(path, image_decoding)
     described, name = manifest["source"], manifest["identity"]["name"]
     attributes = split_metadata(described["metadata"])
-    attributes |= {key: tuple(described[key]) for key in ("warnings", "assumed_fields", "unread")}
+    attributes |= {key: tuple(described.get(key, ())) for key in ("warnings", "assumed_fields", "unread")}
     attributes["num_rows"] = len(episodes.columns)
     source = Source(name, "store", episodes.read, num_episodes=episodes.count(), count=episodes.count, **attributes)
     return identify_files(source, partial(_list_files, path, is_content=True))
