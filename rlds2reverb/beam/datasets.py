@@ -33,7 +33,7 @@ from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is
 RUNNERS = {"direct": "FnApiRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 _SLICE_BYTES = 64 << 20
 #: The attributes of a `Source` that workers return.
-_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "full_metadata")
+_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "unread", "full_metadata")
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers)
 
 
 def _make_source(description: Mapping[str, Any], read: Callable[[], Iterator[Episode]]) -> Source:
-    values = {**description, "warnings": tuple(description["warnings"])}
+    values = {**description, **{name: tuple(description[name]) for name in ("warnings", "unread")}}
     metadata = split_metadata(values.pop("full_metadata"))
     return Source(**values, **metadata, read=read)
 
