@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Row, choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_seeds
+from rlds2reverb.training.progress import Progress
 
 DATASETS = (
     "hopper_medium_expert-v2",
@@ -158,7 +160,9 @@ def main() -> None:
         hidden_sizes=arguments.hidden_sizes,
         jit_compile=arguments.jit_compile,
     )
-    experiment = run_plan(runs, arguments.out, place=choose_placement(arguments.jobs, quiet=True))
+    experiment = run_plan(
+        runs, arguments.out, place=choose_placement(arguments.jobs, partial(Progress, quiet=True, notes=False))
+    )
     print("| dataset | agent | mean return of the data | last five | swing | best |\n|---|---|---|---|---|---|")
     for row in experiment.rows:
         print(format_row(row))

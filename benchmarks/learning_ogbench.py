@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_seeds
+from rlds2reverb.training.progress import Progress
 
 #: Batch size and networks; those of OGBench and FQL are 1,024 or 256 and three or four layers of 512.
 BATCH_SIZE, SIZES = 256, [256, 256]
@@ -95,7 +97,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"))
     arguments = parser.parse_args()
     runs = plan(arguments.data, arguments.table, arguments.algos, seeds=arguments.seeds, steps=arguments.steps)
-    experiment = run_plan(runs, arguments.out, place=choose_placement(arguments.jobs, quiet=True))
+    experiment = run_plan(
+        runs, arguments.out, place=choose_placement(arguments.jobs, partial(Progress, quiet=True, notes=False))
+    )
     _, env, variants = TABLES[arguments.table]
     num_tasks = 5 if arguments.table == "goals" else 1
     tasks = [f"task {number}" for number in range(1, num_tasks + 1)] if num_tasks > 1 else []

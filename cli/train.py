@@ -167,7 +167,7 @@ def _train_plan(plan: Sequence[PlannedRun], run_dir: Path, *, jobs: int, as_json
 
     with raise_on_sigterm():
         describe = functools.partial(name_command_options, click.get_current_context().info_name)
-        place = choose_placement(jobs, quiet=as_json, describe=describe)
+        place = choose_placement(jobs, functools.partial(Progress, quiet=as_json, describe=describe))
         experiment = run_plan(plan, run_dir, place=place)
     if as_json:
         output.print_json(experiment.as_dict())

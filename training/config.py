@@ -447,7 +447,7 @@ class TrainingConfig:
                 raise ArgumentError("requires a dataset, which it changes or selects from", about=name)
         if self.steps not in (0, DEFAULT_STEPS):
             raise ArgumentError(
-                "must be 0 without a dataset; set the number of steps to collect", about="steps", online_steps=...
+                "requires a dataset; set the number of steps to collect", about="steps", online_steps=...
             )
         return self.without_statistics().replace(steps=0)
 

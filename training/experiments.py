@@ -28,7 +28,7 @@ from .config import TrainingConfig
 from .directories import find_run_dir
 from .placement import Outcome, Placement, run_here, run_in_processes
 from .plans import PLAN_FILE, PlannedRun, is_experiment, plan_seeds, require_continuation
-from .progress import raise_if_interrupted
+from .progress import Progress, raise_if_interrupted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -251,7 +251,8 @@ def train_seeds(
     if "seed" in options:
         raise ValueError("seed cannot be set together with seeds; pass seeds=[...] to choose the seeds")
     config = TrainingConfig.from_gin(algo, presets=presets, gin_files=gin_files, **options)
-    return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=choose_placement(jobs, quiet=not progress))
+    make_progress = functools.partial(Progress, quiet=not progress, notes=progress)
+    return run_or_raise(plan_seeds(source, config, seeds), run_dir, place=choose_placement(jobs, make_progress))
 
 
 def run_or_raise(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placement) -> Experiment:
@@ -311,20 +312,19 @@ def run_plan(plan: Sequence[PlannedRun], run_dir: str | Path, *, place: Placemen
     return experiment
 
 
-def choose_placement(jobs: int, *, quiet: bool = False, describe: Callable[[str], str] = str) -> Placement:
+def choose_placement(jobs: int, make_progress: Callable[[], Progress] = Progress) -> Placement:
     """Returns the placement for a number of processes: `run_here` for 1, else `run_in_processes`.
 
     Args:
       jobs: number of processes.
-      quiet: whether to print only warnings.
-      describe: see `Progress`.
+      make_progress: see `run_here`.
 
     Raises:
       ValueError: If `jobs` is not an integer >= 1.
     """
     require_count("jobs", jobs)
     place: Any = run_here if jobs == 1 else functools.partial(run_in_processes, jobs=jobs)
-    return functools.partial(place, quiet=quiet, describe=describe)
+    return functools.partial(place, make_progress=make_progress)
 
 
 def _require_valid(runs: Sequence[PlannedRun]) -> None:

@@ -60,8 +60,7 @@ def run_here(
     root: Path,
     report: OutcomeCallback,
     *,
-    quiet: bool = False,
-    describe: Callable[[str], str] = str,
+    make_progress: Callable[[], Progress] = Progress,
 ) -> str:
     """Runs one run after the other in this process; a run that fails does not affect the others.
 
@@ -69,16 +68,15 @@ def run_here(
       runs: the runs.
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
-      quiet: whether to print only warnings.
-      describe: see `Progress`.
+      make_progress: function that returns what prints the notes and the progress of a run.
 
     Returns:
       The name of the signal that stopped a run, after which no other run is started; '' if none did.
     """
     for number, run in enumerate(runs, 1):
-        if not quiet:
-            print(f"{run.name} ({number} of {len(runs)})", file=sys.stderr, flush=True)
-        outcome = execute(run, root / run.name, Progress(quiet=quiet, notes=not quiet, describe=describe))
+        progress = make_progress()
+        progress.note(f"{run.name} ({number} of {len(runs)})")
+        outcome = execute(run, root / run.name, progress)
         gc.collect()  # Agents and their graphs refer to each other, and so are not freed when the run ends.
         report(run.name, outcome)
         if outcome.state == "stopped":
@@ -92,8 +90,7 @@ def run_in_processes(
     report: OutcomeCallback,
     *,
     jobs: int,
-    quiet: bool = False,
-    describe: Callable[[str], str] = str,
+    make_progress: Callable[[], Progress] = Progress,
 ) -> str:
     """Runs each run in its own process, `jobs` at a time; the processes share the cores of this machine.
 
@@ -105,8 +102,7 @@ def run_in_processes(
       root: directory that contains the directories of the runs.
       report: function called with the name and the outcome of each run that ends.
       jobs: maximum number of processes at a time, at least 1.
-      quiet: whether to print only warnings.
-      describe: see `Progress`.
+      make_progress: function that returns what prints the notes and the progress of a run.
 
     Returns:
       The name of the signal that stopped the runs; '' if none did.
@@ -125,7 +121,7 @@ def run_in_processes(
         while workers or (waiting and not stopped_by):
             while waiting and len(workers) < jobs and not stopped_by:
                 run = waiting.popleft()
-                arguments, on_line = (run, root / run.name, quiet, describe), partial(_print_line, run.name)
+                arguments, on_line = (run, root / run.name, make_progress), partial(_print_line, run.name)
                 try:
                     worker = TaskProcess(_execute_here, *arguments, environment=environment, on_line=on_line)
                 except TypeError as error:
@@ -147,11 +143,11 @@ def _print_line(name: str, line: str) -> None:
     sys.stderr.flush()
 
 
-def _execute_here(run: PlannedRun, run_dir: Path, quiet: bool, describe: Callable[[str], str]) -> Outcome:
+def _execute_here(run: PlannedRun, run_dir: Path, make_progress: Callable[[], Progress]) -> Outcome:
     """Executes a run in the process that was started for it, until SIGTERM arrives."""
     try:
         with raise_on_sigterm():
-            outcome = execute(run, run_dir, Progress(quiet=quiet, notes=not quiet, describe=describe))
+            outcome = execute(run, run_dir, make_progress())
     except Terminated:
         outcome = Outcome("stopped", 0, signal.SIGTERM.name)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The outcome is still to be sent.

@@ -66,6 +66,9 @@ def test_seeds_are_trained_and_other_commands_read_them(call, command, tmp_path)
     assert code == 1 and "runs contains several runs; pass the directory of one, such as runs/seed_0" in err
     code, _, err = call(*command, "--run-dir", "runs")
     assert code == 2 and "runs contains several runs; repeat the call that started them" in err
+    code, out, err = call(*command, "--gamma", 0.5, "--seeds", 1, "--json", "--run-dir", "notes")
+    assert code == 0 and json.loads(out)["complete"]
+    assert "seed_0 (1 of 1)" in err and "--gamma has no effect on bc" in err
     code, out, _ = call(*seeds, "--json")
     assert code == 0 and json.loads(out)["complete"]
 

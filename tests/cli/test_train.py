@@ -13,6 +13,7 @@ from skipped_exports import skip_exports
 from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
+from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.sources import load
 
@@ -179,6 +180,21 @@ def test_ctrl_c_after_the_last_update_says_that_nothing_is_missing(hopper, tmp_p
     command = ["--algo", "bc", "--data", hopper, "--run-dir", tmp_path, "--steps", 40, *SMALL]
     code, out, _ = call(capsys, *command)
     assert code == 0 and "SIGINT; all updates are made" in out
+
+
+@pytest.mark.usefixtures("no_policies")
+def test_ctrl_c_in_the_last_evaluation_says_that_it_is_missing(data, tmp_path, capsys, monkeypatch):
+    evaluate = Evaluator.evaluate
+
+    def interrupt(evaluator, policy, **options):
+        signal.raise_signal(signal.SIGINT)
+        return evaluate(evaluator, policy, **options)
+
+    monkeypatch.setattr(Evaluator, "evaluate", interrupt)
+    source = data / "d4rl" / "pendulum_mixed-v2.hdf5"
+    command = ["--algo", "bc", "--data", source, "--run-dir", tmp_path, "--steps", 20, *SMALL, "--env", "Pendulum-v1"]
+    code, out, _ = call(capsys, *command, "--eval-every", 20, "--eval-episodes", 1)
+    assert code == 75 and "SIGINT; run the same command to make the last evaluation" in out
 
 
 @pytest.mark.parametrize("module", ["click", "rlds2reverb.cli.train"])

@@ -313,3 +313,13 @@ def test_load_run_raises_for_other_directories(tmp_path):
     config.write_text(config.read_text().replace("Pendulum-v1", "Pendulum-v2"))
     with pytest.raises(CorruptFileError, match="config.json is damaged"):
         load_run(tmp_path)
+
+
+def test_last_return_of_a_stopped_run_names_its_update(tmp_path):
+    with RunDirectory(tmp_path) as run:
+        run.write_config({"configuration": {"algo": "iql"}})
+        run.log_evaluation(10, evaluation(5))
+        run.log(10, {"loss": 1.0})
+        assert str(load_run(tmp_path)).endswith("10 updates, last return 5.0, best 5.0")
+        run.log(15, {"loss": 1.0})
+    assert str(load_run(tmp_path)).endswith("15 updates, last return 5.0 (evaluated at update 10), best 5.0")

@@ -6,8 +6,11 @@ here as free, because the logged numbers keep their meaning.
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
+import linecache
+import sys
 
 import cloudpickle
 import gymnasium
@@ -26,6 +29,7 @@ from rlds2reverb.learners.curves import label_runs
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.learners.hooks.hook_list import HookList
 from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.learners.run_identity import differences
 from rlds2reverb.training import restore_environment
 from rlds2reverb.training.config import declared_options
 from rlds2reverb.training.environment import environment_key, resolve_environment
@@ -231,6 +235,39 @@ def test_environments_of_one_name_differ_in_their_descriptions(pair):
     again, _ = (json.loads(json.dumps(describe_env(env))) for env in PAIRS[pair]())
     assert one == again != other
     assert TrainingConfig("bc", env=one).as_dict()["env"] == one
+
+
+@pytest.mark.parametrize("part", ["Env", "Wrap"])
+def test_changed_code_behind_text_entry_points_of_environments_and_wrappers_is_refused(part, tmp_path, monkeypatch):
+    code = """
+from gymnasium import Wrapper
+from gymnasium.envs.classic_control import PendulumEnv
+class Env(PendulumEnv):
+    number = 1
+class Wrap(Wrapper):
+    number = 1
+"""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def describe(text):
+        (tmp_path / "text_entry_points.py").write_text(text)
+        sys.modules.pop("text_entry_points", None)
+        importlib.invalidate_caches()
+        linecache.clearcache()
+        wrapper = gymnasium.envs.registration.WrapperSpec("Wrap", "text_entry_points:Wrap", {})
+        spec = make_spec(entry_point="text_entry_points:Env", additional_wrappers=(wrapper,))
+        return json.loads(json.dumps(describe_env(spec)))
+
+    before = describe(code)
+    assert before == describe(code + "# The same code.\n")
+    restore_env(before)
+    head, tail = code.split(f"class {part}")
+    now = describe(f"{head}class {part}{tail.replace('number = 1', 'number = 2', 1)}")
+    (difference,) = differences({"environment_spec": before}, {"environment_spec": now}).values()
+    owner = "environment_spec" if part == "Env" else "environment_spec.additional_wrappers"
+    assert owner in difference
+    with pytest.raises(ValueError, match=f"because text_entry_points:{part} has changed; pass it to use it"):
+        restore_env(before)
 
 
 def test_counters_of_a_class_do_not_change_its_description():

@@ -116,11 +116,12 @@ def _add_summary(page: Page, runs: Sequence[Run]) -> None:
     rows = []
     for run in runs:
         data = run.config.get("data") or {}
-        returns = (run.behaviour_return, run.last_return, run.best_return)
+        last_return = "–" if run.last_return is None else run.describe_last_return()
         last_step = max(int(log[STEP][-1]) for log in (run.progress, run.evaluations) if len(log.get(STEP, ())))
         cells = [run.path.name, str(run.identity.get("algo", "?")), str(run.identity.get("seed", "?"))]
         cells += [Path(str(data.get("source", "?"))).name, f"{last_step:,}"]
-        rows.append([*cells, *("–" if value is None else f"{value:,.1f}" for value in returns)])
+        given, best = ("–" if value is None else f"{value:,.1f}" for value in (run.behaviour_return, run.best_return))
+        rows.append([*cells, given, last_return, best])
     page.add_table(headings, rows)
 
 
