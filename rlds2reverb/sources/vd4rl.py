@@ -68,7 +68,7 @@ def _open_episodes(name: str, paths: list[Path]) -> Source:
             yield made
 
     arrays = npz.list_arrays(paths[0])
-    described = {"unread": tuple(sorted(arrays - _USED))}
+    described: dict[str, Any] = {"unread": tuple(sorted(arrays - _USED))}
     described["warnings"] = () if fields.IS_TERMINAL in arrays else (_TERMINALS_LOST.format(name),)
     count = len(paths)
     source = Source(name, "vd4rl", read, num_episodes=count, count=lambda: count, **described)
@@ -108,7 +108,7 @@ def open_file(path: Path) -> Source:
                 yield _make_episode(where, index, block, is_unterminated=bool(is_unterminated))
 
     count = len(starts) - 1
-    described = {"num_episodes": count, "num_rows": len(step_types), "unread": unread}
+    described: dict[str, Any] = {"num_episodes": count, "num_rows": len(step_types), "unread": unread}
     return Source(path.name, "vd4rl", read, count=lambda: count, **described)
 
 
