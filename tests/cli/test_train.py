@@ -192,7 +192,19 @@ def test_ctrl_c_in_the_last_evaluation_says_that_it_is_missing(data, tmp_path, c
 
     monkeypatch.setattr(Evaluator, "evaluate", interrupt)
     source = data / "d4rl" / "pendulum_mixed-v2.hdf5"
-    command = ["--algo", "bc", "--data", source, "--run-dir", tmp_path, "--steps", 20, *SMALL[2:], "--env", "Pendulum-v1"]
+    command = [
+        "--algo",
+        "bc",
+        "--data",
+        source,
+        "--run-dir",
+        tmp_path,
+        "--steps",
+        20,
+        *SMALL[2:],
+        "--env",
+        "Pendulum-v1",
+    ]
     code, out, _ = call(capsys, *command, "--eval-every", 20, "--eval-episodes", 1)
     assert code == 75 and "SIGINT; run the same command to make the last evaluation" in out
 
