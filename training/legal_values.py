@@ -36,7 +36,7 @@ class LegalValues:
         self._minimum, is_discrete = action_spec.minimum, action_spec.dtype.is_integer
         num_actions = int(action_spec.maximum) - int(action_spec.minimum) + 1 if is_discrete else None
         self._mask = find_action_mask(observation_spec, num_actions, action_mask)
-        self._categories, self.notes = {}, list[str]()
+        self._categories, self.notes = dict[Any, Any](), list[str]()
         for path, leaf in leaves(observation_spec):
             counts, name = count_categories(leaf), path_name(path, "observation")
             if path == (self._mask,):
