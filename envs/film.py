@@ -276,7 +276,8 @@ def _write_mp4(path: Path, pictures: Iterable[Any], images_per_sec: float) -> No
 
     # Browsers start before the file is complete only with its index at the front.
     options: dict[str, Any] = {"macro_block_size": 2, "output_params": ["-movflags", "+faststart"]}
-    with imageio.v2.get_writer(path, "FFMPEG", fps=images_per_sec, ffmpeg_log_level="error", **options) as writer:
+    writer: Any = imageio.v2.get_writer(path, "FFMPEG", fps=images_per_sec, ffmpeg_log_level="error", **options)
+    with writer:
         for picture in pictures:
             writer.append_data(np.asarray(picture))
 

@@ -154,14 +154,14 @@ class EpisodeSummary(NamedTuple):
     """One episode of a summary.
 
     Attributes:
-      index: its index.
+      number: its index in the dataset.
       digest: digest of its content.
       total_reward: its return; None if it has no steps.
       num_transitions: its length.
       end: how it ends, the name of a count of `Summary`: 'terminals', 'timeouts', 'unterminated' or 'empty'.
     """
 
-    index: int
+    number: int
     digest: bytes
     total_reward: float | None
     num_transitions: int
@@ -232,13 +232,15 @@ class SummaryParts:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parts as plain values, for JSON."""
-        episodes = [episode._replace(digest=episode.digest.hex()) for episode in self.episodes]
+        episodes = [(number, digest.hex(), *rest) for number, digest, *rest in self.episodes]
         return {**vars(self), "episodes": episodes, "left_out": asdict(self.left_out)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SummaryParts:
         """Creates parts from the values of `as_dict`."""
-        episodes = [EpisodeSummary(index, bytes.fromhex(digest), *rest) for index, digest, *rest in values["episodes"]]
+        episodes = [
+            EpisodeSummary(number, bytes.fromhex(digest), *rest) for number, digest, *rest in values["episodes"]
+        ]
         counters = {name: Counter(values[name]) for name in ("counts", "non_finite")}
         return cls(**{**values, **counters, "episodes": episodes, "left_out": LeftOut(**values["left_out"])})
 
@@ -248,9 +250,8 @@ class SummaryParts:
         """Returns the summary; the arguments are those of `summarize`, and the source is not read."""
         ordered = sorted(self.episodes)
         fingerprint = Fingerprint(b"".join(episode.digest for episode in ordered))
-        used = [episode for episode in ordered if episode.total_reward is not None]
-        returns = [episode.total_reward for episode in used]
-        lengths = [float(episode.num_transitions) for episode in used]
+        returns = [episode.total_reward for episode in ordered if episode.total_reward is not None]
+        lengths = [float(episode.num_transitions) for episode in ordered if episode.total_reward is not None]
         reference, environment = find_reference_returns(source, reference_returns, is_d4rl=is_d4rl)
         return Summary(
             name=source.name,
