@@ -4,6 +4,7 @@ import numpy as np
 
 from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners.run_directory import RunDirectory, count_priorities
+from rlds2reverb.training.environment_spec import describe_env
 
 STEPS = (1000, 2000, 3000)
 
@@ -18,6 +19,7 @@ def write_run(
     with RunDirectory(path) as directory:
         directory.writes_events = False
         document = {"identity": {"algo": algo, "seed": seed}, "environment": "Pendulum-v1"}
+        document["environment_spec"] = describe_env("Pendulum-v1")
         directory.write_config({**document, "data": {"source": "a.hdf5", "behaviour_return": 12.0}, **config})
         for step, q_value, value in zip(STEPS, q_values, returns, strict=True):
             numbers = {"loss": 1 / step, "q_mean": q_value, "steps_per_sec": 100.0 + step}

@@ -13,6 +13,7 @@ from policies import PENDULUM, LinearPolicy, save_policy
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run
 from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.training.environment_spec import describe_env
 
 
 def call(capsys, *arguments):
@@ -30,6 +31,7 @@ def trained(tmp_path_factory):
             {
                 "data": {"behaviour_return": -514.7},
                 "environment": "Pendulum-v1",
+                "environment_spec": describe_env("Pendulum-v1"),
                 "reference_returns": (-1226.85, -151.27),
             }
         )

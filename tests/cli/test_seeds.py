@@ -12,6 +12,7 @@ from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.training import TrainingConfig, training
 from rlds2reverb.training.placement import run_here
 from rlds2reverb.training.plans import plan_seeds
+from rlds2reverb.training.progress import Progress
 
 OWN = """
 from rlds2reverb.learners.hooks import LearnerHook
@@ -123,7 +124,8 @@ def test_notes_and_errors_of_several_runs_name_options(message, described, monke
     monkeypatch.setattr(training, "Training", fail)
     outcomes = {}
     plan = plan_seeds("unopened.hdf5", TrainingConfig("bc"), 1)
-    describe = pickle.loads(pickle.dumps(functools.partial(name_command_options, "train")))  # As for other processes.
-    run_here(plan, tmp_path, outcomes.__setitem__, quiet=False, describe=describe)
+    make_progress = functools.partial(Progress, describe=functools.partial(name_command_options, "train"))
+    make_progress = pickle.loads(pickle.dumps(make_progress))  # As for other processes.
+    run_here(plan, tmp_path, outcomes.__setitem__, make_progress=make_progress)
     assert capsys.readouterr().err.splitlines()[1:] == [described, f"warning: {described}"]
     assert [outcome.reason for outcome in outcomes.values()] == [described]

@@ -68,6 +68,7 @@ CHANGED = {
     "num_envs": 2,
     "online_replay": "reverb",
     "replay_size": 10,
+    "action_mask": "legal",
     "env": dataclasses.replace(gymnasium.spec("Pendulum-v1"), max_episode_steps=5),
     "eval_every": 7,
     "eval_episodes": 3,
