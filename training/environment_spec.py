@@ -100,17 +100,6 @@ def restore_env(description: Mapping[str, Any]) -> Any:
     return registration.EnvSpec(**values, additional_wrappers=tuple(wrappers))
 
 
-def name_env(env: Any) -> str:
-    """Returns a short name of an environment with its arguments, such as 'Pendulum-v1(g=5.0)'."""
-    if env is None or isinstance(env, str):
-        return str(env)
-    description = describe_env(env)
-    if "id" not in description:
-        return str(description.get(_FUNCTION, description))
-    arguments = ",".join(f"{name}={value}" for name, value in (description.get("kwargs") or {}).items())
-    return f"{description['id']}({arguments})" if arguments else str(description["id"])
-
-
 def _encode(value: Any) -> Any:
     """Returns a value as JSON values, from which `_decode` restores it unless it cannot be imported."""
     if value is None or isinstance(value, (bool, int, float, str)):
