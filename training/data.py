@@ -24,6 +24,7 @@ from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.sources.action_specs import ADVICE, describe_bounds
+from rlds2reverb.sources.action_statistics import require_joined
 from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
@@ -294,14 +295,7 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
       SpecMismatchError: If no algorithm supports such actions, if only others do, or if the environment's actions are
         of a different kind.
     """
-    if not isinstance(spec, ArraySpec):
-        discrete = [
-            f"{path_name(path, 'action')} {describe(leaf)}" for path, leaf in leaves(spec) if leaf.dtype.kind in "iub"
-        ]
-        sentence = "the actions must be one array, got a nest; drop parts of it"
-        if discrete:
-            sentence += f", or encode {' and '.join(discrete)}: agents learn either one integer, or floats only"
-        raise SpecMismatchError(sentence)
+    spec = require_joined(spec)
     if action_space is not None and action_space.shape is None:
         raise SpecMismatchError(
             f"the actions of the environment must be one array, got {action_space}; use a wrapper that joins its parts"

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.specs import ArraySpec, Nest, leaves
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 
 #: Maximum number of distinct discrete actions to distinguish, which is also the limit of the agents.
 _MAX_VALUES = 1 << 20
@@ -57,6 +58,19 @@ def join_actions(actions: Nest) -> Nest:
     parts = [column for _, column in _list_parts(actions)]
     columns = [column.reshape(len(column), math.prod(column.shape[1:])).astype(np.float32) for column in parts]
     return np.concatenate(columns, axis=1) if columns else actions
+
+
+def require_joined(spec: Nest) -> ArraySpec:
+    """Returns the spec of actions after `join_actions`; raises `SpecMismatchError` if they are still a nest."""
+    if isinstance(spec, ArraySpec):
+        return spec
+    discrete = [
+        f"{path_name(path, 'action')} {describe(part)}" for path, part in leaves(spec) if part.dtype.kind in "iub"
+    ]
+    sentence = "the actions must be one array, got a nest; drop parts of it"
+    if discrete:
+        sentence += f", or encode {' and '.join(discrete)}: agents learn either one integer, or floats only"
+    raise SpecMismatchError(sentence)
 
 
 def describe_joined_actions(spec: Nest) -> list[str]:

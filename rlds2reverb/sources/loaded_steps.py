@@ -23,7 +23,7 @@ from rlds2reverb.store.image_files import Decoder, decode_images
 from rlds2reverb.store.layout import Layout, find_image, has_images
 from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
 
-from .action_statistics import ActionStatistics, describe_joined_actions, join_actions
+from .action_statistics import ActionStatistics, describe_joined_actions, join_actions, require_joined
 from .data_checks import Finding
 from .data_checks.actions import ActionBounds
 from .data_checks.blocks import Block
@@ -283,7 +283,7 @@ class _Builder:
         self.returns: list[float] = []
         self.fingerprint, self.left_out = Fingerprint(), LeftOut()
         self.moments = ObservationMoments(self.step_spec[fields.OBSERVATION])
-        self.actions = ActionStatistics(cast_spec(action_spec))
+        self.actions = ActionStatistics(cast_spec(require_joined(action_spec)))
         self._checks: Any = [] if source.action_space is not None else [Jumps(source), ActionBounds(source)]
 
     def add(self, raw: EpisodeBatch) -> None:
