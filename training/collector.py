@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,10 +48,6 @@ class Piece(NamedTuple):
 
     episode: Episode
     is_complete: bool
-
-
-class _Stopped(Exception):
-    """Collecting was stopped."""
 
 
 class Collector:
@@ -148,19 +144,23 @@ class Collector:
         self._is_random = is_random
         until = self.num_collected + num_steps
         before = {**vars(self), "_tracks": [track.copy() for track in self._tracks]}
+        is_stopped = False
         try:
-            while self.num_collected < until:
-                if should_stop():
-                    raise _Stopped
+            while self.num_collected < until and not (is_stopped := should_stop()):
                 self._add(next(self._rollout))
-        except BaseException as error:
-            vars(self).update(before)
-            with suppress(Exception):  # The environments may be broken.
-                self.close()
-            if isinstance(error, _Stopped):
-                return []
+        except BaseException:
+            self._go_back(before)
             raise
+        if is_stopped:
+            self._go_back(before)
+            return []
         return [self._make_piece(*taken) for track in self._tracks for taken in track.take(self._num_kept)]
+
+    def _go_back(self, before: Mapping[str, Any]) -> None:
+        """Restores an earlier state; environments are created again when they are needed."""
+        vars(self).update(before)
+        with suppress(Exception):  # The environments may be broken.
+            self.close()
 
     def _make_piece(self, steps: EpisodeSteps, is_complete: bool) -> Piece:
         columns = steps.to_rlds(is_complete=is_complete)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -344,9 +344,8 @@ def _require_texts(batch: EpisodeBatch, format_name: str) -> None:
 
 
 def _is_text(value: Any) -> bool:
-    with contextlib.suppress(UnicodeEncodeError):
-        return isinstance(value, bytes) or (isinstance(value, str) and len(value.encode()) >= 0)
-    return False
+    """Returns whether a value is bytes, or a string without lone surrogates, which UTF-8 cannot represent."""
+    return isinstance(value, bytes) or (isinstance(value, str) and not re.search("[\ud800-\udfff]", value))
 
 
 def _require_discount_spec(spec: ArraySpec) -> None:
