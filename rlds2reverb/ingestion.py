@@ -245,7 +245,9 @@ class IngestRun:
 
     def make_report(self, source: Source) -> IngestReport:
         """Returns a report without counts, and issues the warnings of the source."""
-        report = IngestReport(source.name, self.names, writer=self.options.writer, statistics=source.statistics)
+        report = IngestReport(
+            source.name, self.names, writer=self.options.writer, statistics=source.statistics, unread=source.unread
+        )
         for warning in source.warnings:
             report.warn(warning)
         return report

@@ -1,6 +1,6 @@
 """Behavioural cloning of discrete actions."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -8,12 +8,11 @@ from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import CategoricalActor
 from .hyperparameters import Positive, configurable
-from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import DiscreteActions
+from .offline_agent import DiscreteAgent, TransitionBatch
 
 
 @configurable
-class DiscreteBCAgent(OfflineAgent):
+class DiscreteBCAgent(DiscreteAgent):
     """Behavioural cloning: loss = -mean(w * log pi(a|s)), where pi is the softmax of a network's outputs.
 
     Pomerleau (1991), "Efficient Training of Artificial Neural Networks for Autonomous Navigation", with the
@@ -23,8 +22,6 @@ class DiscreteBCAgent(OfflineAgent):
       actor_network: function that creates the network, see `CustomNetwork`; None for the default.
       learning_rate: Adam's learning rate.
     """
-
-    _actions_type: ClassVar[Any] = DiscreteActions
 
     actor_network: NetworkFactory | None = None
     learning_rate: Positive = 3e-4

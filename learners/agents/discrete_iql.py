@@ -1,6 +1,6 @@
 """Implicit Q-learning (IQL) for discrete actions."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -8,11 +8,11 @@ from .discrete_actors import CategoricalActor
 from .hyperparameters import configurable
 from .iql import IQLAgent
 from .networks import Network
-from .spaces import DiscreteActions
+from .offline_agent import DiscreteAgent
 
 
 @configurable
-class DiscreteIQLAgent(IQLAgent):
+class DiscreteIQLAgent(DiscreteAgent, IQLAgent):
     """IQL with a softmax policy, and critics with one output for each action.
 
     The losses are those of `IQLAgent` (Kostrikov, Nair & Levine 2021, eq. 5 to 7), which need nothing from the actions
@@ -22,7 +22,6 @@ class DiscreteIQLAgent(IQLAgent):
       actor_network: function that creates the network of the logits, see `CustomNetwork`; None for the default.
     """
 
-    _actions_type: ClassVar[Any] = DiscreteActions
     log_std_bounds: ClassVar[None] = None  # type: ignore[assignment,misc]
 
     def _create_actor(self) -> CategoricalActor:

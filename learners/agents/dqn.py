@@ -1,6 +1,6 @@
 """Q-learning for discrete actions: DQN, double DQN and discrete CQL."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -8,12 +8,11 @@ from ..options import NetworkFactory
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import Count, Fraction, NonNegative, Positive, PositiveFraction, configurable
-from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import DiscreteActions
+from .offline_agent import DiscreteAgent, TransitionBatch
 
 
 @configurable
-class DQNAgent(OfflineAgent):
+class DQNAgent(DiscreteAgent):
     """DQN (Mnih et al. 2015), double DQN (van Hasselt, Guez & Silver 2016), discrete CQL(H) (Kumar et al. 2020).
 
         y    = r + gamma * discount * Q'(s', a'),  a' = argmax Q'(s', .), or argmax Q(s', .) if `double`
@@ -40,8 +39,6 @@ class DQNAgent(OfflineAgent):
       conservative_weight: CQL's alpha, the weight of its penalty; its authors use 1 for 10 % and 4 for 1 % of the
         Atari data (README of github.com/aviralkumar2907/CQL).
     """
-
-    _actions_type: ClassVar[Any] = DiscreteActions
 
     q_network: NetworkFactory | None = None
     learning_rate: Positive = 6.25e-5

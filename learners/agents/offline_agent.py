@@ -92,8 +92,6 @@ class OfflineAgent(tf_agent.TFAgent):
       seed: random seed for weight initialisation and noise.
       hidden_sizes: sizes of the hidden layers of all networks.
       image_encoder: architecture of the encoder of each image in the default networks; see `ImageEncoder`.
-      action_mask: field of the observation that is not 0 for legal discrete actions; None for 'action_mask', if
-        there is one.
     """
 
     #: The class that converts actions, `BoundedActions` or `DiscreteActions`.
@@ -111,7 +109,7 @@ class OfflineAgent(tf_agent.TFAgent):
     seed: Seed = 0
     hidden_sizes: LayerSizes = (256, 256)
     image_encoder: ImageEncoderName = "nature"
-    action_mask: str | None = None
+    action_mask: ClassVar[str | None] = None
 
     def __init__(self, time_step_spec: Any, action_spec: Any, **hyperparameters: Any) -> None:
         """Creates the networks and policies.
@@ -264,6 +262,18 @@ class OfflineAgent(tf_agent.TFAgent):
         """Returns a seed, int64 [2], that is unique to the draw, train step, replica and seed of the agent."""
         replica_offset = tf.cast(replica_id(), tf.int64) * _REPLICA_SEED_OFFSET
         return tf.stack([replica_offset + (self.seed * _MAX_DRAWS + draw), self.train_step_counter.read_value()])
+
+
+class DiscreteAgent(OfflineAgent):
+    """The base class of agents with discrete actions.
+
+    Attributes:
+      action_mask: field of the observation that is not 0 for legal actions; None for 'action_mask', if there is one.
+    """
+
+    _actions_type: ClassVar[Any] = DiscreteActions
+
+    action_mask: str | None = None  # type: ignore[misc]
 
 
 class ActorCriticAgent(OfflineAgent):

@@ -63,6 +63,8 @@ def find_differing_rows(one: np.ndarray, other: np.ndarray, *, ignore: Sequence[
 INDEPENDENT_ROWS_ADVICE = Message(
     "if the rows are shuffled or relabelled, read each row as a transition of its own", independent_rows=True
 )
+#: For formats whose rows cannot be read as transitions of their own.
+ROWS_IN_ORDER_ADVICE = "put the rows in the order in which they were recorded, or correct the next observations"
 
 
 @dataclass

@@ -29,7 +29,7 @@ from rlds2reverb.ownership import copy_arrays
 from . import d4rl, minari, npz
 from .agreement import require_agreement
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
-from .continuity import ContinuityCheck
+from .continuity import ROWS_IN_ORDER_ADVICE, ContinuityCheck
 from .formats import Format
 from .source import Source, identify_files
 
@@ -174,7 +174,7 @@ def _open_trajectories(
     num_episodes = len(starts) - 1
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-        check = ContinuityCheck(name, num_rows, "copy or download the data again")
+        check = ContinuityCheck(name, num_rows, ROWS_IN_ORDER_ADVICE)
         relabel = None if make_relabel is None else make_relabel()
         with open_columns() as columns:
             for index in range(num_episodes)[first:stop]:

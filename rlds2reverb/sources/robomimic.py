@@ -27,7 +27,7 @@ from rlds2reverb.errors import SourceError
 from . import hdf5, npz
 from .agreement import add_contradictions, find_contradictions
 from .columns import as_columns, as_flags, make_log_episode, require_equal_lengths
-from .continuity import ContinuityCheck
+from .continuity import ROWS_IN_ORDER_ADVICE, ContinuityCheck
 from .episode_metadata import read_attributes
 from .formats import Format
 from .json_files import parse_object
@@ -88,7 +88,7 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     described["assumed_fields"] = () if REWARDS in contents.optional else (fields.REWARD,)
 
     def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
-        check = ContinuityCheck(path.name, contents.num_rows, "copy or download the file again")
+        check = ContinuityCheck(path.name, contents.num_rows, ROWS_IN_ORDER_ADVICE)
         with hdf5.open_hdf5(path) as file:
             data = file["data"]
             for index in range(count)[first:stop]:

@@ -23,7 +23,7 @@ MAX_REPORTED_PROBLEMS = 20
 #: The attributes of a report that are known before the first item.
 _KEPT = (
     *("source", "tables", "memory_bytes", "restarts", "writer"),
-    *("warnings", "statistics", "left_out_fields", "seconds"),
+    *("warnings", "statistics", "unread", "left_out_fields", "seconds"),
 )
 
 
@@ -57,6 +57,7 @@ class IngestReport(LeftOut):
       writer: 'bulk' or 'reverb'; see `ingestion.IngestOptions`.
       warnings: sentences that the user should see.
       statistics: values and changes of the transforms; see `sources.transforms.apply_transforms`.
+      unread: names of columns of the dataset that are not read, see `Source.unread`.
       left_out_fields: additional step fields that the items do not contain, with the reason.
       fingerprint: XXH3-128 of the written content; see `fingerprints.Fingerprint`. For several shards, that of
         their fingerprints.
@@ -83,6 +84,7 @@ class IngestReport(LeftOut):
     writer: str = "bulk"
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     left_out_fields: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     table_sizes: dict[str, int] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class IngestReport(LeftOut):
             facts.append(
                 ("verified", f"{self.verified_items:,} items read back, equal to those of the dataset bit for bit")
             )
+        if self.unread:
+            facts.append(("not read", ", ".join(self.unread)))
         facts += [("changed", sentence) for sentence in describe_changes(self.statistics)]
         if any(size != self.items for size in self.table_sizes.values()):
             sizes = ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())

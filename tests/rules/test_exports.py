@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import warnings
 from dataclasses import replace
 
 import h5py
@@ -11,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from properties import mark_slow_except
 
-from rlds2reverb import SourceError, apply_transforms, load, summarize, write_dataset
+from rlds2reverb import SourceError, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.episodes import Episode
 from rlds2reverb.sources.source import Source
 from rlds2reverb.sources.transforms import DropFields
 from rlds2reverb.sources.writing import WRITTEN_FORMATS
+from rlds2reverb.writing.report import IngestWarning
 
 NAMES = {"d4rl": "out.hdf5", "rlds": "out/1.0.0", "minari": "out-v0", "lerobot": "out", "robomimic": "demo.hdf5"}
 #: Whether the final observation of each of two episodes is known, and whether the episode is terminal.
@@ -308,6 +310,10 @@ def test_columns_that_are_not_read_are_listed(tmp_path, data, path, unread):
     _, report = write(source, tmp_path, "rlds")
     assert sentence in report.warnings
     assert ("not read", ", ".join(unread)) in summarize(source).facts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", IngestWarning)
+        report = ingest(source, tmp_path / "items", on_invalid="keep")
+    assert ("not read", ", ".join(unread)) in report.facts()
 
 
 @pytest.mark.parametrize("format", WRITTEN_FORMATS)

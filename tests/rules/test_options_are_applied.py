@@ -81,7 +81,7 @@ def test_inherited_default_is_not_recorded_unless_it_is_set():
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (Swallows, "accepts discount, num_updates, seed, action_mask, but does not pass them on"),
+        (Swallows, "accepts discount, num_updates, seed, but does not pass them on"),
         (Fixes, "do not set discount in its code"),
     ],
 )

@@ -177,7 +177,7 @@ def test_relabelled_robomimic_observations_raise(data, tmp_path):
     with h5py.File(path, "a") as file:
         column = file["data/demo_0/next_obs/object"]
         column[...] = column[:] + 1
-    with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\); copy or download the file again"):
+    with pytest.raises(SourceError, match=r"first in row 0 \(episode 0\); put the rows in the order in which"):
         list(load(path))
     with pytest.raises(
         ValueError, match=r"independent_rows=True does not apply to a robomimic file \(its options: split\)"
