@@ -21,6 +21,7 @@ ALGORITHMS = ("bc", "td3_bc", "iql", "cql", "awac", "rebrac")
 def compute_losses(algorithm, run_dir):
     """Returns the loss after every tenth update."""
     options = {"hyperparameters": {"hidden_sizes": (32, 32)}, "env": None, "progress": False}
+    options |= {"normalize_observations": False} if algorithm == "bc" else {}
     run = train(DATA / "d4rl/pendulum_mixed-v2.hdf5", algorithm, run_dir, steps=100, log_every=10, **options)
     return [float(loss) for loss in run.progress["loss"]]
 

@@ -146,6 +146,7 @@ def test_agents_derive_from_their_base_or_from_one_other_agent():
         assert len(agents.intersection(bases)) <= 1
         assert {base.__name__ for base in bases if base not in agents} <= {
             "ActorCriticAgent",
+            "DiscreteAgent",
             "GoalAgent",
             "GoalValueAgent",
         }

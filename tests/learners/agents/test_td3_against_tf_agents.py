@@ -43,7 +43,7 @@ def make_baseline(agent):
     baseline.initialize()
     (actor,) = agent._actor.network.layers()
     for networks, layers in (
-        ([baseline._actor.network, baseline._target_actor_network], actor),
+        ([baseline._actor_network, baseline._target_actor_network], actor),
         ([baseline._critic_network_1, baseline._target_critic_network_1], agent._critic.layers()[0]),
         ([baseline._critic_network_2, baseline._target_critic_network_2], agent._critic.layers()[1]),
     ):
@@ -71,7 +71,7 @@ def test_updates_match_tf_agents():
     np.testing.assert_allclose(
         agent._critic.flat, flat(baseline._critic_network_1, baseline._critic_network_2), atol=3e-6
     )
-    np.testing.assert_allclose(agent._actor.network.flat, flat(baseline._actor.network), atol=3e-6)
+    np.testing.assert_allclose(agent._actor.network.flat, flat(baseline._actor_network), atol=3e-6)
     np.testing.assert_allclose(
         agent._target_critic.flat, flat(baseline._target_critic_network_1, baseline._target_critic_network_2), atol=3e-6
     )
