@@ -1,11 +1,16 @@
+from .action_chunks import ActionChunks as ActionChunks, ChunkTransitions as ChunkTransitions
+from .adder import ItemAdder as ItemAdder
+from .arrays import namespace as namespace
 from .chain import compose as compose
-from .column_adder import ColumnAdder as ColumnAdder, episode_columns as episode_columns
+from .column_adder import ColumnAdder as ColumnAdder
 from .contract import check_adder as check_adder
+from .dataset import episode_columns as episode_columns
 from .gae import GAE as GAE
 from .goal_relabel import GoalRelabel as GoalRelabel
 from .initial_priorities import InitialPriorities as InitialPriorities
-from .n_step import NStep as NStep
+from .n_step import NStep as NStep, Transitions as Transitions
 from .off_policy import VTrace as VTrace, retrace as retrace, v_trace as v_trace
+from .places import Places as Places
 from .return_to_go import ReturnToGo as ReturnToGo
 from .returns import (
     discounted_returns as discounted_returns,
@@ -18,3 +23,6 @@ from .returns import (
 from .step_context_windows import StepContextWindows as StepContextWindows
 from .step_episodes import StepEpisodes as StepEpisodes
 from .step_windows import StepWindows as StepWindows
+from .trajectory_windows import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
+from .window_adder import Ranges as Ranges, WindowAdder as WindowAdder, unpadded as unpadded
+from .windows import PaddedWindows as PaddedWindows, Windows as Windows

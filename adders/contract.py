@@ -12,10 +12,9 @@ from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import SpecMismatchError
 from rlds2reverb.items import EpisodeAdder, Items
-from rlds2reverb.sources import load
-from rlds2reverb.specs import require_match
+from rlds2reverb.specs import make_step_spec, require_match, to_tensor_spec
 
-from .column_adder import ColumnAdder
+from .adder import ItemAdder
 
 
 def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
@@ -23,12 +22,12 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
 
     The items of each episode must lie within its rows, match the adder's `item_spec`, and be the same bit for bit if
     the episode is converted again, or together with others in a batch. The episode must not be modified. If the adder
-    is a `ColumnAdder`, the dataset of items must have `item_spec` as its `element_spec` and contain the same items in
+    is an `ItemAdder`, the dataset of items must have `item_spec` as its `element_spec` and contain the same items in
     order (floats may differ by rounding, since TensorFlow may optimise only one of the two graphs).
 
     Args:
       adder: the adder to check.
-      episodes: a `Source`, or anything that `rlds2reverb.load` accepts.
+      episodes: a `Source`, or episodes: each an `Episode`, or a dict of columns `[N, ...]`.
 
     Returns:
       The number of items.
@@ -37,18 +36,21 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
       AssertionError: At the first violation, naming the episode and item.
       SpecMismatchError: If the items do not match the spec, naming the field.
     """
-    source = load(episodes)
-    spec = adder.item_spec(source.step_spec)
+    source = [one if isinstance(one, Episode) else Episode(one, index) for index, one in enumerate(episodes)]
+    step_spec = to_tensor_spec(make_step_spec(next(one for one in source if one.num_steps).steps))
+    spec = adder.item_spec(step_spec)
     expected: list[Any] = []
-    crosses_episodes = isinstance(adder, ColumnAdder) and adder.crosses_episodes
+    crosses_episodes = isinstance(adder, ItemAdder) and adder.crosses_episodes
     if not crosses_episodes:
         for episode in source:
             expected += _check_episode(adder, episode, spec)
         for batch in batch_episodes(source):
             _check_batch(adder, batch)
-    if not isinstance(adder, ColumnAdder):
+    if not isinstance(adder, ItemAdder):
         return len(expected)
-    dataset = source.to_rlds().apply(adder)
+    signature = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
+    columns = [tree.map_structure(np.asarray, one.steps) for one in source if one.num_steps]
+    dataset = tf.data.Dataset.from_generator(lambda: iter(columns), output_signature=signature).apply(adder)
     if not _is_same_spec(dataset.element_spec, spec):
         raise SpecMismatchError(f"element_spec of the dataset must be item_spec, {spec}, got {dataset.element_spec}")
     num_items = 0

@@ -9,10 +9,9 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .batches import count_steps_left, pad_transitions_to_steps
 from .column_adder import ColumnAdder
 from .returns import generalized_advantage_estimation
-from .steps import add_field_specs, require_scalar_rewards
+from .steps import add_field_specs, count_steps_left, pad_transitions_to_steps, require_scalar_rewards
 from .values import ValueFn, read_transitions, require_values
 
 ADVANTAGE, RETURN = "advantage", "return_"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args, overload
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 import tensorflow as tf
@@ -18,10 +18,13 @@ from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode
 from rlds2reverb.nest_paths import find_leaves, get_part, replace_part
 from rlds2reverb.ownership import isolate
-from rlds2reverb.sources import Source
 from rlds2reverb.specs import Nest, describe, map_structure
 
-from .column_adder import columns_step_spec, episode_columns, slice_items
+from .dataset import episode_columns
+from .places import columns_step_spec
+
+if TYPE_CHECKING:
+    from rlds2reverb.sources import Source
 
 Strategy = Literal["final", "future", "episode"]
 Unit = Literal["transition", "episode"]
@@ -120,7 +123,7 @@ class GoalRelabel:
         """
         if isinstance(episodes, Episode):
             return list(self._make_episodes(episodes, 0, episodes.index))
-        if isinstance(episodes, Source):
+        if is_dataclass(episodes) and hasattr(episodes, "read"):  # A `Source`, which is of a later part.
             self._find_goals(episodes.step_spec[fields.OBSERVATION])
             return replace(episodes, read=lambda: self._read(episodes), num_episodes=None, num_rows=None, count=None)
         if isinstance(episodes, tf.data.Dataset):
@@ -272,7 +275,10 @@ class GoalRelabel:
             num_steps, *made = tf.numpy_function(relabel, [number, *tree.flatten(steps)], dtypes, stateful=False)
             num_steps = tf.ensure_shape(num_steps, [None])
             leaves = [tf.ensure_shape(leaf, (None, *like.shape[1:])) for leaf, like in zip(made, specs, strict=True)]
-            return slice_items(tree.unflatten_as(spec, leaves), tf.cumsum(num_steps, exclusive=True), num_steps)
+            rows, bounds = tree.unflatten_as(spec, leaves), (tf.cumsum(num_steps, exclusive=True), num_steps)
+            return tf.data.Dataset.from_tensor_slices(bounds).map(
+                lambda start, length: tree.map_structure(lambda row: row[start : start + length], rows)
+            )
 
         return PythonDataset(columns.enumerate().flat_map(convert))
 

@@ -11,16 +11,25 @@ import tensorflow as tf
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
 from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, map_structure
 
-from .batches import count_steps_left, pad_transitions_to_steps
 from .column_adder import ColumnAdder
+from .n_step import NStep
 from .padding import MASK
+from .places import columns_step_spec
 from .returns import td_errors
-from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
-from .values import ValueFn, read_transitions, require_values
+from .steps import (
+    add_field_specs,
+    count_steps_left,
+    get_rewards_and_discounts,
+    pad_transitions_to_steps,
+    require_scalar_rewards,
+)
+from .values import ValueFn, compute_values, read_transitions, require_values
 
 PRIORITY = "priority"
+#: The value of each observation, from the steps to the rows of NStep.
+_VALUE = "value_for_priority"
 
 #: How priorities are computed; see `InitialPriorities`.
 KINDS = ("constant", "return", "td", "max")
@@ -130,6 +139,30 @@ class InitialPriorities(ColumnAdder):
             return tf.fill([num_rows], tf.cast(tf.clip_by_value(scaled, self.eps, 1), tf.float32))
         errors = td_errors(**read_transitions(columns, num_steps, self.value_fn), n=self.n, gamma=self.gamma)
         return self.convert_errors(pad_transitions_to_steps(errors, count_steps_left(num_steps)))
+
+    def add_column(self, columns: Nest, num_steps: np.ndarray, n_step: NStep | None) -> tuple[Nest, np.ndarray]:
+        """Returns steps with their priority, or with the value from which `convert_column` computes that of NStep.
+
+        Args:
+          columns: the concatenated columns `[R, ...]` of some episodes.
+          num_steps: int64 `[E]`, the number of steps of each episode.
+          n_step: the adder that follows, if there is one.
+        """
+        if n_step is None or self.kind not in ("td", "max"):
+            return self.transform(columns, num_steps)
+        require_scalar_rewards(columns_step_spec(columns), "InitialPriorities")
+        values = compute_values(map_structure(tf.convert_to_tensor, columns), self.value_fn)
+        return {**columns, _VALUE: values.numpy()}, num_steps
+
+    def convert_column(self, rows: Nest, n_step: NStep) -> Nest:
+        """Returns rows of NStep with the priority of their own TD error instead of the values of `add_column`."""
+        if _VALUE not in rows:
+            return rows
+        rewards = rows[fields.REWARD]
+        discounts = n_step.target_discounts(rows[fields.DISCOUNT]).astype(rewards.dtype)
+        errors = td_errors(rewards, discounts, values=rows[_VALUE], next_values=rows[f"next_{_VALUE}"])
+        kept = {name: rows[name] for name in rows if name not in (_VALUE, f"next_{_VALUE}")}
+        return {**kept, PRIORITY: self.convert_errors(errors).numpy()}
 
     def convert_errors(self, errors: tf.Tensor) -> tf.Tensor:
         """Returns the priorities for TD errors, float32."""

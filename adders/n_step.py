@@ -1,28 +1,69 @@
-"""An adder of n-step transitions."""
+"""Adders of n-step transitions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+import numpy as np
 import tree
-from tf_agents.trajectories import Transition
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.experience import TRANSITION_FIELDS, as_transition
-from rlds2reverb.specs import Nest
+from rlds2reverb.specs import Nest, map_structure
 
-from .batches import count_steps_left, mark_last_transitions
-from .column_adder import ColumnAdder
-from .recurrence import MAX_STEPS
-from .returns import n_step_returns
-from .steps import get_returns_dtype, get_transition_discounts, require_fields, require_rewards
+from .adder import ItemAdder
+from .arrays import Array, arange, cast, namespace, split_axis, to_numpy_dtype
+from .places import Places, Take
+from .recurrence import compose_windows
+
+if TYPE_CHECKING:
+    from tf_agents.trajectories import Transition
+
+#: The fields from which the rewards and discounts of items are computed. Transforms of rewards require `is_last`.
+_SUMMED = (fields.REWARD, fields.DISCOUNT, fields.IS_LAST, fields.IS_TERMINAL)
 
 
 @dataclass(frozen=True)
-class NStep(ColumnAdder):
+class Transitions(ItemAdder):
+    """n-step transitions with the fields that agents learn from; see `NStep`, which keeps all fields.
+
+    Item, a dict: observation, action, reward, discount, next_observation, and `other_fields`.
+
+    Attributes:
+      n: number of steps, at least 1; fewer at the end of an episode.
+      gamma: discount factor of the sums, in [0, 1].
+      other_fields: further fields of the first step.
+      reads_next: whether to read the next observations. If not, the observations stand for them, for algorithms that do
+        not use them: images then need not be decoded twice.
+    """
+
+    n: int = 1
+    gamma: float = 0.99
+    other_fields: tuple[str, ...] = ()
+    reads_next: bool = True
+
+    def __post_init__(self) -> None:
+        require_count("n", self.n)
+        require_number("gamma", self.gamma, 0, 1)
+
+    def read(self, take: Take, places: Places) -> Any:
+        """Implements `ItemAdder.read`."""
+        rows, lengths = places.row, namespace(places.row).minimum(self.n, places.last - places.row)
+        first = take(rows, (fields.OBSERVATION, fields.ACTION, *_SUMMED, *self.other_fields))
+        last = take(rows + lengths, (*((fields.OBSERVATION,) if self.reads_next else ()), fields.IS_TERMINAL))
+        rewards, discounts = _sum_steps(take, rows, lengths, self, first, last)
+        return {
+            **{name: first[name] for name in (fields.OBSERVATION, fields.ACTION)},
+            fields.REWARD: rewards,
+            fields.DISCOUNT: map_structure(lambda leaf: _raise_and_multiply(self.gamma, lengths - 1, leaf), discounts),
+            fields.NEXT_OBSERVATION: (last if self.reads_next else first)[fields.OBSERVATION],
+            **{name: first[name] for name in self.other_fields},
+        }
+
+
+@dataclass(frozen=True)
+class NStep(ItemAdder):
     """Transitions from s_t over m = min(n, T - t) steps, one for each of the T transitions of an episode.
 
         reward      = sum_{k<m} gamma^k * (prod_{j<k} d_{t+j}) * r_{t+k}
@@ -59,79 +100,53 @@ class NStep(ColumnAdder):
     grow_at_start: bool = False
     discount_power: str = "m-1"
 
-    squeeze: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require_count("n", self.n)
         require_number("gamma", self.gamma, 0, 1)
         require_one_of("discount_power", self.discount_power, ("m-1", "m"))
 
-    def row_spec(self, step_spec: Nest) -> Nest:
-        """Implements `ColumnAdder.row_spec`."""
+    def require_steps(self, step_spec: Nest) -> None:
+        """Implements `ItemAdder.require_steps`."""
+        from .steps import require_broadcast, require_fields, require_rewards
+
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
         require_rewards(step_spec, "NStep")
-        rewards, discounts = _match_nests(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
-        extras = {name: step_spec[name] for name in _get_extra_fields(step_spec)}
+        _get_extra_fields(step_spec)
+        matched = _match_nests(step_spec[fields.REWARD], step_spec[fields.DISCOUNT])
+        for reward, discount in zip(*map(tree.flatten, matched), strict=True):
+            require_broadcast(reward, discount, "NStep")
+
+    def count(self, num_steps: Array) -> Array:
+        """Implements `ItemAdder.count`."""
+        return super().count(num_steps) + self._count_growing(num_steps - 1)
+
+    def read(self, take: Take, places: Places) -> Any:
+        """Implements `ItemAdder.read`."""
+        xp, num_growing = namespace(places.row), self._count_growing(places.last - places.first)
+        rows = places.first + xp.maximum(places.number - num_growing, 0)
+        lengths = xp.minimum(self.n, places.last - rows)
+        if self.grow_at_start:
+            lengths = xp.where(places.number < num_growing, places.number + 1, lengths)
+        first, last = take(rows, None), take(rows + lengths, None)
+        rewards, discounts = _sum_steps(take, rows, lengths, self, first, last)
+        power = lengths if self.discount_power == "m" else lengths - 1
+        extra_fields = _get_extra_fields(first)
         return {
-            fields.OBSERVATION: step_spec[fields.OBSERVATION],
-            fields.ACTION: step_spec[fields.ACTION],
-            fields.REWARD: tree.map_structure(_make_reward_spec, rewards, discounts),
-            fields.DISCOUNT: tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.float32), discounts),
-            "next_observation": step_spec[fields.OBSERVATION],
-            "value_gamma": tf.TensorSpec((), tf.float32),
-            **extras,
-            **{f"next_{name}": spec for name, spec in extras.items()},
+            **{name: first[name] for name in (fields.OBSERVATION, fields.ACTION)},
+            fields.REWARD: rewards,
+            fields.DISCOUNT: map_structure(lambda leaf: _raise_and_multiply(self.gamma, power, leaf), discounts),
+            fields.NEXT_OBSERVATION: last[fields.OBSERVATION],
+            "value_gamma": _raise_and_multiply(self.gamma, lengths, xp.ones_like(lengths)),
+            **{name: first[name] for name in extra_fields},
+            **{f"next_{name}": last[name] for name in extra_fields},
         }
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """Implements `ColumnAdder.make_batch_rows`."""
-        left = count_steps_left(num_steps)
-        starts = tf.where(left > 0)[:, 0]
-        n = tf.constant(min(self.n, MAX_STEPS), tf.int64)
-        num_growing = tf.maximum(tf.minimum(n, left[0]) - 1, 0) if self.grow_at_start else tf.constant(0, tf.int64)
-        first = tf.concat([tf.zeros([num_growing], tf.int64), starts], 0)
-        lengths = tf.concat([tf.range(1, num_growing + 1), tf.minimum(n, tf.gather(left, starts))], 0)
-        power = self._raise_gamma_to(lengths if self.discount_power == "m" else lengths - 1)
-        rewards, discounts = _match_nests(columns[fields.REWARD], columns[fields.DISCOUNT])
-
-        def mark_ends(factors: tf.Tensor) -> tf.Tensor | None:
-            return None if num_steps.shape[0] == 1 else mark_last_transitions(left, factors)
-
-        def sum_rewards(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
-            factors = get_transition_discounts(columns, discounts, get_returns_dtype(rewards.dtype))
-            terms, factors = _broadcast(tf.cast(rewards[:-1], factors.dtype), factors)
-            sums, _ = n_step_returns(terms, factors, n=self.n, gamma=self.gamma, is_last=mark_ends(factors))
-            sums = tf.gather(sums, starts)
-            if not self.grow_at_start:
-                return sums
-            growing = tf.cumsum(terms * tf.math.cumprod(self.gamma * factors, exclusive=True))
-            return tf.concat([growing[:num_growing], sums], 0)
-
-        def multiply_discounts(rewards: tf.Tensor, discounts: tf.Tensor) -> tf.Tensor:
-            factors = get_transition_discounts(columns, discounts, get_returns_dtype(rewards.dtype))
-            _, products = n_step_returns(tf.zeros_like(factors), factors, n=self.n, is_last=mark_ends(factors))
-            products = tf.gather(products, starts)
-            if self.grow_at_start:
-                products = tf.concat([tf.math.cumprod(factors)[:num_growing], products], 0)
-            powers = tf.reshape(power, [-1] + [1] * (products.shape.rank - 1))
-            return tf.cast(powers * tf.cast(products, tf.float64), tf.float32)
-
-        extra_fields = _get_extra_fields(columns)
-        at_first = {name: columns[name] for name in (fields.OBSERVATION, fields.ACTION, *extra_fields)}
-        at_last = {f"next_{name}": columns[name] for name in (fields.OBSERVATION, *extra_fields)}
-        rows = {
-            **tree.map_structure(lambda column: tf.gather(column, first), at_first),
-            **tree.map_structure(lambda column: tf.gather(column, first + lengths), at_last),
-            fields.REWARD: tree.map_structure(sum_rewards, rewards, discounts),
-            fields.DISCOUNT: tree.map_structure(multiply_discounts, rewards, discounts),
-            "value_gamma": tf.cast(self._raise_gamma_to(lengths), tf.float32),
-        }
-        return rows, tf.maximum(num_steps - 1, 0) + num_growing
-
-    @property
-    def supports_batches(self) -> bool:
-        """False with `grow_at_start`, whose growing windows are made for one episode at a time."""
-        return super().supports_batches and not self.grow_at_start
+    def _count_growing(self, num_transitions: Array) -> Array:
+        """Returns the number of windows that grow at the start of episodes."""
+        if not self.grow_at_start:
+            return 0
+        xp = namespace(num_transitions)
+        return xp.maximum(xp.minimum(num_transitions, self.n) - 1, 0)
 
     def as_transition(self, items: Nest) -> Transition:
         """Converts a batch of items to TF-Agents' `Transition`, for the `train` method of its agents.
@@ -150,20 +165,85 @@ class NStep(ColumnAdder):
                 "discount_power must be 'm-1' for agents of TF-Agents, got 'm'; they multiply the discount by the last "
                 "gamma themselves, so it would count twice"
             )
-        require_fields(items, TRANSITION_FIELDS, "NStep.as_transition", place="in the items")
+        from rlds2reverb.experience import as_transition
+
+        from .steps import require_fields
+
+        require_fields(items, fields.TRANSITION_FIELDS, "NStep.as_transition", place="in the items")
         return as_transition(items)
 
-    def target_discounts(self, discounts: tf.Tensor) -> tf.Tensor:
+    def target_discounts(self, discounts: Array) -> Array:
         """Returns the factors of V(next_observation) in the learner's target, given the discounts of items."""
         return discounts if self.discount_power == "m" else discounts * self.gamma
 
-    def _raise_gamma_to(self, power: tf.Tensor) -> tf.Tensor:
-        return tf.constant(self.gamma, tf.float64) ** tf.cast(power, tf.float64)
 
-    def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Implements `ColumnAdder.cut_batch_items`; every row is an item."""
-        total = tf.reduce_sum(num_rows)
-        return tf.range(total), tf.ones([total], tf.int64), num_rows
+def _sum_steps(
+    take: Take, rows: Array, lengths: Array, adder: Transitions | NStep, first: Any, last: Any
+) -> tuple[Nest, Nest]:
+    """Returns the discounted sums of the rewards over the steps of each item, and the products of the discounts.
+
+    Both are computed with the discounts of steps, which are 0 into a terminal state; the sums, as in
+    `returns.n_step_returns`, also with gamma.
+
+    Args:
+      take: function that reads steps.
+      rows: int64 `[N]`, the rows at which the items begin.
+      lengths: int64 `[N]`, their numbers of steps, at least 1.
+      adder: the adder, for n and gamma.
+      first: the steps at `rows`.
+      last: the steps at `rows + lengths`.
+    """
+    xp = namespace(rows)
+    if adder.n == 1:
+        size: Any = 1
+        steps = {
+            name: map_structure(lambda column: column[None], first[name]) for name in (fields.REWARD, fields.DISCOUNT)
+        }
+        is_terminal = last[fields.IS_TERMINAL][None]
+    else:
+        size = xp.minimum(adder.n, xp.amax(xp.concatenate([lengths, [1]])))
+        chosen = rows + xp.minimum(arange(size + 1, rows)[:, None], lengths)
+        taken = take(xp.ravel(chosen), _SUMMED)
+        taken = map_structure(lambda column: split_axis(column, chosen), taken)
+        steps, is_terminal = map_structure(lambda column: column[:-1], taken), taken[fields.IS_TERMINAL][1:]
+    is_used = arange(size, rows)[:, None] < lengths
+
+    def compose(reward: Array, discount: Array) -> tuple[Array, Array]:
+        dtype = to_numpy_dtype(reward)
+        dtype = np.dtype(np.float32) if dtype.kind in "iub" else dtype
+        rank = max(len(reward.shape), len(discount.shape))
+        zero, one = np.zeros((), dtype), np.ones((), dtype)
+        factors = cast(_align(discount, rank), dtype)
+        terms = cast(_align(reward, rank), dtype)
+        factors = xp.where(_align(is_terminal, rank), zero, factors)
+        if terms.shape[2:] != factors.shape[2:]:
+            terms = terms + xp.zeros_like(factors)
+        used = _align(is_used, rank)
+        terms = xp.where(used, terms, zero)
+        sums, _ = compose_windows(xp.where(used, dtype.type(adder.gamma) * factors, zero), terms, adder.n)
+        factors = xp.where(used, factors, one)
+        _, products = compose_windows(factors, xp.zeros_like(factors), adder.n)
+        products = products[0]
+        while len(products.shape) > len(discount.shape) - 1:
+            products = products[:, 0]
+        return sums[0], products
+
+    rewards, discounts = _match_nests(steps[fields.REWARD], steps[fields.DISCOUNT])
+    flat = [compose(*pair) for pair in zip(tree.flatten(rewards), tree.flatten(discounts), strict=True)]
+    return tree.unflatten_as(rewards, [pair[0] for pair in flat]), tree.unflatten_as(
+        rewards, [pair[1] for pair in flat]
+    )
+
+
+def _align(column: Array, rank: int) -> Array:
+    """Returns a column `[n, N, ...]` with as many axes of size 1 after these two as it takes to have a rank."""
+    return column[(slice(None), slice(None), *[None] * (rank - len(column.shape)))]
+
+
+def _raise_and_multiply(gamma: float, power: Array, products: Array) -> Array:
+    """Returns `gamma ** power * products`, computed in float64, as float32 `[N, ...]`."""
+    powers = namespace(power).power(np.float64(gamma), power)
+    return cast(powers[(slice(None), *[None] * (len(products.shape) - 1))] * cast(products, np.float64), np.float32)
 
 
 def _match_nests(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
@@ -181,35 +261,10 @@ def _match_nests(rewards: Nest, discounts: Nest) -> tuple[Nest, Nest]:
     return rewards, discounts
 
 
-def _make_reward_spec(reward: tf.TensorSpec, discount: tf.TensorSpec) -> tf.TensorSpec:
-    try:
-        shape = tf.broadcast_static_shape(reward.shape, discount.shape)
-    except ValueError as error:
-        raise ValueError(
-            f"NStep requires rewards and discounts whose shapes broadcast, got {reward.shape} and {discount.shape}"
-        ) from error
-    return tf.TensorSpec(shape, get_returns_dtype(reward.dtype))
-
-
-def _broadcast(one: tf.Tensor, other: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Broadcasts the rows of two columns `[T, ...]` to a common shape."""
-    if one.shape[1:] == other.shape[1:]:
-        return one, other
-    shape = tf.broadcast_static_shape(one.shape[1:], other.shape[1:])
-
-    def widen(column: tf.Tensor) -> tf.Tensor:
-        num_rows = tf.shape(column)[0]
-        ones = [1] * (shape.rank - column.shape.rank + 1)
-        aligned = tf.reshape(column, tf.concat([[num_rows], ones, tf.shape(column)[1:]], 0))
-        return tf.ensure_shape(tf.broadcast_to(aligned, tf.concat([[num_rows], shape], 0)), [None, *shape])
-
-    return widen(one), widen(other)
-
-
 def _get_extra_fields(steps: Nest) -> list[str]:
     """Returns the fields besides the required ones; raises `ValueError` if one collides with a field of the item."""
     extras = [name for name in steps if name not in fields.STEP_FIELDS]
-    names = [*TRANSITION_FIELDS, "value_gamma", *extras, *(f"next_{name}" for name in extras)]
+    names = [*fields.TRANSITION_FIELDS, "value_gamma", *extras, *(f"next_{name}" for name in extras)]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ValueError(f"NStep's items would have two fields {duplicates[0]!r}; rename the one in the steps")

@@ -9,10 +9,16 @@ import tensorflow as tf
 from rlds2reverb._arguments import require_number
 from rlds2reverb.specs import Nest
 
-from .batches import count_steps_left, mark_last_transitions, pad_transitions_to_steps
 from .column_adder import ColumnAdder
 from .returns import discounted_returns
-from .steps import add_field_specs, get_rewards_and_discounts, require_scalar_rewards
+from .steps import (
+    add_field_specs,
+    count_steps_left,
+    get_rewards_and_discounts,
+    mark_last_transitions,
+    pad_transitions_to_steps,
+    require_scalar_rewards,
+)
 
 RETURN_TO_GO = "return_to_go"
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import tensorflow as tf
+from typing import Any
 
 from rlds2reverb._arguments import require_count, require_one_of
 from rlds2reverb.specs import Nest
 
-from .column_adder import ColumnAdder
-from .padding import add_mask_specs, pad_and_mask
+from .arrays import Array, namespace, require_at_most
+from .padding import ACTION_TAKEN, MASK, add_masks
+from .places import Places, Take
+from .window_adder import Ranges, WindowAdder
 
 #: Where an episode is padded; see `StepEpisodes`.
 PADDINGS = ("none", "end", "start")
 
 
 @dataclass(frozen=True)
-class StepEpisodes(ColumnAdder):
+class StepEpisodes(WindowAdder):
     """One item per episode: all its rows, padded with zeros to `max_length` unless `padding` is 'none'.
 
     Item, a dict of columns `[max_length, ...]` (`[N, ...]` with padding 'none'): the fields of the steps (or of the
@@ -38,29 +38,36 @@ class StepEpisodes(ColumnAdder):
     max_length: int
     padding: str = "none"
 
-    must_be_last: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require_count("max_length", self.max_length)
         require_one_of("padding", self.padding, PADDINGS)
 
     @property
-    def item_length(self) -> int | None:
-        """Implements `ColumnAdder.item_length`."""
+    def item_length(self) -> int | None:  # type: ignore[override]
+        """Implements `ItemAdder.item_length`."""
         return None if self.padding == "none" else self.max_length
 
-    def row_spec(self, step_spec: Nest) -> Nest:
-        """Implements `ColumnAdder.row_spec`."""
-        return add_mask_specs(step_spec, "StepEpisodes")
+    def require_steps(self, step_spec: Nest) -> None:
+        """Implements `ItemAdder.require_steps`."""
+        from .steps import require_new_fields
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """Implements `ColumnAdder.make_batch_rows`."""
+        require_new_fields(step_spec, (MASK, ACTION_TAKEN), "StepEpisodes")
+
+    def count(self, num_steps: Array) -> Array:
+        """Implements `ItemAdder.count`; raises an error if an episode is too long."""
         message = (
             f"an episode has more rows than max_length, {self.max_length}; raise max_length, or cut episodes with "
             "StepWindows"
         )
-        tf.debugging.assert_less_equal(num_steps, tf.constant(self.max_length, tf.int64), message)
-        zeros = tf.zeros_like(num_steps)
-        missing = tf.where((num_steps > 0) & (self.padding != "none"), self.max_length - num_steps, zeros)
-        before, after = (missing, zeros) if self.padding == "start" else (zeros, missing)
-        return pad_and_mask(columns, num_steps, before, after)
+        require_at_most(num_steps, self.max_length, message)
+        return namespace(num_steps).minimum(num_steps, 1)
+
+    def find_ranges(self, places: Places) -> Ranges:
+        """Implements `WindowAdder.find_ranges`."""
+        first, end = places.first, places.last + 1
+        start = end - self.max_length if self.padding == "start" else first
+        return Ranges(start, end if self.padding != "end" else start + self.max_length, first, end)
+
+    def read_rows(self, take: Take, rows: Array, is_real: Array, places: Places) -> Any:
+        """Implements `WindowAdder.read_rows`."""
+        return add_masks(super().read_rows(take, rows, is_real, places), is_real)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-import tensorflow as tf
 import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._internals.tensorflow import without_autograph
 from rlds2reverb.specs import Nest
 
-from .batches import number_items
-from .column_adder import ColumnAdder, columns_step_spec
-from .padding import add_mask_specs, pad_and_mask
+from .arrays import Array, namespace
+from .padding import ACTION_TAKEN, MASK, add_masks, pad
+from .places import Places, Take
 from .steps import require_fields
+from .window_adder import Ranges, WindowAdder
 
 #: What happens to the rows at the end of an episode; see `StepWindows`.
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
@@ -28,7 +26,7 @@ _SHORTENED = (fields.OBSERVATION, fields.ACTION, fields.REWARD)
 
 
 @dataclass(frozen=True)
-class StepWindows(ColumnAdder):
+class StepWindows(WindowAdder):
     """Windows of `length` rows that begin at rows 0, period, 2·period, ... of each episode.
 
     Item, a dict of columns `[length, ...]`: the fields of the steps (or of the rows of the preceding adder), and two
@@ -66,8 +64,6 @@ class StepWindows(ColumnAdder):
     end: str = "write"
     burn_in: int = 0
 
-    must_be_last: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         require_count("length", self.length)
         if self.period is not None:
@@ -88,75 +84,53 @@ class StepWindows(ColumnAdder):
         return self.end == "continue"
 
     @property
-    def item_length(self) -> int | None:
-        """Implements `ColumnAdder.item_length`."""
+    def item_length(self) -> int | None:  # type: ignore[override]
+        """Implements `ItemAdder.item_length`."""
         return None if self.end == "truncate" else self.length
 
-    def row_spec(self, step_spec: Nest) -> Nest:
-        """Implements `ColumnAdder.row_spec`."""
-        return add_mask_specs(step_spec, "StepWindows")
+    def require_steps(self, step_spec: Nest) -> None:
+        """Implements `ItemAdder.require_steps`."""
+        from .steps import require_new_fields
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
-        """Implements `ColumnAdder.make_batch_rows`."""
-        padded = num_steps
-        if self.end in ("zero_pad", "null_padding"):
-            padded = (self._count_starts(num_steps) - 1) * self._stride + self.length
-        elif self.end == "last":
-            padded = tf.fill(tf.shape(num_steps), tf.constant(self.length, tf.int64))
-        zeros = tf.zeros_like(num_steps)
-        missing = tf.where(num_steps > 0, tf.maximum(padded - num_steps, 0), zeros)
-        return pad_and_mask(columns, num_steps, zeros, missing, mark_ended=self.end == "null_padding")
+        require_new_fields(step_spec, (MASK, ACTION_TAKEN), "StepWindows")
 
-    def cut_batch_items(self, num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Implements `ColumnAdder.cut_batch_items`."""
-        last = num_rows - self.length
-        if self.end == "truncate":
-            num_items = self._count_starts(num_rows)
-        else:
-            num_items = tf.maximum(last + self._stride, 0) // self._stride
+    def count(self, num_steps: Array) -> Array:
+        """Implements `ItemAdder.count`."""
+        xp, stride, last = namespace(num_steps), self._stride, num_steps - self.length
+        if self.end in ("drop", "continue"):
+            return xp.maximum(last + stride, 0) // stride
+        # How many windows must begin within the rows to cover all of them.
+        num_items = xp.minimum(1 + (xp.maximum(last, 0) + stride - 1) // stride, (num_steps + stride - 1) // stride)
+        return xp.where(last >= 0, num_items, 0) if self.end == "write" else num_items
+
+    def find_ranges(self, places: Places) -> Ranges:
+        """Implements `WindowAdder.find_ranges`."""
+        xp = namespace(places.number)
+        start, end = places.first + places.number * self._stride, places.last + 1
         if self.end in ("write", "last"):
-            num_items += tf.cast((last > 0) & (last % self._stride > 0), tf.int64)
-        episode, number = number_items(num_items)
-        starts, lengths = number * self._stride, tf.fill(tf.shape(number), tf.constant(self.length, tf.int64))
-        if self.end in ("write", "last"):
-            starts = tf.minimum(starts, tf.gather(last, episode))
-        elif self.end == "truncate":
-            lengths = tf.minimum(tf.gather(num_rows, episode) - starts, self.length)
-        return starts + tf.gather(tf.cumsum(num_rows, exclusive=True), episode), lengths, num_items
+            start = xp.maximum(xp.minimum(start, end - self.length), places.first)
+        stop = start + self.length
+        return Ranges(start, xp.minimum(stop, end) if self.end == "truncate" else stop, places.first, end)
+
+    def read_rows(self, take: Take, rows: Array, is_real: Array, places: Places) -> Any:
+        """Implements `WindowAdder.read_rows`."""
+        steps = take(rows, None)
+        padded = pad(steps, is_real)
+        if self.end == "null_padding":
+            flags = {name: steps[name] for name in (fields.IS_LAST, fields.IS_TERMINAL) if name in steps}
+            padded |= pad(flags, is_real, True)
+        return add_masks(padded, is_real)
 
     @property
     def _stride(self) -> int:
         return self.period or self.length
 
-    def _count_starts(self, num_rows: tf.Tensor) -> tf.Tensor:
-        """Returns how many windows must begin within the rows to cover all of them."""
-        num_after_first = tf.maximum(num_rows - self.length, 0)
-        num_to_end = 1 + (num_after_first + self._stride - 1) // self._stride
-        return tf.minimum(num_to_end, (num_rows + self._stride - 1) // self._stride)
-
-    @without_autograph
-    def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
+    def _convert_dataset(self, columns: Any) -> Any:
         if not self.crosses_episodes:
             return super()._convert_dataset(columns)
-        item_spec = self.item_spec(columns_step_spec(columns.element_spec))
-        pending = tree.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), item_spec)
-        rows = columns.map(self.make_checked_rows)
-        return rows.scan((pending, tf.constant(0, tf.int64)), self._continue_windows).unbatch()
+        from .dataset import continue_windows
 
-    def _continue_windows(self, state: tuple[Nest, tf.Tensor], rows: Nest) -> tuple[tuple[Nest, tf.Tensor], Nest]:
-        """Returns the new state, and the windows over the pending and the new rows.
-
-        The state consists of the rows from the start of the next window on, and of the number of rows that are still to
-        come before that start.
-        """
-        pending, skip = state
-        rows = tree.map_structure(lambda old, new: tf.concat([old, new], 0), pending, rows)
-        num_rows = tf.shape(tree.flatten(rows)[0], out_type=tf.int64)[0]
-        starts = tf.range(skip, tf.maximum(num_rows - self.length + 1, skip), self._stride)
-        windows = tree.map_structure(lambda row: tf.gather(row, starts[:, None] + np.arange(self.length)), rows)
-        next_start = skip + self._stride * tf.shape(starts, out_type=tf.int64)[0]
-        pending = tree.map_structure(lambda row: row[tf.minimum(next_start, num_rows) :], rows)
-        return (pending, tf.maximum(next_start - num_rows, 0)), windows
+        return continue_windows(self, columns, self._stride)
 
     def split_burn_in(self, windows: Nest, *, n: int = 1, time_axis: int = 1) -> dict[str, dict[str, Any]]:
         """Splits a batch of windows for a recurrent learner with burn-in and n-step targets.

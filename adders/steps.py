@@ -1,8 +1,8 @@
-"""Validation and reading of the fields of steps, and specs of added fields, for adders."""
+"""The fields of the steps of concatenated episodes: checks, transitions, and specs of added fields."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 import tree
@@ -30,6 +30,16 @@ def require_rewards(step_spec: Nest, adder: str) -> None:
     for name in (fields.IS_LAST, fields.IS_TERMINAL):
         if step_spec[name] != tf.TensorSpec((), tf.bool):
             raise ValueError(f"{adder} requires one bool per step, but step[{name!r}] is {step_spec[name]}")
+
+
+def require_broadcast(reward: tf.TensorSpec, discount: tf.TensorSpec, adder: str) -> None:
+    """Raises `ValueError` unless rewards and discounts have shapes that can be multiplied."""
+    try:
+        tf.broadcast_static_shape(reward.shape, discount.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{adder} requires rewards and discounts whose shapes broadcast, got {reward.shape} and {discount.shape}"
+        ) from error
 
 
 def require_scalar_rewards(step_spec: Nest, adder: str) -> tf.DType:
@@ -68,9 +78,46 @@ def get_transition_discounts(columns: Nest, discounts: tf.Tensor, dtype: tf.DTyp
     return step_discounts * tf.cast(continues, dtype)
 
 
+def require_new_fields(step_spec: Nest, names: Iterable[str], adder: str) -> None:
+    """Raises `ValueError` unless steps are a dict without the fields that an adder adds."""
+    for name in names:
+        if not isinstance(step_spec, dict) or name in step_spec:
+            raise ValueError(f"steps must not have the field {name!r}, which {adder} adds; drop or rename the field")
+
+
 def add_field_specs(step_spec: Nest, adder: str, **added: tf.TensorSpec) -> Nest:
     """Returns the spec with additional fields; raises `ValueError` if one exists already."""
-    existing = [name for name in added if name in step_spec]
-    if existing:
-        raise ValueError(f"steps must not have the field {existing[0]!r}, which {adder} adds; drop or rename the field")
+    require_new_fields(step_spec, added, adder)
     return {**step_spec, **added}
+
+
+def count_steps_left(num_steps: tf.Tensor) -> tf.Tensor:
+    """Returns how many steps follow each step in its episode: 2 1 0 1 0 for episodes of 3 and 2 steps.
+
+    Args:
+      num_steps: int64 `[E]`, the number of steps of each episode, at least 0.
+
+    Returns:
+      int64 `[R]`.
+    """
+    return tf.repeat(tf.cumsum(num_steps), num_steps) - tf.range(tf.reduce_sum(num_steps)) - 1
+
+
+def mark_last_transitions(steps_left: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Returns a bool tensor, shaped as `like`, that is True for the last transition of each episode.
+
+    All `R - 1` pairs of steps `t, t + 1` count as transitions, including those that join two episodes; such a pair
+    comes right after a last transition and is meaningless.
+
+    Args:
+      steps_left: int64 `[R]`, from `count_steps_left`.
+      like: tensor `[R - 1, ...]`.
+    """
+    flags = tf.reshape(steps_left[:-1] == 1, [-1] + [1] * (like.shape.rank - 1))
+    return tf.ensure_shape(tf.broadcast_to(flags, tf.shape(like)), like.shape)
+
+
+def pad_transitions_to_steps(column: tf.Tensor, steps_left: tf.Tensor) -> tf.Tensor:
+    """Returns a column of transitions `[R - 1]` as a column of steps `[R]`, with 0 at the last step of each episode."""
+    padded = tf.pad(column, [[0, tf.minimum(tf.shape(steps_left)[0], 1)]])
+    return tf.where(steps_left > 0, padded, tf.zeros_like(padded))

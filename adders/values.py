@@ -9,8 +9,7 @@ import tensorflow as tf
 from rlds2reverb import fields
 from rlds2reverb.specs import Nest
 
-from .batches import count_steps_left, mark_last_transitions
-from .steps import get_returns_dtype, get_rewards_and_discounts, require_fields
+from .steps import count_steps_left, get_returns_dtype, get_rewards_and_discounts, mark_last_transitions, require_fields
 
 #: A function from observations `[N, ...]` to values `[N]` or `[N, 1]`: a Keras model, or anything TensorFlow can trace.
 ValueFn = Callable[[Nest], tf.Tensor]

@@ -26,6 +26,7 @@ from bench_data import make_float_episodes, print_machine
 from tf_agents.utils import value_ops
 
 from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
+from rlds2reverb.adders.dataset import map_to_rows
 from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.adders.steps import get_rewards_and_discounts
 
@@ -179,7 +180,7 @@ def main() -> None:
     gae = measure("GAE", dataset.map(GAE(GAMMA, LAMBDA).make_rows), num_episodes, runs)
     gae_baseline = measure("the same columns with TF-Agents' function", few.map(add_baseline_advantages), 20, runs)
     gae_loop = measure("GAE as a loop over dicts", few.map(run_in_python(dict_gae)), 20, runs)
-    n_step = measure(f"NStep({N})", dataset.map(n_steps.make_rows), num_episodes, runs)
+    n_step = measure(f"NStep({N})", map_to_rows(n_steps, dataset), num_episodes, runs)
     n_step_loop = measure(f"{N}-step transitions as a loop over dicts", few.map(run_in_python(dict_n_step)), 20, runs)
     measure(f"NStep({N}) cut into items, batches of 256", dataset.apply(n_steps).batch(256), num_episodes, runs)
     print("\nexisting dicts, without tf.data")

@@ -104,9 +104,9 @@ def decode(path: str, seconds: str) -> float:
 
 def sample(path: str, seconds: str) -> float:
     """Returns the images per second in batches of a store."""
+    from rlds2reverb import Transitions
     from rlds2reverb.learners.stored_items import StoredItems
     from rlds2reverb.sources.store import open_columns
-    from rlds2reverb.store.cuts import Transitions
 
     feed = StoredItems(open_columns(Path(path), random_access=True), Transitions(), BATCH_SIZE)
     feed.read(0, 1)

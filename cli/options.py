@@ -315,7 +315,7 @@ def require_item_options(options: dict[str, Any]) -> None:
 
 def make_episode_adder(options: dict[str, Any]) -> EpisodeAdder:
     """Returns the adder that the `item_options` and, if present, the other item options of `convert` describe."""
-    from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
+    from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 
     discount_source = options.get("discount_source", "product")
     if options["whole_episodes"]:

@@ -27,10 +27,11 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import Trajectory, Transition
 
+from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
 from rlds2reverb.encoding.packing import Packing, pack_columns, unpack, unpack_arrays
 from rlds2reverb.errors import SourceError, SpecMismatchError
-from rlds2reverb.experience import TRANSITION_FIELDS, convert_data, is_transition_dict
+from rlds2reverb.experience import convert_data, is_transition_dict
 from rlds2reverb.items import Items
 from rlds2reverb.replay.batches import Batch
 from rlds2reverb.replay.item_spec import WEIGHT, get_fields
@@ -230,7 +231,7 @@ def _split_batch(batch: Any) -> tuple[Nest, Any]:
 def _require_transition_fields(data: Nest) -> None:
     if isinstance(data, Mapping) and not is_transition_dict(data):
         got = ", ".join(repr(name) for name in sorted(data))
-        missing = ", ".join(repr(name) for name in TRANSITION_FIELDS if name not in data)
+        missing = ", ".join(repr(name) for name in fields.TRANSITION_FIELDS if name not in data)
         raise SpecMismatchError(
             f"the items have the fields {got}, but a transition also requires {missing}; rename the fields, or pass "
             "dataset.map(to_experience) with a custom function that returns (experience, batch.info)"

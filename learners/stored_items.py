@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -12,60 +11,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb import fields
 from rlds2reverb._arguments import require_count
+from rlds2reverb.adders.adder import ItemAdder
 from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
 from rlds2reverb.errors import SourceError
 from rlds2reverb.experience import convert_data
 from rlds2reverb.specs import ArraySpec, Nest, map_structure
 from rlds2reverb.store import image_files
-from rlds2reverb.store.cuts import Cut, PaddedWindows, Take, Windows
 from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
 from rlds2reverb.store.step_columns import StepColumns
-from rlds2reverb.trajectories import FIRST, make_trajectory, step_types, transition_discounts
 
 from .feeds import SEED_SALT, Feed
 
 #: Separates the random numbers of goals from those of items with the same seed.
 _GOAL_SALT = 0x47_4F_41_4C
-
-
-@dataclass(frozen=True)
-class TrajectoryCut(Windows):
-    """TF-Agents trajectories `[N, length, ...]`, as `TrajectoryWindows` makes them."""
-
-    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
-        """Implements `Cut.read`."""
-        return _make_trajectories(self.length, super().read(take, rows, last_rows), take, rows, last_rows)
-
-
-@dataclass(frozen=True)
-class PaddedTrajectoryCut(PaddedWindows):
-    """TF-Agents trajectories `[N, length, ...]` of `PaddedWindows`.
-
-    The policy info contains the step field `policy_info` and `mask`, bool `[N, length]`.
-    """
-
-    def read(self, take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
-        """Implements `Cut.read`."""
-        steps = super().read(take, rows, last_rows)
-        trajectories = _make_trajectories(self.length, steps, take, rows, last_rows)
-        return trajectories._replace(policy_info={**steps[fields.POLICY_INFO], "mask": steps["mask"]})
-
-
-def _make_trajectories(length: int, steps: dict[str, Nest], take: Take, rows: np.ndarray, last_rows: np.ndarray) -> Any:
-    """Returns the trajectories of windows of `length` steps, `[N, length, ...]`, which start at `rows`."""
-    following = take(np.minimum(rows + length, last_rows), fields.FLAG_FIELDS)
-    flags = {name: np.append(steps[name][:, 1:], following[name][:, None], axis=1) for name in fields.FLAG_FIELDS}
-    types = step_types(steps[fields.IS_FIRST], steps[fields.IS_LAST], np.where)
-    next_types = step_types(flags[fields.IS_FIRST], flags[fields.IS_LAST], np.where)
-    discounts = steps[fields.DISCOUNT].astype(np.float32)
-    flat_steps, flat_flags = ({name: part[name].ravel() for name in fields.FLAG_FIELDS} for part in (steps, flags))
-    discounts = transition_discounts(flat_steps, flat_flags, discounts.ravel(), "product", np.where)
-    # The last step of an episode is followed by the first one of another.
-    next_types = np.where(steps[fields.IS_LAST], FIRST, next_types)
-    return make_trajectory(steps, types, next_types, discounts.reshape(types.shape), np.where)
 
 
 class StoredItems(Feed):
@@ -85,7 +45,7 @@ class StoredItems(Feed):
     def __init__(
         self,
         steps: StepColumns,
-        cut: Cut,
+        adder: ItemAdder,
         batch_size: int,
         *,
         seed: int = 0,
@@ -98,12 +58,12 @@ class StoredItems(Feed):
 
         Args:
           steps: the steps, in memory or in files.
-          cut: the kind of the items.
+          adder: the adder of the items.
           batch_size: number of items in a batch, at least 1.
           seed: random seed for sampling, in [0, 2^31).
           is_used: bool `[E]`, the episodes to sample from; None for all.
           convert: function applied to columns `[R, ...]` of some fields when they are read, row by row.
-          added: further fields that a cut can read, nests of arrays `[R, ...]` with a row for each step.
+          added: further fields that the adder can read, nests of arrays `[R, ...]` with a row for each step.
           goals: goals of the items, which are then transitions of one step; None for none.
 
         Raises:
@@ -112,7 +72,7 @@ class StoredItems(Feed):
         """
         require_count("batch_size", batch_size)
         require_count("seed", seed, 0, 2**31 - 1)
-        self.convert, self._cut, self._added, self._goals = convert, cut, added, goals
+        self.convert, self._adder, self._added, self._goals = convert, adder, added, goals
         self._batch_size, self._seed = batch_size, seed
         self._set_steps(steps, is_used)
         first = self.read_items(np.zeros(1, np.int64))
@@ -123,7 +83,7 @@ class StoredItems(Feed):
         self._item_spec = item_spec if self._packing is None else packed_signature(packing)
 
     def _set_steps(self, steps: StepColumns, is_used: np.ndarray | None) -> None:
-        self.steps, self._index = steps, ItemIndex(steps, self._cut, is_used)
+        self.steps, self._index = steps, ItemIndex(steps, self._adder, is_used)
         self.num_items = self._index.num_items
         if not self.num_items:
             raise SourceError("there are no items to train on; check whether all episodes are shorter than an item")
@@ -188,21 +148,23 @@ class StoredItems(Feed):
           items: int64 `[N]`, their numbers.
           numbers: uint64 `[N, NUM_NUMBERS]`, the random numbers of their goals; None for those of the first iteration.
         """
-        rows, last_rows = self._index.find_rows(items)
-        batch = self._cut.read(self.take, rows, last_rows)
+        places = self._index.find_places(items)
+        batch = self._adder.read(self.take, places)
         if self._goals is None:
             return batch
         if numbers is None:
             numbers = self._draw_goals(0, 1, len(items))
-        return self._goals.relabel(batch, self.take, rows, last_rows, numbers, self._index)
+        return self._goals.relabel(batch, self.take, places, numbers, self._index)
 
     def _draw_goals(self, first_step: int, count: int, num_items: int) -> np.ndarray:
         """Returns the random numbers of the goals of consecutive iterations."""
         numbers = draw_numbers(self._seed ^ _GOAL_SALT, first_step, count, num_items * NUM_NUMBERS)
         return numbers.reshape(-1, NUM_NUMBERS)
 
-    def take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
-        """Returns some fields of the steps at rows int64 `[N]`, converted like those of the items."""
+    def take(self, rows: np.ndarray, names: Sequence[str] | None) -> dict[str, Nest]:
+        """Returns some fields of the steps at rows int64 `[N]`, or all, converted like those of the items."""
+        if names is None:
+            names = [*self.steps.layout.step_spec, *self._added]
         stored = [name for name in names if name not in self._added]
         taken = self.convert(self.steps.take(rows, stored, decode=decode_images))
         added = {name: self._added[name] for name in names if name in self._added}

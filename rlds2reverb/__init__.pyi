@@ -1,3 +1,11 @@
+from .adders import (
+    ActionChunks as ActionChunks,
+    PaddedWindows as PaddedWindows,
+    TrajectoryEpisodes as TrajectoryEpisodes,
+    TrajectoryWindows as TrajectoryWindows,
+    Transitions as Transitions,
+    Windows as Windows,
+)
 from .data_loader import Batches as Batches, batches as batches
 from .encoding.packing import (
     Packing as Packing,
@@ -67,12 +75,6 @@ from .sources import (
 )
 from .sources.transforms import apply_transforms as apply_transforms
 from .sources.writing import WriteReport as WriteReport, write_dataset as write_dataset
-from .store.cuts import (
-    ActionChunks as ActionChunks,
-    PaddedWindows as PaddedWindows,
-    Transitions as Transitions,
-    Windows as Windows,
-)
 from .tables import (
     RateLimiter as RateLimiter,
     Selector as Selector,
@@ -95,7 +97,6 @@ from .training.reports import (
 )
 from .training.training import Training as Training, train as train
 from .trajectories import trajectory_columns as trajectory_columns, trajectory_spec as trajectory_spec
-from .trajectory_items import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
 from .writing.report import IngestReport as IngestReport, IngestWarning as IngestWarning
 
 __version__: str

@@ -15,6 +15,8 @@ from rlds2reverb._arguments import require_count, require_defaults, take_argumen
 from rlds2reverb._system.installation import install_command
 from rlds2reverb._system.text import suggest
 from rlds2reverb._system.threads import map_ahead
+from rlds2reverb.adders.adder import ItemAdder
+from rlds2reverb.adders.n_step import Transitions
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.errors import SourceError
 from rlds2reverb.locations import is_server
@@ -22,7 +24,6 @@ from rlds2reverb.sources import load
 from rlds2reverb.sources.source import Source
 from rlds2reverb.sources.store import cache_store, find_store, open_columns, require_valid_store
 from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.store.cuts import Cut, Transitions
 from rlds2reverb.store.image_files import Decoder, decode_images
 from rlds2reverb.store.item_index import ItemIndex, find_shard, permute, sample_uniformly
 from rlds2reverb.store.layout import Layout
@@ -114,7 +115,7 @@ class _Options:
     source: Any
     batch_size: int
     _: KW_ONLY
-    items: Cut = DEFAULT_ITEMS
+    items: ItemAdder = DEFAULT_ITEMS
     seed: int = 0
     epochs: int | None = None
     drop_last: bool = False
@@ -135,9 +136,9 @@ class _Options:
             require_defaults(self, ["drop_last"], "without epochs, in which all batches are full")
         else:
             require_count("epochs", self.epochs)
-        if not isinstance(self.items, Cut):
-            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or a custom Cut"
-            raise TypeError(f"items must be of a kind that is cut when it is read ({kinds}), got {self.items!r}")
+        if not isinstance(self.items, ItemAdder) or not self.items.reads_at_random:
+            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or another adder with a method read"
+            raise TypeError(f"items must be of a kind that can be read at random ({kinds}), got {self.items!r}")
 
 
 @take_arguments(_Options)
@@ -164,7 +165,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
       source: a dataset (any argument of `load`, or a `Source`), which is read into memory; a store, whose files are
         mapped into memory; or servers: an address 'HOST:PORT', a `ReplayServer`, and so on (see `sample`).
       batch_size: number of items per batch of each process, at least 1.
-      items: the kind of the items: `Transitions`, `Windows`, `PaddedWindows`, `ActionChunks`, or a custom `Cut`.
+      items: the kind of the items: `Transitions`, `Windows`, `PaddedWindows`, `ActionChunks`, or another adder.
       seed: random seed for sampling and for the order of epochs, in [0, 2^31).
       epochs: number of epochs, at least 1; None to sample with replacement.
       drop_last: whether to leave out the incomplete batches at the end of each epoch.
@@ -224,7 +225,7 @@ class _StoredBatches:
         return map_ahead(lambda step: convert(self._read_items(self._choose_items(step))), steps, prefetch)
 
     def _read_items(self, items: np.ndarray) -> dict[str, Nest]:
-        return self._options.items.read(self._take, *self.index.find_rows(items))
+        return self._options.items.read(self._take, self.index.find_places(items))
 
     def _choose_items(self, step: int) -> np.ndarray:
         options, num_items = self._options, self.index.num_items
@@ -235,8 +236,8 @@ class _StoredBatches:
         positions = find_shard(step, options.batch_size, num_items, rank=rank, world_size=world_size)
         return permute(positions, num_items, seed=options.seed, epoch=epoch)
 
-    def _take(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, Nest]:
-        unknown = [name for name in names if name not in self._names]
+    def _take(self, rows: np.ndarray, names: Sequence[str] | None) -> dict[str, Nest]:
+        unknown = [name for name in names or () if name not in self._names]
         if unknown:
             similar = suggest(unknown[0], self._names)
             raise ValueError(f"the dataset has no field {unknown[0]!r}{similar}; it has {', '.join(self._names)}")

@@ -14,10 +14,8 @@ from rlds2reverb.specs import Nest
 if TYPE_CHECKING:
     from tf_agents.trajectories import Transition
 
-_NEXT_OBSERVATION = f"next_{fields.OBSERVATION}"
-#: The fields of a transition dict; others, except `policy_info`, are ignored.
-TRANSITION_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT, _NEXT_OBSERVATION)
-_USED_FIELDS = frozenset({*TRANSITION_FIELDS, fields.POLICY_INFO})
+#: The fields of a transition dict that are used; others are ignored.
+_USED_FIELDS = frozenset({*fields.TRANSITION_FIELDS, fields.POLICY_INFO})
 
 
 @tf.autograph.experimental.do_not_convert
@@ -48,7 +46,7 @@ def convert_data(data: Nest) -> Nest:
 
 def is_transition_dict(data: Nest) -> bool:
     """Returns whether a batch of items is a dict with the fields of a transition."""
-    return isinstance(data, Mapping) and all(name in data for name in TRANSITION_FIELDS)
+    return isinstance(data, Mapping) and all(name in data for name in fields.TRANSITION_FIELDS)
 
 
 def as_transition(items: Mapping[str, Nest]) -> Transition:
@@ -59,8 +57,8 @@ def as_transition(items: Mapping[str, Nest]) -> Transition:
     (a learner must not treat a truncation as an end). A field `policy_info` becomes the policy's info.
 
     Args:
-      items: dict of nests of tensors or arrays `[B, ...]`, with `TRANSITION_FIELDS`. The discount must not include the
-        last gamma, by which the agent multiplies it.
+      items: dict of nests of tensors or arrays `[B, ...]`, with `fields.TRANSITION_FIELDS`. The discount must not
+        include the last gamma, by which the agent multiplies it.
     """
     from tf_agents.trajectories import PolicyStep, StepType, TimeStep, Transition
 
@@ -72,5 +70,5 @@ def as_transition(items: Mapping[str, Nest]) -> Transition:
     return Transition(
         TimeStep(tf.fill(tf.shape(types), StepType.MID), *zeros, items[fields.OBSERVATION]),
         PolicyStep(items[fields.ACTION], (), items.get(fields.POLICY_INFO, ())),
-        TimeStep(types, reward, discount, items[_NEXT_OBSERVATION]),
+        TimeStep(types, reward, discount, items[fields.NEXT_OBSERVATION]),
     )

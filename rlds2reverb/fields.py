@@ -22,6 +22,10 @@ POLICY_INFO = "policy_info"
 STEP_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, IS_FIRST, IS_LAST, IS_TERMINAL)
 FLAG_FIELDS = (IS_FIRST, IS_LAST, IS_TERMINAL)
 
+NEXT_OBSERVATION = f"next_{OBSERVATION}"
+#: The fields of an item that is a transition without a time axis.
+TRANSITION_FIELDS = (OBSERVATION, ACTION, REWARD, DISCOUNT, NEXT_OBSERVATION)
+
 # The messages of `tf_agents.replay_buffers.rlds_to_reverb`, word for word.
 NO_STEPS = "No dataset representing RLDS steps exist in the data."
 TERMINAL_NOT_LAST = "Terminal step must be the last step of an episode."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb._arguments import require_count, require_defaults, require_one_of, require_timeout
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.client import (
     NO_LIMIT,
     Connection,
@@ -37,7 +38,6 @@ from rlds2reverb.server.stored_items import require_stored_items_match
 from rlds2reverb.sources import Source, load
 from rlds2reverb.sources.memory import from_episodes
 from rlds2reverb.tables import MAX_ITEMS, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.bulk_writer import BulkWriter
 from rlds2reverb.writing.compatibility import TrialItem, find_incompatibility
 from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion

@@ -16,6 +16,8 @@ PARTS = [
     "_server_process",
     "shared types",
     "_internals",
+    "adders",
+    "store",
     "replay",
     "encoding",
     "client",
@@ -37,11 +39,10 @@ REVERB_USERS = {
 }
 #: The layers above the core, with those that each of them may import.
 LAYERS_BELOW = {
-    "adders": set(),
     "learners": set(),
     "envs": set(),
-    "training": {"adders", "learners", "envs"},
-    "cli": {"adders", "learners", "envs", "training"},
+    "training": {"learners", "envs"},
+    "cli": {"learners", "envs", "training"},
 }
 LAYERS = set(LAYERS_BELOW)
 
@@ -85,7 +86,8 @@ def modules_imported(path, package):
 
 
 def module_name(path):
-    parts = ["rlds2reverb", *path.relative_to(CORE).with_suffix("").parts]
+    folder = CORE if path.is_relative_to(CORE) else ROOT
+    parts = ["rlds2reverb", *path.relative_to(folder).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -98,8 +100,9 @@ def part_name(module):
 
 FILES = {
     module_name(path): path
-    for path in sorted(CORE.rglob("*.py"))
-    if path.relative_to(CORE).parts[0] not in LAYERS and path != CORE / "__init__.py"
+    for path in sorted([*CORE.rglob("*.py"), *(ROOT / "adders").rglob("*.py")])
+    if path.relative_to(CORE if path.is_relative_to(CORE) else ROOT).parts[0] not in LAYERS
+    and path != CORE / "__init__.py"
 }
 
 

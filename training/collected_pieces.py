@@ -13,7 +13,6 @@ import tree
 import xxhash
 
 from rlds2reverb import fields
-from rlds2reverb.adders import NStep
 from rlds2reverb.client import Server
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock
@@ -45,15 +44,15 @@ class PieceConverter:
         """Sets the conversion.
 
         Args:
-          adder: `NStep`, or `TrajectoryWindows`.
+          adder: `NStep`, `ChunkTransitions` or `TrajectoryWindows`.
           reward_transform: transform of the rewards, as applied to the dataset; None to leave them unchanged.
           step_info: names of the numbers to add to each step; see `Algorithm.step_info`.
           gamma: discount factor of the returns among them.
         """
         self._adder, self._reward_transform = adder, reward_transform
         self._step_info, self._gamma = tuple(step_info), gamma
-        self.squeeze = isinstance(adder, NStep)
-        self.num_kept: int = adder.n - 1 if isinstance(adder, NStep) else adder.length - 1
+        self.squeeze = getattr(adder, "squeeze", False)
+        self.num_kept: int = adder.n - 1 if self.squeeze else adder.length - 1
         if step_info:
             self.num_kept = sys.maxsize  # All steps, until the episode has ended.
 

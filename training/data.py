@@ -13,7 +13,7 @@ import numpy as np
 
 from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, TrajectoryWindows, fields
 from rlds2reverb._system.closing import Closing
-from rlds2reverb.adders import NStep
+from rlds2reverb.adders import ChunkTransitions, NStep
 from rlds2reverb.client import split_servers
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
@@ -30,7 +30,6 @@ from rlds2reverb.sources.transforms import ScaleRewards
 from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
 from rlds2reverb.store.goals import GoalSampling
 
-from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 
 #: Exponent of the importance weights at the beginning and at the end of a run with prioritized replay (Schaul et al.
@@ -88,7 +87,7 @@ class TrainingData(Closing, ABC):
       time_step_spec: TF-Agents' spec of the time steps.
       action_spec: the bounded spec of the actions.
       fingerprint: fingerprint of the content before rewards and actions were changed, or an identifier of the table.
-      adder: the adder of the items: `NStep`, `ChunkNStep` or `TrajectoryWindows`.
+      adder: the adder of the items: `NStep`, `ChunkTransitions` or `TrajectoryWindows`.
       num_transitions: number of transitions, or of the table's items.
       returns: float64 `[E]`, the undiscounted return of each episode in the dataset's own rewards, or None.
       num_episodes: number of episodes to train on; None without a dataset.
@@ -351,7 +350,7 @@ def make_adder(
     """
     algorithm, length = get_algorithm(config.algo), 2
     if config.chunk_length > 1:
-        return ChunkNStep(config.chunk_length, config.gamma)
+        return ChunkTransitions(config.chunk_length, config.gamma)
     if algorithm.items == "windows":
         return TrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:

@@ -15,13 +15,14 @@ from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
 from rlds2reverb._system.platform import cache_folder
-from rlds2reverb.adders import NStep
+from rlds2reverb.adders import ChunkTransitions, ItemAdder, NStep, Transitions
+from rlds2reverb.adders.trajectory_windows import PaddedTrajectoryWindows, TrajectoryWindows
 from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.episodes import Episode, ProgressCallback
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.stored_items import PaddedTrajectoryCut, StoredItems, TrajectoryCut, decode_images
+from rlds2reverb.learners.stored_items import StoredItems, decode_images
 from rlds2reverb.sources import Source
 from rlds2reverb.sources.action_specs import OF_DATA, describe_bounds, make_action_spec
 from rlds2reverb.sources.data_checks import Finding
@@ -36,13 +37,10 @@ from rlds2reverb.sources.selection import select_episodes
 from rlds2reverb.sources.transforms import ScaleRewards, clip_actions, parse_reward
 from rlds2reverb.spaces import add_bounds
 from rlds2reverb.specs import ArraySpec, Nest, describe, to_tensor_spec
-from rlds2reverb.store.cuts import ChunkTransitions, Cut, Transitions
 from rlds2reverb.store.goals import GoalSampling, add_goal
 from rlds2reverb.store.step_columns import StepColumns
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.report import IngestWarning
 
-from .chunk_adder import ChunkNStep
 from .config import TrainingConfig
 from .data import (
     Batches,
@@ -279,17 +277,17 @@ def _describe_observations(
     return time_step.time_step_spec(to_tensor_spec(observations)), moments
 
 
-def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> Cut:
+def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> ItemAdder:
     """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
     algorithm = get_algorithm(algo)
     if isinstance(adder, TrajectoryWindows) and algorithm.items == "windows":
-        return PaddedTrajectoryCut(adder.length, (*fields.STEP_FIELDS, fields.POLICY_INFO))
+        return PaddedTrajectoryWindows(adder.length)
     if isinstance(adder, TrajectoryWindows):
-        return TrajectoryCut(adder.length)
+        return adder
     other_fields = (fields.POLICY_INFO,) if algorithm.step_info else ()
     learns = algorithm.learns_from_rewards
     reads_next = learns or (goals is not None and goals.actor is not None)
-    if isinstance(adder, ChunkNStep):
+    if isinstance(adder, ChunkTransitions):
         return ChunkTransitions(adder.n, adder.gamma, other_fields, reads_next=learns, repeats_last=not learns)
     return Transitions(adder.n, adder.gamma, other_fields, reads_next=reads_next)
 

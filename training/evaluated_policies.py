@@ -15,6 +15,7 @@ from tf_agents.utils import nest_utils
 
 from rlds2reverb import fields
 from rlds2reverb._system.sealed_files import file_digest
+from rlds2reverb.adders.places import Take
 from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
@@ -24,7 +25,6 @@ from rlds2reverb.onnx_policies import is_onnx_file
 from rlds2reverb.policies import BatchedPolicy
 from rlds2reverb.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
 from rlds2reverb.specs import Nest, describe, leaves, path_name
-from rlds2reverb.store.cuts import Take
 from rlds2reverb.trajectories import FIRST, MID
 
 from .directories import require_one_run

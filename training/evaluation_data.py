@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import fields
+from rlds2reverb import Transitions, fields
 from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.locations import TableLocation
 from rlds2reverb.sources.moments import mark_transitions
 from rlds2reverb.specs import Nest
-from rlds2reverb.store.cuts import Transitions
 from rlds2reverb.store.goals import GoalDistribution, add_goal
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers, sample_uniformly
 
@@ -129,17 +128,18 @@ class EvaluationData:
         """Draws goals, and sets the rewards and returns of the data for them."""
         num = len(self.starts)
         index = ItemIndex(self.dataset.items.steps, Transitions(1, self.gamma), self.is_used)
-        rows, last_rows = index.find_rows(np.arange(num))
+        places = index.find_places(np.arange(num))
+        rows, last_rows = places.row, places.last
         numbers = draw_numbers(seed, 0, 1, 3 * num).reshape(num, 3)
-        self.goals, _ = _GOALS.sample(rows, last_rows - 1, numbers, index, gamma=self.gamma)
-        self.first_goals, _ = index.find_rows(sample_uniformly(seed, 1, 1, len(self.firsts), num)[0])
-        is_reached = self.goals == rows
+        goals, _ = _GOALS.sample(rows, last_rows - 1, numbers, index, gamma=self.gamma)
+        first_goals = index.find_places(sample_uniformly(seed, 1, 1, len(self.firsts), num)[0]).row
+        self.goals, is_reached = goals, goals == rows
         self.rewards, self.env_discounts = is_reached - 1.0, 1.0 - is_reached
         self.known = np.arange(num)
         ends = np.cumsum(self.lengths) - 1
-        self.returns = self._returns_until(self.goals, rows, last_rows)
-        firsts = rows[ends - self.lengths + 1]
-        self.first_returns = self._returns_until(self.first_goals, firsts, last_rows[ends])
+        self.returns = self._returns_until(goals, rows, last_rows)
+        self.first_goals, firsts = first_goals, rows[ends - self.lengths + 1]
+        self.first_returns = self._returns_until(first_goals, firsts, last_rows[ends])
 
     def _returns_until(self, goals: np.ndarray, rows: np.ndarray, last_rows: np.ndarray) -> np.ndarray:
         """Returns the discounted sums of -1 per transition until the goal, or until the end if it is not reached."""
@@ -181,7 +181,7 @@ class EvaluationData:
             ]
         )
 
-    def take(self, rows: np.ndarray, names: Sequence[str], goals: np.ndarray | None = None) -> dict[str, Nest]:
+    def take(self, rows: np.ndarray, names: Sequence[str] | None, goals: np.ndarray | None = None) -> dict[str, Nest]:
         """Returns some fields of steps, with goals in the observations if there are any."""
         taken = self.dataset.items.take(self._rows[rows], names)
         if goals is None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb import __version__, fields
+from rlds2reverb import Transitions, __version__, fields
 from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.errors import ArgumentError, SourceError
@@ -31,7 +31,6 @@ from rlds2reverb.learners.off_policy_evaluation import (
 from rlds2reverb.learners.stored_items import StoredItems
 from rlds2reverb.learners.train_loop import TrainLoop
 from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.store.cuts import Transitions
 from rlds2reverb.store.item_index import sample_uniformly
 
 from .data import Moments

@@ -62,7 +62,6 @@ _DEFAULT_TABLE = "replay"
 #: Options that determine the items of a dataset.
 _CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "drop_fields", "cut_at_terminal", "reward",
                "clip_actions", "cache_dir")  # fmt: skip
-_TRANSITION_FIELDS = {"observation", "action", "reward", "discount", "next_observation"}
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ def describe_table(server: Any, table: str | None = None, *, holds_episodes: boo
     signature = infos[name].signature
     packing = find_packing(signature) if signature is not None else None
     spec = signature if packing is None else packing.item_spec
-    has_transitions = isinstance(spec, dict) and set(spec) >= _TRANSITION_FIELDS
+    has_transitions = isinstance(spec, dict) and set(spec) >= set(fields.TRANSITION_FIELDS)
     length = None if holds_episodes else 2
     has_trajectories = hasattr(spec, "next_step_type") and tree.flatten(spec.reward)[0].shape.as_list()[:1] == [length]
     if not has_trajectories and (holds_episodes or not has_transitions):
@@ -260,13 +259,13 @@ def describe_table(server: Any, table: str | None = None, *, holds_episodes: boo
         if holds_episodes:
             kinds = "whole episodes, in which goals are drawn (TrajectoryEpisodes, convert --whole-episodes)"
         raise SpecMismatchError(f"the items of table {name!r} at {where} must be {kinds}; convert the dataset again")
-    fields = spec._asdict() if has_trajectories else spec
+    parts = spec._asdict() if has_trajectories else spec
     num_axes = 1 if has_trajectories else 0
-    rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), fields)
-    rows["observation"] = tree.map_structure(with_bounds, rows["observation"], fields["observation"])
+    rows = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[num_axes:], leaf.dtype), parts)
+    rows["observation"] = tree.map_structure(with_bounds, rows["observation"], parts["observation"])
     read = {column: rows[column] for column in ("observation", "action", "reward")}
     _require_float32(read, f"table {name!r} at {where}")
-    action = fields["action"]
+    action = parts["action"]
     bounds = (action.minimum, action.maximum) if isinstance(action, tensor_spec.BoundedTensorSpec) else None
     return ServedTable(server, name, rows, bounds, has_trajectories, size)
 

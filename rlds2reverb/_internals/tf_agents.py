@@ -11,7 +11,7 @@ from tf_agents.replay_buffers import reverb_utils
 from .versions import require_tested
 
 if TYPE_CHECKING:
-    from rlds2reverb.trajectory_items import Padding
+    from rlds2reverb.adders.trajectory_windows import Padding
 
 require_tested("tf-agents", tf_agents.__version__, feature="writing through the observers of TF-Agents")
 
@@ -32,7 +32,7 @@ class ObserverSettings:
       priority: priority of every item.
       length: number of rows per item; for 'episode' the maximum.
       stride: number of rows between the starts of consecutive items; 1 for 'episode'.
-      padding: see `trajectory_items.TrajectoryWindows`.
+      padding: see `adders.TrajectoryWindows`.
       bypass_long_episodes: whether 'episode' skips episodes with more rows instead of failing.
     """
 

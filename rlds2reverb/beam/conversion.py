@@ -16,6 +16,7 @@ import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
 from rlds2reverb._arguments import require_count, require_defaults
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import CheckpointError
@@ -29,7 +30,6 @@ from rlds2reverb.sources.continuity import ContinuityCheck
 from rlds2reverb.sources.d4rl import CONTINUITY_ADVICE
 from rlds2reverb.sources.transforms import Transform
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid
 from rlds2reverb.writing.directory_destination import DirectoryDestination
 from rlds2reverb.writing.parts import Part, Scan, ShardPlan, encode_part, plan_parts, scan_episodes

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb._system.closing import Closing
+from rlds2reverb.adders.n_step import Transitions
 from rlds2reverb.episode_batches import batch_episodes
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ownership import copy_arrays, is_user_code
@@ -28,7 +30,6 @@ from .contents import INITIAL_PRIORITY, Contents
 from .item_spec import COLLECT_ITER, ItemRows, get_fields, take_first, to_arrays
 from .monitors import BufferMonitor
 from .sampler import Candidates, require_possible, select_candidates
-from .transitions import make_transitions
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -231,7 +232,7 @@ class ReplayBuffer(Closing, Replacing):
     ) -> int:
         """Adds RLDS episodes.
 
-        A buffer of single items stores their transitions (see `transitions.make_transitions`), an episode buffer their
+        A buffer of single items stores their transitions (see `adders.Transitions`), an episode buffer their
         steps, and a sequence buffer the sequences that begin at each step.
 
         Args:
@@ -261,7 +262,8 @@ class ReplayBuffer(Closing, Replacing):
                     spec = contents.spec or contents.make_spec(batch.episodes[0].steps)
                     numbers.append(self._insert(spec.join(spec.convert_steps(batch.steps), batch.num_steps), *options))
             else:
-                transitions = make_transitions(batch.steps)
+                others = tuple(name for name in batch.steps if name not in fields.STEP_FIELDS)
+                transitions, _ = Transitions(other_fields=others).transform(batch.steps, batch.num_steps)
                 numbers.append(self.extend_columns(transitions, priorities=priority, collect_iters=collect_iter))
         return int(np.count_nonzero(np.concatenate(numbers) >= 0))
 

@@ -25,26 +25,6 @@ _PARALLEL_EPISODES = 2
 _ALL_STEPS = np.iinfo(np.int64).max
 
 
-@without_autograph
-def columns_dataset(episodes: tf.data.Dataset, *, with_index: bool = False) -> tf.data.Dataset:
-    """Returns a dataset of the columns `[N, ...]` of each episode that has steps, in order.
-
-    Args:
-      episodes: dataset of dicts whose `steps` is a dataset of steps.
-      with_index: whether the elements are pairs of the episode's index (int64) and its columns. Episodes without steps
-        count too.
-    """
-
-    def indexed_columns(index: tf.Tensor, episode: Any) -> tf.data.Dataset:
-        return episode[fields.STEPS].batch(_ALL_STEPS).map(lambda columns: (index, columns))
-
-    # Each episode is at most one element, so that reading two at a time keeps their order.
-    parallel = {"cycle_length": _PARALLEL_EPISODES, "num_parallel_calls": _PARALLEL_EPISODES, "deterministic": True}
-    if with_index:
-        return episodes.enumerate().interleave(indexed_columns, **parallel)
-    return episodes.interleave(lambda episode: episode[fields.STEPS].batch(_ALL_STEPS), **parallel)
-
-
 def read_episodes(dataset: tf.data.Dataset, other_fields: Sequence[str] = ()) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields the steps of each episode and other fields of it, in order; two episodes are read at a time.
 

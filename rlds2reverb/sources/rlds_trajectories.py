@@ -13,6 +13,7 @@ from tf_agents.trajectories import trajectory
 
 from rlds2reverb import fields
 from rlds2reverb._internals.tensorflow import scan, with_autograph, without_autograph
+from rlds2reverb.adders.dataset import columns_dataset
 from rlds2reverb.specs import Nest
 from rlds2reverb.trajectories import (
     DiscountSource,
@@ -24,7 +25,7 @@ from rlds2reverb.trajectories import (
     transition_discounts,
 )
 
-from .rlds_episodes import columns_dataset, make_zeros, read_episodes
+from .rlds_episodes import make_zeros, read_episodes
 
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Any]
 

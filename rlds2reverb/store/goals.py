@@ -10,9 +10,9 @@ import tree
 
 from rlds2reverb import fields
 from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.adders.places import Places, Take
 from rlds2reverb.specs import Nest
 
-from .cuts import Take
 from .item_index import ItemIndex
 
 #: Fields of what an agent with goals observes.
@@ -107,7 +107,7 @@ class GoalDistribution:
         else:
             steps = 1 + np.floor(place * remaining)
         future = rows + np.minimum(steps, remaining).astype(np.int64)
-        anywhere, _ = index.find_rows((numbers[:, 2] % np.uint64(index.num_items)).astype(np.int64))
+        anywhere = index.find_places((numbers[:, 2] % np.uint64(index.num_items)).astype(np.int64)).row
         is_random = kind >= 1 - self.random
         goals = np.where(is_random, anywhere, np.where(kind < self.current, rows, future))
         return goals, np.where(is_random, last_rows, goals)
@@ -154,8 +154,7 @@ class GoalSampling:
         self,
         items: dict[str, Nest],
         take: Take,
-        rows: np.ndarray,
-        last_rows: np.ndarray,
+        places: Places,
         numbers: np.ndarray,
         index: ItemIndex,
     ) -> dict[str, Nest]:
@@ -164,8 +163,7 @@ class GoalSampling:
         Args:
           items: transitions of one step, as `Transitions` reads them.
           take: function that reads steps.
-          rows: int64 `[N]`, the rows at which they start.
-          last_rows: int64 `[N]`, the last row of the episode of each.
+          places: their places.
           numbers: uint64 `[N, NUM_NUMBERS]`, independent random numbers.
           index: the index of all transitions.
         """
@@ -173,7 +171,7 @@ class GoalSampling:
         def read(places: np.ndarray) -> Nest:
             return take(places, (fields.OBSERVATION,))[fields.OBSERVATION]
 
-        last_rows = last_rows - 1
+        rows, last_rows = places.row, places.last - 1
         next_observation = f"next_{fields.OBSERVATION}"
         is_known = (rows < last_rows) | ~_find_placeholders(items[next_observation], items[fields.DISCOUNT])
         goals, _ = self.observed.sample(rows, last_rows, numbers[:, :_NUM_PER_GOAL], index, gamma=self.gamma)

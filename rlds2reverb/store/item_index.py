@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
+from rlds2reverb.adders.adder import ItemAdder
+from rlds2reverb.adders.places import Places
 from rlds2reverb.fingerprints import mix_bits
 from rlds2reverb.sample_info import note_repeated_items
 
-from .cuts import Cut
 from .step_columns import StepColumns
 
 _NUM_ROUNDS = 6
@@ -22,28 +23,28 @@ class ItemIndex:
       num_items: the number of items.
     """
 
-    def __init__(self, steps: StepColumns, cut: Cut, is_used: np.ndarray | None = None):
+    def __init__(self, steps: StepColumns, adder: ItemAdder, is_used: np.ndarray | None = None):
         """
         Args:
           steps: the steps.
-          cut: the kind of the items.
+          adder: the adder of the items.
           is_used: bool `[E]`, the episodes whose items have numbers; None for all.
         """
-        counts = cut.count(steps.num_steps)
+        counts = adder.count(steps.num_steps)
         counts = counts if is_used is None else np.where(is_used, counts, 0)
         self._item_ends = np.cumsum(counts)
-        self._offsets = steps.starts - (self._item_ends - counts)
-        self._last_rows = steps.ends - 1
+        self._first_items = self._item_ends - counts
+        self._first_rows, self._last_rows = steps.starts, steps.ends - 1
         self.num_items = int(counts.sum())
 
-    def find_rows(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first row of each item, and the last row of its episode.
+    def find_places(self, items: np.ndarray) -> Places:
+        """Returns the places of items.
 
         Args:
           items: int64 `[N]`, in [0, `num_items`).
         """
         episodes = np.searchsorted(self._item_ends, items, side="right")
-        return items + self._offsets[episodes], self._last_rows[episodes]
+        return Places(self._first_rows[episodes], self._last_rows[episodes], items - self._first_items[episodes])
 
 
 def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:

@@ -11,13 +11,13 @@ import numpy as np
 import tree
 
 from rlds2reverb._internals.tf_agents import ObserverSettings
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock, group_by_size
 from rlds2reverb.episodes import require_same_spec
 from rlds2reverb.items import Items
 from rlds2reverb.specs import Nest, make_step_spec
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 from .bulk_writer import BulkWriter
 from .compatibility import TrialItem, find_incompatibility

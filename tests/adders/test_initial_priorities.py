@@ -14,7 +14,6 @@ from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 
-eager = pytest.mark.usefixtures("eager")
 PADDINGS = ("none", "end", "start")
 TD = partial(InitialPriorities, "td", gamma=0.5, eps=0.25)
 
@@ -52,13 +51,11 @@ def compute_priorities(adder, priorities, steps):
 # --- priorities of steps
 
 
-@eager
 def test_constant_priorities_require_no_values():
     assert compute_column(InitialPriorities(), make_steps(True, None)) == [1] * 4
     assert compute_column(InitialPriorities(constant=2.5), make_steps(False, None)) == [2.5] * 4
 
 
-@eager
 @pytest.mark.parametrize(
     ("lowest", "highest", "expected"),
     [(0, 12, 0.5), (2, 10, 0.5), (6, 7, 0.125), (9, 10, 0.125), (0, 6, 1), (-9, 3, 1)],
@@ -69,7 +66,6 @@ def test_return_is_scaled_to_the_range_and_clipped(lowest, highest, expected):
     assert compute_column(adder, steps) == [expected] * 4
 
 
-@eager
 @pytest.mark.parametrize(("terminated", "last"), [(True, 27), (False, 7)])
 @pytest.mark.parametrize("kind", ["td", "max"])
 def test_td_errors_match_hand_computed_values_at_both_ends(kind, terminated, last):
@@ -79,7 +75,6 @@ def test_td_errors_match_hand_computed_values_at_both_ends(kind, terminated, las
     assert compute_column(by_function, make_steps(terminated, None)) == [1.25, 3.25, last + 0.25, 0.25]
 
 
-@eager
 def test_single_step_has_priority_eps():
     steps = {name: column[-1:] for name, column in make_steps(False).items()} | {"is_first": np.array([True])}
     assert compute_column(TD(), steps) == [0.25]
@@ -88,7 +83,6 @@ def test_single_step_has_priority_eps():
 # --- priorities of items
 
 
-@eager
 @pytest.mark.parametrize("eta", [0.25, *(pytest.param(eta, marks=pytest.mark.slow) for eta in (0, 0.9, 1))])
 def test_item_priority_mixes_maximum_and_mean_of_real_steps(eta):
     """The last row and padding do not count."""
@@ -105,14 +99,12 @@ def test_item_priority_mixes_maximum_and_mean_of_real_steps(eta):
         np.testing.assert_allclose(got, expected.get(adder, [slow_priority(of_steps[:3], [1, 1, 1], eta)]), rtol=1e-6)
 
 
-@eager
 def test_max_is_the_highest_error_of_an_item():
     priorities = InitialPriorities("max", gamma=0.5, eps=0.25)
     got = compute_priorities(compose(priorities, StepWindows(2)), priorities, make_steps(False))
     assert got.tolist() == [3.25, 7.25]
 
 
-@eager
 def test_overlapping_items_have_separate_priorities():
     priorities = TD(eta=1)
     adder = compose(priorities, StepWindows(2, 1))
@@ -132,7 +124,6 @@ def test_n_step_item_has_the_error_of_its_n_step_target(terminated):
         assert got.tolist() == TWO_STEPS[terminated]
 
 
-@eager
 def test_windows_mix_n_step_errors_of_rows_or_of_steps():
     """R2D2 uses n-step errors: either the rows span n steps, or the priorities have the learner's n."""
     of_rows = TWO_STEPS[False]
@@ -165,7 +156,6 @@ def test_priorities_with_a_value_fn_do_not_change_the_items():
     assert repr(chain) == repr(compose(priorities, adder)) and "0x" not in repr(chain)
 
 
-@eager
 @pytest.mark.parametrize("kind", ["constant", "return"])
 def test_constant_and_return_priorities_do_not_change_the_items(kind):
     priorities = InitialPriorities(kind, **({"constant": 3} if kind == "constant" else {"highest": 12}))
@@ -175,7 +165,6 @@ def test_constant_and_return_priorities_do_not_change_the_items(kind):
     assert priorities(None, items).tolist() == [3.0 if kind == "constant" else 0.5] * 3
 
 
-@eager
 def test_priorities_do_not_depend_on_their_position_in_a_chain():
     episode, priorities = Episode(make_steps(False), 0), TD()
     chains = [
@@ -210,26 +199,22 @@ class KeepsReward(ColumnAdder):
         return {"reward": columns["reward"]}
 
 
-@eager
 def test_adder_that_drops_the_priorities_raises():
     with pytest.raises(ValueError, match="the rows of .*KeepsReward.* have no field 'priority'; adders after"):
         compose(TD(), KeepsReward())(Episode(make_steps(True), 0))
 
 
-@eager
 def test_item_of_only_a_last_step_has_the_priority_of_that_step():
     priorities = TD()
     got = compute_priorities(compose(priorities, StepWindows(1)), priorities, make_steps(True))
     assert got.tolist() == [1.25, 3.25, 27.25, 0.25]
 
 
-@eager
 def test_episode_without_items_has_no_priorities():
     priorities = TD()
     assert compute_priorities(compose(priorities, StepWindows(9)), priorities, make_steps(True)).shape == (0,)
 
 
-@eager
 def test_items_without_priorities_raise():
     message = "the items have no priorities; add the InitialPriorities to the adder with compose"
     for adder in (NStep(2, 0.5), StepWindows(2)):

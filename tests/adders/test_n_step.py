@@ -14,7 +14,6 @@ from rlds2reverb.adders import NStep, check_adder
 from rlds2reverb.episodes import Episode, from_transitions
 from rlds2reverb.trajectories import trajectory_columns
 
-eager = pytest.mark.usefixtures("eager")
 ENDS = {"terminated": True, "truncated": False}
 
 
@@ -72,7 +71,6 @@ def test_windows_shrink_and_only_truncation_keeps_the_bootstrap(end, discount):
     assert {columns[name].dtype for name in ("reward", "discount", "value_gamma")} == {np.dtype(np.float32)}
 
 
-@eager
 def test_discount_includes_the_last_gamma_with_discount_power_m():
     columns = make_items(NStep(3, 0.5, discount_power="m"), make_steps(False))
     assert as_lists(columns, "discount", "value_gamma") == [[0.125, 0.125, 0.25, 0.5]] * 2
@@ -89,7 +87,6 @@ def acme_episode(rewards, discounts=None):
     return steps
 
 
-@eager
 @pytest.mark.parametrize(
     ("n", "gamma", "steps", "expected"),
     [
@@ -125,7 +122,6 @@ def test_grow_at_start_matches_acme(n, gamma, steps, expected):
     np.testing.assert_allclose(got, np.array(expected), rtol=1e-6)
 
 
-@eager
 def test_extra_fields_are_present_at_both_steps():
     value = {"mean": np.arange(30, 34, dtype=np.float64), "parts": np.arange(8, dtype=np.int32).reshape(4, 2)}
     columns = make_items(NStep(2, 0.9), make_steps(False, value=value))
@@ -135,7 +131,6 @@ def test_extra_fields_are_present_at_both_steps():
     assert columns["value"]["mean"].dtype == np.float64
 
 
-@eager
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [(np.int32, np.float32), (np.uint8, np.float32), (np.float32, np.float32), (np.float64, np.float64)],
@@ -147,14 +142,12 @@ def test_float_rewards_keep_their_dtype_and_integers_become_float32(dtype, expec
     assert (reward.dtype, reward.tolist()) == (expected, [3, 6, 8, 8])
 
 
-@eager
 def test_float64_rewards_are_summed_in_float64():
     steps = make_steps(True)
     steps["reward"] = np.array([1, 1e-12, 1e-12, 0, 0])
     assert make_items(NStep(3, 1.0), steps)["reward"].tolist() == [1 + 2e-12, 2e-12, 1e-12, 0]
 
 
-@eager
 def test_nested_observations_and_actions_are_nested_in_the_items():
     columns = make_items(NStep(2, 0.9), episode(4, terminal=True, nested=True))
     assert columns["observation"]["state"][:, 0].tolist() == [10, 11, 12]
@@ -163,7 +156,6 @@ def test_nested_observations_and_actions_are_nested_in_the_items():
     assert columns["action"]["move"].tolist() == [10, 11, 12]
 
 
-@eager
 def test_single_step_has_no_items():
     for grow in (False, True):
         assert len(NStep(3, 0.9, grow_at_start=grow)(Episode(episode(1, terminal=True), 0))) == 0
@@ -182,7 +174,6 @@ def expected_for_component(reward, discount, terminated, **options):
     return [np.array([item[at] for item in slow], np.float32) for at in (2, 3)]
 
 
-@eager
 @pytest.mark.parametrize("terminated", [True, False])
 def test_vector_rewards_are_summed_by_component(terminated):
     one = make_steps(terminated)["reward"]
@@ -194,7 +185,6 @@ def test_vector_rewards_are_summed_by_component(terminated):
         np.testing.assert_allclose(columns["discount"], expected[0][1])  # The discount stays a scalar.
 
 
-@eager
 def test_vector_discounts_apply_by_component():
     steps = {**make_steps(False), "discount": HALVES}
     steps["reward"] = np.stack([steps["reward"], -steps["reward"]], 1)
@@ -209,7 +199,6 @@ def test_vector_discounts_apply_by_component():
     np.testing.assert_allclose(single["discount"], columns["discount"])
 
 
-@eager
 def test_nested_rewards_or_discounts_are_combined_by_part():
     one = make_steps(True)["reward"]
     rewards = {"task": one, "shaping": {"near": one[:, None] * SCALES, "calm": one.astype(np.int32)}}
@@ -258,7 +247,6 @@ def test_as_transition_matches_tf_agents_inside_an_episode():
     assert got.next_time_step.discount.numpy().tolist() == [0.25, 0.25]
 
 
-@eager
 @pytest.mark.parametrize(
     ("end", "types", "discounts"),
     [("terminated", [1, 2, 2, 2], [0.25, 0, 0, 0]), ("truncated", [1] * 4, [0.25, 0.25, 0.5, 1])],
@@ -280,7 +268,6 @@ def test_as_transition_discounts_correctly_at_either_end(end, types, discounts):
     assert targets.numpy().tolist() == [3 + bootstrap[0], 6 + bootstrap[1], 8 + bootstrap[2], 8 + bootstrap[3]]
 
 
-@eager
 def test_as_transition_raises_for_discount_power_m_or_missing_fields():
     adder = NStep(3, 0.5, discount_power="m")
     with pytest.raises(ValueError, match="discount_power must be 'm-1' for agents of TF-Agents, got 'm'"):
@@ -303,7 +290,6 @@ def random_episodes(draw):
     return steps
 
 
-@eager
 @given(
     random_episodes(),
     st.integers(1, 15),
@@ -324,7 +310,6 @@ def test_items_match_the_double_loop(steps, n, gamma, grow, power):
         np.testing.assert_allclose(columns[name], [item[at] for item in expected], rtol=1e-5, atol=1e-6)
 
 
-@eager
 @pytest.mark.parametrize("n", mark_slow_except([4], [4, 1000, 2**40]))
 def test_n_beyond_the_end_is_monte_carlo(n):
     columns = make_items(NStep(n, 0.5), make_steps(True))
@@ -436,10 +421,10 @@ def test_out_of_range_arguments_raise(options, message):
         (lambda steps: steps.update(v=np.ones(5), next_v=np.ones(5)), "NStep's items would have two fields 'next_v'"),
     ],
 )
-def test_unsuitable_steps_raise_before_tracing(change, message, monkeypatch):
+def test_unsuitable_steps_raise_before_conversion(change, message, monkeypatch):
     steps = dict(make_steps(True))
     change(steps)
-    monkeypatch.setattr(NStep, "make_batch_rows", lambda *_: pytest.fail("traced"))
+    monkeypatch.setattr(NStep, "transform", lambda *_: pytest.fail("converted"))
     for episodes in (Episode(steps, 0), tf.data.Dataset.from_tensors(steps)):
         with pytest.raises(ValueError, match=message):
             NStep(3, 0.9)(episodes)

@@ -11,8 +11,6 @@ from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import NStep, ReturnToGo, StepContextWindows, check_adder, compose
 from rlds2reverb.episodes import Episode
 
-eager = pytest.mark.usefixtures("eager")
-
 
 def make_items(adder, steps):
     items = adder(Episode(steps, 0))
@@ -44,7 +42,6 @@ def assert_windows(items, steps, expected):
         assert not any(np.any(column) for column in tree.flatten(padding))
 
 
-@eager
 @pytest.mark.parametrize("terminal", [True, False])
 def test_windows_match_hand_computed_ones(terminal):
     """Five actions have five windows; no window contains the final observation."""
@@ -54,20 +51,17 @@ def test_windows_match_hand_computed_ones(terminal):
     assert slow_windows(5, 3) == expected
 
 
-@eager
 def test_returns_to_go_cover_the_whole_episode():
     items = make_items(compose(ReturnToGo(), StepContextWindows(2)), episode(4, terminal=True))  # rewards 100, 101, 102
     assert [item["return_to_go"].tolist() for item in items] == [[303, 203], [203, 102], [0, 102]]
     assert [item["timestep"].tolist() for item in items] == [[0, 1], [1, 2], [0, 2]]
 
 
-@eager
 def test_every_n_step_row_counts_as_an_action():
     items = make_items(compose(NStep(2, 1.0), StepContextWindows(2)), episode(4, terminal=True))
     assert [item["reward"].tolist() for item in items] == [[201, 203], [203, 102], [0, 102]]
 
 
-@eager
 @given(st.integers(1, 14), st.integers(1, 6))
 @examples(25)
 def test_windows_match_the_slow_loop(num_rows, length):

@@ -10,7 +10,6 @@ from reference_impls import assert_equal_nests, episode, rlds_dataset
 from rlds2reverb.adders import ReturnToGo, StepEpisodes, compose
 from rlds2reverb.episodes import Episode
 
-eager = pytest.mark.usefixtures("eager")
 PADDINGS = ("none", "end", "start")
 
 
@@ -20,7 +19,6 @@ def convert(adder, steps):
     return items.columns
 
 
-@eager
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize(
     ("padding", "observations", "mask"),
@@ -39,7 +37,6 @@ def test_padding_matches_hand_computed_rows(padding, observations, mask, termina
     assert not any(np.any(column) for column in tree.flatten(zeros))
 
 
-@eager
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_episode_of_max_length_is_not_padded(padding):
     steps = episode(4, terminal=True, nested=True)
@@ -81,7 +78,6 @@ def test_item_spec_matches_the_dataset_and_empty_episodes_are_skipped(padding):
     assert len(adder(Episode(all_steps[1], 1))) == 0
 
 
-@eager
 def test_fields_of_a_preceding_adder_are_padded():
     item = convert(compose(ReturnToGo(), StepEpisodes(4, "start")), episode(3, terminal=True))
     assert item["return_to_go"].tolist() == [0, 201, 101, 0] and item["mask"].tolist() == [False, True, True, True]
@@ -101,5 +97,5 @@ def test_out_of_range_arguments_raise(options, message):
 
 
 def test_steps_that_already_have_a_mask_raise():
-    with pytest.raises(ValueError, match="steps must be a dict without the field 'mask', which StepEpisodes adds"):
+    with pytest.raises(ValueError, match="steps must not have the field 'mask', which StepEpisodes adds"):
         StepEpisodes(3)(Episode({**episode(2, terminal=True), "mask": np.ones(2, bool)}, 0))

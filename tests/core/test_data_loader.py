@@ -26,7 +26,7 @@ from rlds2reverb import (
     ingest,
     load,
 )
-from rlds2reverb.adders import NStep, StepWindows
+from rlds2reverb.adders import NStep, ReturnToGo, StepWindows
 from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import InvalidEpisodeError, SourceError
 
@@ -202,7 +202,7 @@ def test_errors_reach_the_caller_and_dropped_iterators_stop(prefetch):
         ({"epochs": 1, "first_step": 7}, ValueError, "first_step must be an integer from 0 to 6"),
         ({"drop_last": True}, ValueError, "drop_last=True has no effect without epochs"),
         ({"table": "replay"}, ValueError, "table='replay' has no effect for datasets"),
-        ({"items": NStep(1, 0.9)}, TypeError, "items must be of a kind that is cut when it is read"),
+        ({"items": ReturnToGo()}, TypeError, "items must be of a kind that can be read at random"),
         ({"items": Windows(2, ("acton",))}, ValueError, "no field 'acton'.*did you mean 'action'"),
         ({"items": Windows(8)}, SourceError, "there are no items; check whether all episodes are shorter"),
         ({"epochs": 1, "drop_last": True, "batch_size": 12}, SourceError, "11 items, too few for a batch of 12"),

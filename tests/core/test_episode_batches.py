@@ -7,6 +7,7 @@ from hypothesis import given, strategies as st
 from properties import examples
 from reference_impls import assert_equal_nests, episode, episodes
 
+from rlds2reverb.adders.trajectory_windows import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
 from rlds2reverb.episodes import Episode, find_problems
 from rlds2reverb.errors import InvalidEpisodeError
@@ -14,7 +15,6 @@ from rlds2reverb.fingerprints import episode_digests
 from rlds2reverb.items import ItemBatch, Items
 from rlds2reverb.specs import make_step_spec
 from rlds2reverb.trajectories import DISCOUNT_SOURCES
-from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 
 
 def make_episodes(all_steps):

@@ -19,6 +19,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import trajectory
 
 from rlds2reverb import IngestWarning, create_trajectory_data_spec
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.client import find_address
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episodes import Episode
@@ -37,7 +38,6 @@ from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, NormalizeO
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.directory_destination import DirectoryDestination
 from rlds2reverb.writing.transfer import TransferState
 

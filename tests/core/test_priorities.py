@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.episodes import Episode
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.priorities import ByReturn, compute_priorities
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 EPISODE = Episode(episode(3, terminal=True), 0)  # rewards 100 and 101 of two transitions: a return of 201
 ITEMS = TrajectoryWindows()(EPISODE)

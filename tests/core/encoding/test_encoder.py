@@ -12,6 +12,7 @@ from properties import examples, mark_slow_except
 from reference_impls import episode, episodes
 from reverb.cc import schema_pb2
 
+from rlds2reverb.adders.trajectory_windows import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.encoding import encoder, keys
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
@@ -19,7 +20,6 @@ from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.trajectory_items import PADDINGS, TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.writing.conversion import make_conversion
 
 ADDERS = st.one_of(

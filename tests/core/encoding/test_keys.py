@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given, strategies as st
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.encoding import keys
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.episode_batches import batch_episodes
@@ -19,7 +20,6 @@ from rlds2reverb.items import Items
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.writing.conversion import make_conversion
 
 MASK = (1 << 64) - 1

@@ -11,13 +11,13 @@ from decoding import assert_same_columns, chunk_column, item_columns
 from reference_impls import assert_equal_nests, episode, read_items
 from reverb.cc import schema_pb2
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.encoding import encoder
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.items import Items
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
 
 @dataclass(frozen=True)

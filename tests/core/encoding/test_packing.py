@@ -13,6 +13,7 @@ from properties import examples
 from reference_impls import assert_equal_nests, episode
 from tf_agents.trajectories import trajectory
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.encoding import messages
 from rlds2reverb.encoding.packing import (
     Packing,
@@ -30,7 +31,6 @@ from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import Selector, TableConfig, item_signature
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 DTYPES = sorted(messages.DATA_TYPES)
 WORDS = [name for name in DTYPES if np.dtype(name).itemsize % 4 == 0]

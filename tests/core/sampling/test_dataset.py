@@ -18,6 +18,7 @@ from reference_impls import assert_equal_nests, episode
 from tensorflow.python.framework.func_graph import FuncGraph
 from tf_agents.trajectories import trajectory
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
@@ -31,7 +32,6 @@ from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
 from rlds2reverb.trajectories import trajectory_columns, trajectory_spec
-from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 
 SOURCE = load([episode(30, terminal=True, nested=True)])
 SIGNATURE = TrajectoryWindows().item_spec(SOURCE.step_spec)

@@ -10,6 +10,7 @@ from numbers_served import NUMBER, addresses, serve_numbers, write_numbers
 from properties import mark_slow_except
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes
 from rlds2reverb.errors import ServerUnavailableError, SpecMismatchError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.mixtures import allocate_items
@@ -18,7 +19,6 @@ from rlds2reverb.sampling import MixedPriorities, PriorityWriter, mixed_dataset,
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryEpisodes
 
 OWN, EXPERT = {1: 1.0, 2: 3.0}, {11: 2.0, 12: 2.0, 13: 4.0}
 HALVES = {"own": 0.5, "expert": 0.5}

@@ -13,6 +13,7 @@ from faults import find_server, make_episodes
 from properties import mark_slow_except
 
 from rlds2reverb._server_process.messages import IdentifyResponse, SampleBatchesRequest, SampleBatchesResponse
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.client import server_state_id
 from rlds2reverb.encoding.packing import Packing, packed_signature
 from rlds2reverb.ingestion import ingest
@@ -20,7 +21,6 @@ from rlds2reverb.server.ports import batch_port
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 SERVICE = "/rlds2reverb.BatchService/"
 EPISODES = make_episodes(3, 40)

@@ -5,6 +5,7 @@ from reference_impls import episode
 
 from rlds2reverb._system import memory as system_memory
 from rlds2reverb._system.memory import free_memory_bytes
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.errors import InsufficientMemoryError
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.server import memory
@@ -12,7 +13,6 @@ from rlds2reverb.server.memory import estimate_server_bytes, require_memory
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 EPISODES = [episode(100, terminal=True)]
 

@@ -7,6 +7,7 @@ import pytest
 import tree
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ServerUnavailableError
 from rlds2reverb.ingestion import ingest
@@ -16,7 +17,6 @@ from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 
 EPISODES = [episode(5, terminal=True, start=100.0 * number) for number in range(20)]
 SOURCE = load(EPISODES)

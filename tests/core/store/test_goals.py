@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from reference_impls import assert_equal_nests, episode
 
+from rlds2reverb.adders import Transitions
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.store.cuts import Transitions
 from rlds2reverb.store.goals import NUM_NUMBERS, GoalDistribution, GoalSampling
 from rlds2reverb.store.item_index import ItemIndex, draw_numbers
 from rlds2reverb.store.layout import Layout
@@ -119,7 +119,7 @@ def test_geometric_goals_are_the_next_or_the_last_state_at_the_limits_of_gamma(g
 def read(items, step, count=1):
     data, _ = items.read(step, count)
     assert len(data) == count
-    rows, _ = items._index.find_rows(items.sample_indices(step, count).ravel())
+    rows = items._index.find_places(items.sample_indices(step, count).ravel()).row
     experience = items.to_experience(tf.constant(data.reshape(-1, data.shape[-1])))
     return tf.nest.map_structure(lambda column: column.numpy(), experience), rows
 

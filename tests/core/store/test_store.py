@@ -18,7 +18,7 @@ from reference_impls import assert_equal_nests, episode
 from rlds2reverb import CorruptFileError, Source, SourceError, SpecMismatchError, batches, load
 from rlds2reverb._system.file_lock import FileLock
 from rlds2reverb._system.sealed_files import save_json
-from rlds2reverb.adders import NStep
+from rlds2reverb.adders import NStep, Transitions, Windows
 from rlds2reverb.cli import run
 from rlds2reverb.episode_batches import EpisodeBatch
 from rlds2reverb.errors import InvalidEpisodeError, Problem, ResourceInUseError, StorageFullError
@@ -32,7 +32,6 @@ from rlds2reverb.sources.store import (
 )
 from rlds2reverb.specs import leaves
 from rlds2reverb.store import step_columns
-from rlds2reverb.store.cuts import Transitions, Windows
 from rlds2reverb.store.item_index import ItemIndex
 from rlds2reverb.store.layout import EPISODE_RECORD, Layout
 from rlds2reverb.store.step_columns import MemoryColumns
@@ -344,17 +343,21 @@ def test_transitions_are_those_of_the_adder(data, n):
     is_used = np.arange(len(episodes)) % 3 != 1
     expected = [NStep(n, 0.97)(one).columns for one, used in zip(episodes, is_used, strict=True) if used]
     index = ItemIndex(steps, cut, is_used)
-    got = cut.read(steps.take, *index.find_rows(np.arange(index.num_items)))
+    got = cut.read(steps.take, index.find_places(np.arange(index.num_items)))
     assert index.num_items == sum(len(items["reward"]) for items in expected)
     for name, column in got.items():
         np.testing.assert_array_equal(column, np.concatenate([items[name] for items in expected]), err_msg=name)
+    if n == 1:
+        used = [one for one, is_kept in zip(episodes, is_used, strict=True) if is_kept]
+        ends = [one.steps["discount"][:-1] * ~one.steps["is_terminal"][1:] for one in used]
+        np.testing.assert_array_equal(got["discount"], np.concatenate(ends))
 
 
 def test_windows_lie_within_an_episode(data):
     episodes = list(load(data / "d4rl/hopper_medium-v2.hdf5").read())[:3]
     steps, cut = in_memory(episodes), Windows(4, ("action", "is_last"))
     index = ItemIndex(steps, cut)
-    items = cut.read(steps.take, *index.find_rows(np.arange(index.num_items)))
+    items = cut.read(steps.take, index.find_places(np.arange(index.num_items)))
     expected = [one.steps["action"][start : start + 4] for one in episodes for start in range(one.num_steps - 3)]
     np.testing.assert_array_equal(items["action"], expected)
     assert not items["is_last"][:, :-1].any() and items["is_last"][:, -1].sum() == 3

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from reference_impls import assert_equal_nests, episode, read_items
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.encoding import messages
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.ingestion import ingest
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing import compatibility
 from rlds2reverb.writing.bulk_writer import BulkWriter
 

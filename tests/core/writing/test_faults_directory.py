@@ -23,13 +23,13 @@ from faults import (
 from properties import mark_slow_except
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.encoding import item_blocks
 from rlds2reverb.errors import CheckpointError, InvalidEpisodeError, ResourceInUseError, ResumeError, StorageFullError
 from rlds2reverb.ingestion import IngestOptions, ingest
 from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.tables import TableConfig
-from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.writing import directory_destination
 
 NUM_ITEMS = 100 * 149

@@ -13,6 +13,7 @@ from faults import make_episodes
 from proxies import run_proxy
 from reference_impls import episode
 
+from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
 from rlds2reverb.client import Connection, table_infos
 from rlds2reverb.encoding.encoder import Encoder
 from rlds2reverb.encoding.item_blocks import ItemBlock
@@ -22,7 +23,6 @@ from rlds2reverb.server.replay_server import ReplayServer
 from rlds2reverb.sources import load
 from rlds2reverb.specs import ArraySpec
 from rlds2reverb.tables import RateLimiter, Selector, TableConfig
-from rlds2reverb.trajectory_items import TrajectoryWindows
 from rlds2reverb.writing.bulk_writer import BulkWriter
 from rlds2reverb.writing.reverb_writer import ReverbWriter
 

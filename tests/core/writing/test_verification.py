@@ -7,9 +7,9 @@ import pytest
 from reference_impls import episode
 
 from rlds2reverb.adders import NStep
+from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, ingest
-from rlds2reverb.trajectory_items import TrajectoryEpisodes, TrajectoryWindows
 from rlds2reverb.writing import verification
 
 VERIFY = IngestOptions(verify=True)
