@@ -149,7 +149,9 @@ class ItemAdder:
             return None
         try:
             return self.cut(batch.steps, batch.num_steps)
-        except ValueError:
+        except Exception as error:
+            if _find_reason(error) is None:
+                raise
             return None  # The caller converts the episodes one by one, and the error names the invalid episode.
 
     def _convert_episode(self, episode: Episode) -> Items:

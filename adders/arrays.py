@@ -55,11 +55,13 @@ def keep_where(mask: Array, column: Array, filler: Any = 0) -> Array:
     """Returns a column `[R, ...]` with a filler, or empty strings, in the rows where the mask `[R]` is False."""
     if to_numpy_dtype(column).kind == "O":
         filler = b""
-    mask = mask[(slice(None), *[None] * (len(column.shape) - 1))]
     if isinstance(column, np.ndarray):
-        return np.where(mask, column, np.array(filler, column.dtype))
+        kept = column.copy()
+        kept[~mask] = filler
+        return kept
     import tensorflow as tf
 
+    mask = mask[(slice(None), *[None] * (len(column.shape) - 1))]
     return tf.where(mask, column, tf.constant(np.array(filler, to_numpy_dtype(column)), column.dtype))
 
 

@@ -68,7 +68,8 @@ class ColumnAdder(ItemAdder):
         if not isinstance(num_steps, np.ndarray):
             return self._make_checked_rows(columns, num_steps)
         tensors = map_structure(tf.convert_to_tensor, columns)
-        made = self._make_checked_rows(tensors, tf.convert_to_tensor(num_steps))
+        make = _get_graph(self, columns_step_spec(columns)) if self.supports_batches else self._make_checked_rows
+        made = make(tensors, tf.convert_to_tensor(num_steps))
         rows, num_rows = tree.map_structure(lambda tensor: tensor.numpy(), made)
         return rows, num_rows
 
@@ -92,6 +93,26 @@ class ColumnAdder(ItemAdder):
 
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         return map_to_rows(self, columns).filter(lambda rows: count_rows(rows) > 0)
+
+
+#: The graphs of adders by spec, since tracing takes half a second. They are global, so that equal adders share them.
+_GRAPHS: dict[Any, Any] = {}
+_MAX_GRAPHS = 128
+
+
+def _get_graph(adder: ColumnAdder, step_spec: Nest) -> Any:
+    """Returns `_make_checked_rows` of an adder as a graph for any number of steps, or as is if it is not hashable."""
+    key = adder, repr(adder), repr(step_spec)
+    try:
+        if key not in _GRAPHS:
+            if len(_GRAPHS) >= _MAX_GRAPHS:
+                _GRAPHS.clear()
+            columns = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
+            graph = tf.function(adder._make_checked_rows, autograph=False)
+            _GRAPHS[key] = graph.get_concrete_function(columns, tf.TensorSpec([None], tf.int64))
+    except TypeError:
+        return adder._make_checked_rows
+    return _GRAPHS[key]
 
 
 def episodes_as_items(rows: Nest, num_rows: np.ndarray) -> ItemBatch:

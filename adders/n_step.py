@@ -53,10 +53,11 @@ class Transitions(ItemAdder):
         first = take(rows, (fields.OBSERVATION, fields.ACTION, *_SUMMED, *self.other_fields))
         last = take(rows + lengths, (*((fields.OBSERVATION,) if self.reads_next else ()), fields.IS_TERMINAL))
         rewards, discounts = _sum_steps(take, rows, lengths, self, first, last)
+        power = 0 if self.n == 1 else lengths - 1
         return {
             **{name: first[name] for name in (fields.OBSERVATION, fields.ACTION)},
             fields.REWARD: rewards,
-            fields.DISCOUNT: map_structure(lambda leaf: _raise_and_multiply(self.gamma, lengths - 1, leaf), discounts),
+            fields.DISCOUNT: map_structure(lambda leaf: _raise_and_multiply(self.gamma, power, leaf), discounts),
             fields.NEXT_OBSERVATION: (last if self.reads_next else first)[fields.OBSERVATION],
             **{name: first[name] for name in self.other_fields},
         }
@@ -206,7 +207,6 @@ def _sum_steps(
         taken = take(xp.ravel(chosen), _SUMMED)
         taken = map_structure(lambda column: split_axis(column, chosen), taken)
         steps, is_terminal = map_structure(lambda column: column[:-1], taken), taken[fields.IS_TERMINAL][1:]
-    is_used = arange(size, rows)[:, None] < lengths
 
     def compose(reward: Array, discount: Array) -> tuple[Array, Array]:
         dtype = to_numpy_dtype(reward)
@@ -218,21 +218,20 @@ def _sum_steps(
         factors = xp.where(_align(is_terminal, rank), zero, factors)
         if terms.shape[2:] != factors.shape[2:]:
             terms = terms + xp.zeros_like(factors)
-        used = _align(is_used, rank)
-        terms = xp.where(used, terms, zero)
-        sums, _ = compose_windows(xp.where(used, dtype.type(adder.gamma) * factors, zero), terms, adder.n)
-        factors = xp.where(used, factors, one)
-        _, products = compose_windows(factors, xp.zeros_like(factors), adder.n)
-        products = products[0]
+        sums, products = terms[0], factors[0]
+        if adder.n > 1:
+            used = _align(arange(size, rows)[:, None] < lengths, rank)
+            discounted = xp.where(used, dtype.type(adder.gamma) * factors, zero)
+            sums = compose_windows(discounted, xp.where(used, terms, zero), adder.n)[0][0]
+            products = xp.prod(xp.where(used, factors, one), axis=0)
         while len(products.shape) > len(discount.shape) - 1:
             products = products[:, 0]
-        return sums[0], products
+        return sums, products
 
     rewards, discounts = _match_nests(steps[fields.REWARD], steps[fields.DISCOUNT])
-    flat = [compose(*pair) for pair in zip(tree.flatten(rewards), tree.flatten(discounts), strict=True)]
-    return tree.unflatten_as(rewards, [pair[0] for pair in flat]), tree.unflatten_as(
-        rewards, [pair[1] for pair in flat]
-    )
+    pairs = [compose(*pair) for pair in zip(tree.flatten(rewards), tree.flatten(discounts), strict=True)]
+    sums, products = (tree.unflatten_as(rewards, list(part)) for part in zip(*pairs, strict=True))
+    return sums, products
 
 
 def _align(column: Array, rank: int) -> Array:
@@ -240,8 +239,10 @@ def _align(column: Array, rank: int) -> Array:
     return column[(slice(None), slice(None), *[None] * (rank - len(column.shape)))]
 
 
-def _raise_and_multiply(gamma: float, power: Array, products: Array) -> Array:
+def _raise_and_multiply(gamma: float, power: Array | int, products: Array) -> Array:
     """Returns `gamma ** power * products`, computed in float64, as float32 `[N, ...]`."""
+    if isinstance(power, int) and power == 0:
+        return cast(products, np.float32)
     powers = namespace(power).power(np.float64(gamma), power)
     return cast(powers[(slice(None), *[None] * (len(products.shape) - 1))] * cast(products, np.float64), np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.specs import Nest, leaves, map_structure
 
 from .arrays import Array, arange, namespace, repeat
 
@@ -53,6 +53,8 @@ def take_from(columns: dict[str, Nest]) -> Take:
 
     def take(rows: Array, names: Sequence[str] | None = None) -> dict[str, Nest]:
         if isinstance(rows, np.ndarray):
+            if _are_all(rows, len(leaves(columns)[0][1])):
+                return {name: columns[name] for name in names or columns}
             return {name: map_structure(lambda column: column[rows], columns[name]) for name in names or columns}
         import tensorflow as tf
 
@@ -70,3 +72,8 @@ def columns_step_spec(columns: Nest) -> Nest:
     return tree.map_structure(
         lambda column: tf.TensorSpec(column.shape[1:], tf.string if column.dtype == object else column.dtype), columns
     )
+
+
+def _are_all(rows: np.ndarray, num_rows: int) -> bool:
+    """Returns whether rows are all rows in order, so that nothing needs to be copied."""
+    return 0 < len(rows) == num_rows and rows[0] == 0 and bool((rows[1:] == rows[:-1] + 1).all())

@@ -7,7 +7,9 @@ of 0 cuts off everything after it, including NaN and Inf.
 
 from __future__ import annotations
 
-from .arrays import Array, multiply_no_nan, namespace
+import numpy as np
+
+from .arrays import Array, multiply_no_nan
 
 #: Longer windows are shortened to this many steps, which no episode has.
 MAX_STEPS = 1 << 30
@@ -56,8 +58,10 @@ def _compose(sums: Array, products: Array, later_sums: Array, later_products: Ar
 
 def shift(array: Array, by: Array, filler: int) -> Array:
     """Returns `array[t + by]`, with the filler past the end."""
-    xp = namespace(array)
-    shifted = xp.concatenate([array[by:], xp.full_like(array[:by], filler)])
-    if xp.__name__ != "numpy":
-        shifted.set_shape(array.shape)
-    return shifted
+    if isinstance(array, np.ndarray):
+        return np.concatenate([array[by:], np.full_like(array[:by], filler)])
+    import tensorflow as tf
+
+    by = tf.minimum(by, tf.shape(array)[0])
+    pads = [[0, by]] + [[0, 0]] * (array.shape.rank - 1)
+    return tf.ensure_shape(tf.pad(array[by:], pads, constant_values=tf.cast(filler, array.dtype)), array.shape)

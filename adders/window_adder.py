@@ -80,9 +80,9 @@ class WindowAdder(ItemAdder):
             length = xp.amax(ranges.stop - ranges.start)
             if isinstance(length, np.generic) and (ranges.stop - ranges.start < length).any():
                 raise ValueError(f"the items of {self} differ in length; use an adder whose items have the same length")
-        rows = ranges.start[:, None] + arange(length, places.number)
-        first, last = ranges.first_real[:, None], ranges.stop_real[:, None] - 1
-        inside = xp.minimum(xp.maximum(rows, first), last)
+        rows = inside = ranges.start[:, None] + arange(length, places.number)
+        if ranges.first_real is not ranges.start or ranges.stop_real is not ranges.stop:
+            inside = xp.maximum(xp.minimum(rows, ranges.stop_real[:, None] - 1), ranges.first_real[:, None])
         repeated = Places(*(repeat(part, length) for part in places))
         columns = self.read_rows(take, xp.ravel(inside), xp.ravel(inside == rows), repeated)
         return map_structure(lambda column: split_axis(column, rows), columns)
