@@ -160,7 +160,10 @@ class ItemAdder:
         sizes = {len(column) for column in tree.flatten(episode.steps)}
         if len(sizes) > 1:
             raise ValueError(f"the columns of episode {episode.index} must have equal lengths, got {sorted(sizes)}")
-        self.row_spec(columns_step_spec(episode.steps))
+        spec = [(path, column.dtype, column.shape[1:]) for path, column in episode.columns]
+        if vars(self).get("_last_spec") != spec:  # Most episodes have the spec of the one before.
+            self.row_spec(columns_step_spec(episode.steps))
+            object.__setattr__(self, "_last_spec", spec)
         try:
             return self.cut(episode.steps, np.array(sorted(sizes))).items
         except Exception as error:
