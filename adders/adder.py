@@ -23,6 +23,8 @@ from .places import Places, Take, columns_step_spec, find_places, take_from
 
 #: Stands for a size that a spec leaves open.
 _UNKNOWN_SIZE = 7919
+#: The adder and the spec of the episode that were checked last.
+_last_checked: tuple[Any, Any] = (None, None)
 
 
 class ItemAdder:
@@ -160,10 +162,7 @@ class ItemAdder:
         sizes = {len(column) for column in tree.flatten(episode.steps)}
         if len(sizes) > 1:
             raise ValueError(f"the columns of episode {episode.index} must have equal lengths, got {sorted(sizes)}")
-        spec = [(path, column.dtype, column.shape[1:]) for path, column in episode.columns]
-        if vars(self).get("_last_spec") != spec:  # Most episodes have the spec of the one before.
-            self.row_spec(columns_step_spec(episode.steps))
-            object.__setattr__(self, "_last_spec", spec)
+        self._require_suitable(episode)
         try:
             return self.cut(episode.steps, np.array(sorted(sizes))).items
         except Exception as error:
@@ -171,6 +170,14 @@ class ItemAdder:
             if reason is None:
                 raise
             raise ValueError(f"episode {episode.index}: {reason}") from error
+
+    def _require_suitable(self, episode: Episode) -> None:
+        """Raises `ValueError` as `row_spec`, unless the last episode had the same adder and spec, as most have."""
+        global _last_checked
+        spec = [(path, column.dtype, column.shape[1:]) for path, column in episode.columns]
+        if _last_checked[0] is not self or _last_checked[1] != spec:
+            self.row_spec(columns_step_spec(episode.steps))
+            _last_checked = self, spec
 
     def cut(self, columns: Nest, num_steps: np.ndarray) -> ItemBatch:
         """Returns all items of some episodes.

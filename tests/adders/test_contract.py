@@ -21,6 +21,8 @@ from rlds2reverb.adders import (
     StepContextWindows,
     StepEpisodes,
     StepWindows,
+    TrajectoryEpisodes,
+    TrajectoryWindows,
     Transitions,
     Windows,
     check_adder,
@@ -54,6 +56,9 @@ ADDERS = [
     Windows(2),
     PaddedWindows(3),
     StepContextWindows(3),
+    TrajectoryWindows(2),
+    TrajectoryWindows(3, 2, "tile"),
+    TrajectoryEpisodes(),
     compose(NStep(2, 0.9), StepContextWindows(3)),
     compose(NStep(2, 0.9), StepEpisodes(6, "end")),
 ]
@@ -97,6 +102,13 @@ def test_check_adder_passes_for_every_adder(adder):
     all_steps = make_episodes()
     assert check_adder(adder, all_steps) > 0
     assert_all_equal(all_steps, make_episodes())
+
+
+@pytest.mark.parametrize("adder", mark_slow_except([ADDERS[0], *ADDERS[-4:]], ADDERS), ids=repr)
+def test_items_are_made_by_graphs_that_can_be_saved(adder):
+    items = tf.data.Dataset.from_tensors(make_episodes()[0]).apply(adder)
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=items._variant_tensor, external_state_policy=2)
+    assert b"MapDataset" in graph.numpy() and b"PyFunc" not in graph.numpy()
 
 
 @pytest.mark.slow

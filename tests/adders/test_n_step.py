@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_agents.specs
 import tree
 from hypothesis import given, strategies as st
 from properties import examples, mark_slow_except
@@ -367,6 +368,14 @@ def test_tf_agents_agrees_inside_an_episode_but_not_at_a_truncated_end(end):
 
 
 # --- spec and invalid arguments
+
+
+def test_item_spec_keeps_bounds_and_unknown_sizes():
+    spec = tf.data.Dataset.from_tensor_slices(make_steps(True)).element_spec
+    bounded = tf_agents.specs.BoundedTensorSpec(spec["action"].shape, spec["action"].dtype, -1, 1)
+    made = NStep(2, 0.9).item_spec({**spec, "action": bounded, "observation": tf.TensorSpec([None, 3], tf.uint8)})
+    assert made["action"] == bounded
+    assert made["observation"] == made["next_observation"] == tf.TensorSpec([None, 3], tf.uint8)
 
 
 @pytest.mark.slow  # test_check_adder_passes_for_every_adder is fast.
