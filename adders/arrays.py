@@ -1,4 +1,4 @@
-"""What adders need of arrays: the same operations for NumPy, and for TensorFlow inside `tf.data`."""
+"""Array operations that are the same for NumPy, and for TensorFlow inside `tf.data`."""
 
 from __future__ import annotations
 
