@@ -175,7 +175,8 @@ class ItemAdder:
         """Raises `ValueError` as `row_spec`, unless the last episode had the same adder and spec, as most have."""
         global _last_checked
         spec = [(path, column.dtype, column.shape[1:]) for path, column in episode.columns]
-        if _last_checked[0] is not self or _last_checked[1] != spec:
+        adder, last_spec = _last_checked
+        if adder is not self or last_spec != spec:
             self.row_spec(columns_step_spec(episode.steps))
             _last_checked = self, spec
 

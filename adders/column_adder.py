@@ -104,15 +104,16 @@ def _get_graph(adder: ColumnAdder, step_spec: Nest) -> Any:
     """Returns `_make_checked_rows` of an adder as a graph for any number of steps, or as is if it is not hashable."""
     key = adder, repr(adder), repr(step_spec)
     try:
-        if key not in _GRAPHS:
-            if len(_GRAPHS) >= _MAX_GRAPHS:
-                _GRAPHS.clear()
-            columns = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
-            graph = tf.function(adder._make_checked_rows, autograph=False)
-            _GRAPHS[key] = graph.get_concrete_function(columns, tf.TensorSpec([None], tf.int64))
+        graph = _GRAPHS.get(key)
     except TypeError:
         return adder._make_checked_rows
-    return _GRAPHS[key]
+    if graph is None:
+        if len(_GRAPHS) >= _MAX_GRAPHS:
+            _GRAPHS.clear()
+        columns = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
+        function = tf.function(adder._make_checked_rows, autograph=False)
+        graph = _GRAPHS[key] = function.get_concrete_function(columns, tf.TensorSpec([None], tf.int64))
+    return graph
 
 
 def episodes_as_items(rows: Nest, num_rows: np.ndarray) -> ItemBatch:

@@ -23,7 +23,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     The items of each episode must lie within its rows, match the adder's `item_spec`, and be the same bit for bit if
     the episode is converted again, or together with others in a batch. The episode must not be modified. If the adder
     is an `ItemAdder`, the dataset of items must have `item_spec` as its `element_spec` and contain the same items in
-    order (floats may differ by rounding, since TensorFlow may optimise only one of the two graphs).
+    order (floats may differ by rounding, since TensorFlow may optimise its graphs).
 
     Args:
       adder: the adder to check.
@@ -35,9 +35,13 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     Raises:
       AssertionError: At the first violation, naming the episode and item.
       SpecMismatchError: If the items do not match the spec, naming the field.
+      ValueError: If no episode has steps.
     """
     source = [one if isinstance(one, Episode) else Episode(one, index) for index, one in enumerate(episodes)]
-    step_spec = to_tensor_spec(make_step_spec(next(one for one in source if one.num_steps).steps))
+    with_steps = [one.steps for one in source if one.num_steps]
+    if not with_steps:
+        raise ValueError("check_adder requires an episode with steps, got none")
+    step_spec = to_tensor_spec(make_step_spec(with_steps[0]))
     spec = adder.item_spec(step_spec)
     expected: list[Any] = []
     crosses_episodes = isinstance(adder, ItemAdder) and adder.crosses_episodes
@@ -49,7 +53,7 @@ def check_adder(adder: EpisodeAdder, episodes: Any) -> int:
     if not isinstance(adder, ItemAdder):
         return len(expected)
     signature = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
-    columns = [tree.map_structure(np.asarray, one.steps) for one in source if one.num_steps]
+    columns = [tree.map_structure(np.asarray, steps) for steps in with_steps]
     dataset = tf.data.Dataset.from_generator(lambda: iter(columns), output_signature=signature).apply(adder)
     if not _is_same_spec(dataset.element_spec, spec):
         raise SpecMismatchError(f"element_spec of the dataset must be item_spec, {spec}, got {dataset.element_spec}")

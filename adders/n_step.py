@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: The fields from which the rewards and discounts of items are computed. Transforms of rewards require `is_last`.
 _SUMMED = (fields.REWARD, fields.DISCOUNT, fields.IS_LAST, fields.IS_TERMINAL)
+#: The number of terms of sums that are read at a time, to limit memory.
+_MAX_TERMS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class NStep(ItemAdder):
     cross it. If the window reaches the end of a terminated episode, the discount is 0; if the episode was truncated,
     the bootstrap from its final observation remains, with the power of gamma of its own m. An episode of a single step
     has no item.
+
+    Time grows with n times the length of an episode, and for datasets memory as well.
 
     Attributes:
       n: number of steps, at least 1.
@@ -191,7 +195,7 @@ def _sum_steps(
       rows: int64 `[N]`, the rows at which the items begin.
       lengths: int64 `[N]`, their numbers of steps, at least 1.
       adder: the adder, for n and gamma.
-      first: the steps at `rows`.
+      first: the steps at `rows`; used, like `last`, if n is 1.
       last: the steps at `rows + lengths`.
     """
     xp = namespace(rows)
@@ -203,6 +207,13 @@ def _sum_steps(
         is_terminal = last[fields.IS_TERMINAL][None]
     else:
         size = xp.minimum(adder.n, xp.amax(xp.concatenate([lengths, [1]])))
+        if isinstance(rows, np.ndarray) and len(rows) > 1 and len(rows) * size > _MAX_TERMS:
+            middle = len(rows) // 2
+            halves = [
+                _sum_steps(take, rows[half], lengths[half], adder, first, last)
+                for half in (slice(middle), slice(middle, None))
+            ]
+            return tree.map_structure(lambda *parts: np.concatenate(parts), *halves)
         chosen = rows + xp.minimum(arange(size + 1, rows)[:, None], lengths)
         taken = take(xp.ravel(chosen), _SUMMED)
         taken = map_structure(lambda column: split_axis(column, chosen), taken)

@@ -14,13 +14,13 @@ from .adder import ItemAdder
 from .arrays import Array, cast
 from .padding import MASK, pad
 from .places import Places, Take
-from .window_adder import Ranges, WindowAdder, find_context
+from .window_adder import ContextAdder, Ranges, find_context
 
 TIMESTEP = "timestep"
 
 
 @dataclass(frozen=True)
-class StepContextWindows(WindowAdder):
+class StepContextWindows(ContextAdder):
     """Windows of up to `length` steps, one beginning at every step, padded with zeros at the start.
 
     Chen et al. (2021), "Decision Transformer", algorithm 1: a trajectory is cut at a random step, and the steps from
@@ -55,11 +55,6 @@ class StepContextWindows(WindowAdder):
     def count(self, num_steps: Array) -> Array:
         """Implements `ItemAdder.count`."""
         return super().count(num_steps) if self._has_boundary else num_steps
-
-    @property
-    def item_length(self) -> int:  # type: ignore[override]
-        """Implements `ItemAdder.item_length`."""
-        return self.length
 
     def require_steps(self, step_spec: Nest) -> None:
         """Implements `ItemAdder.require_steps`."""

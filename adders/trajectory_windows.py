@@ -29,7 +29,7 @@ from rlds2reverb.trajectories import (
 from .arrays import Array, cast, keep_where, namespace
 from .padding import MASK, pad
 from .places import Places, Take
-from .window_adder import Ranges, WindowAdder, find_context, unpadded
+from .window_adder import ContextAdder, Ranges, WindowAdder, unpadded
 
 #: How the end of an episode is padded; see `TrajectoryWindows`.
 Padding = Literal["none", "short", "tile"]
@@ -152,7 +152,7 @@ class TrajectoryEpisodes(_TrajectoryAdder):
 
 
 @dataclass(frozen=True)
-class PaddedTrajectoryWindows(WindowAdder):
+class PaddedTrajectoryWindows(ContextAdder):
     """TF-Agents trajectories `[length, ...]` of `PaddedWindows`.
 
     The policy info contains the step field `policy_info` and `mask`, bool `[length]`.
@@ -162,15 +162,6 @@ class PaddedTrajectoryWindows(WindowAdder):
     """
 
     length: int
-
-    @property
-    def item_length(self) -> int:  # type: ignore[override]
-        """Implements `ItemAdder.item_length`."""
-        return self.length
-
-    def find_ranges(self, places: Places) -> Ranges:
-        """Implements `WindowAdder.find_ranges`."""
-        return find_context(places, self.length, places.last)
 
     def read_rows(self, take: Take, rows: Array, is_real: Array, places: Places) -> Any:
         """Implements `WindowAdder.read_rows`."""

@@ -133,6 +133,21 @@ class WindowAdder(ItemAdder):
         return ItemBatch(Items(made, ends - num_after - lengths, lengths), num_rows, counts)
 
 
+class ContextAdder(WindowAdder):
+    """Base class of adders of windows of up to `length` steps from each step on, which are padded at the start."""
+
+    length: int
+
+    @property
+    def item_length(self) -> int:  # type: ignore[override]
+        """Implements `ItemAdder.item_length`."""
+        return self.length
+
+    def find_ranges(self, places: Places) -> Ranges:
+        """Implements `WindowAdder.find_ranges`."""
+        return find_context(places, self.length, places.last)
+
+
 def unpadded(start: Array, stop: Array) -> Ranges:
     """Returns windows without padding."""
     return Ranges(start, stop, start, stop)

@@ -12,7 +12,7 @@ from rlds2reverb._arguments import require_count
 from .arrays import Array, namespace
 from .padding import MASK, pad
 from .places import Places, Take
-from .window_adder import Ranges, WindowAdder, find_context, unpadded
+from .window_adder import ContextAdder, Ranges, WindowAdder, unpadded
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Windows(WindowAdder):
 
 
 @dataclass(frozen=True)
-class PaddedWindows(WindowAdder):
+class PaddedWindows(ContextAdder):
     """Windows of up to `length` steps from each step on, padded at the start, as sequence models learn from them.
 
     Chen et al. (2021), "Decision Transformer", arXiv:2106.01345; the authors' code, gym/experiment.py.
@@ -72,15 +72,6 @@ class PaddedWindows(WindowAdder):
     def __post_init__(self) -> None:
         require_count("length", self.length)
         require_no_mask(self.field_names or ())
-
-    @property
-    def item_length(self) -> int:  # type: ignore[override]
-        """Implements `ItemAdder.item_length`."""
-        return self.length
-
-    def find_ranges(self, places: Places) -> Ranges:
-        """Implements `WindowAdder.find_ranges`."""
-        return find_context(places, self.length, places.last)
 
     def read_rows(self, take: Take, rows: Array, is_real: Array, places: Places) -> Any:
         """Implements `WindowAdder.read_rows`."""

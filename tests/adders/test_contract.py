@@ -228,9 +228,10 @@ class ShortensInBatches(ColumnAdder):
         return step_spec
 
     def make_batch_rows(self, columns, num_steps):
-        is_kept = tf.ones_like(columns["is_last"]) if len(num_steps) == 1 else ~columns["is_last"]
+        is_single = tf.size(num_steps) == 1
+        is_kept = is_single | ~columns["is_last"]
         columns = {name: column[is_kept] for name, column in columns.items()}
-        return columns, num_steps if len(num_steps) == 1 else tf.maximum(num_steps - 1, 0)
+        return columns, tf.where(is_single, num_steps, tf.maximum(num_steps - 1, 0))
 
 
 class RepeatsItems(Plain):

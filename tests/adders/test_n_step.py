@@ -317,6 +317,15 @@ def test_n_beyond_the_end_is_monte_carlo(n):
     assert columns["reward"].tolist() == [4, 6, 8, 8] and not columns["discount"].any()
 
 
+@pytest.mark.parametrize("n", [3, 50])
+def test_long_sums_are_computed_in_parts_with_equal_results(n, monkeypatch):
+    random = np.random.default_rng(0)
+    steps = {**episode(40, terminal=True), "reward": random.normal(size=40).astype(np.float32)}
+    expected = NStep(n, 0.9)(Episode(steps, 0)).columns
+    monkeypatch.setattr("rlds2reverb.adders.n_step._MAX_TERMS", 16)
+    assert_equal_nests(NStep(n, 0.9)(Episode(steps, 0)).columns, expected)
+
+
 @pytest.mark.slow  # test_check_adder_passes_for_every_adder is fast.
 def test_items_do_not_depend_on_neighbouring_episodes():
     single = {name: column[-1:] for name, column in make_steps(False).items()} | {"is_first": np.array([True])}
