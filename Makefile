@@ -68,7 +68,7 @@ test-environments: dev  ## test environments of dm_control and OGBench (Python 3
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 	    --target build/environments -r requirements/environments.lock; \
 	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider \
-	    tests/envs/test_dm_control.py tests/core/sources/test_ogbench.py
+	    tests/envs/test_dm_control.py tests/datasets/readers/test_ogbench.py
 
 drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \
@@ -112,7 +112,7 @@ lock: dev  ## regenerate the lock files with the newest versions (requires uv)
 		--python-platform x86_64-manylinux_2_28 --no-annotate --quiet --upgrade -o requirements/environments.lock
 	@grep -v -- --hash requirements/py311.lock | sed 's/ \\$$//' > requirements/server.tmp
 	@uv pip compile requirements/server.in --constraint requirements/server.tmp --python-version 3.11 --generate-hashes \
-		--no-header --python-platform x86_64-manylinux_2_28 --no-annotate --quiet -o rlds2reverb/_server_process/requirements.txt
+		--no-header --python-platform x86_64-manylinux_2_28 --no-annotate --quiet -o rlds2reverb/reverb/process/requirements.txt
 	@rm requirements/server.tmp
 
 clean:  ## remove .venv and all build files

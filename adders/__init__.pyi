@@ -1,10 +1,9 @@
 from .action_chunks import ActionChunks as ActionChunks, ChunkTransitions as ChunkTransitions
 from .adder import ItemAdder as ItemAdder
+from .adder_contract import check_adder as check_adder
 from .arrays import namespace as namespace
 from .chain import compose as compose
 from .column_adder import ColumnAdder as ColumnAdder
-from .contract import check_adder as check_adder
-from .dataset import episode_columns as episode_columns
 from .gae import GAE as GAE
 from .goal_relabel import GoalRelabel as GoalRelabel
 from .initial_priorities import InitialPriorities as InitialPriorities
@@ -23,6 +22,7 @@ from .returns import (
 from .step_context_windows import StepContextWindows as StepContextWindows
 from .step_episodes import StepEpisodes as StepEpisodes
 from .step_windows import StepWindows as StepWindows
+from .tf_data import episode_columns as episode_columns
 from .trajectory_windows import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
 from .window_adder import Ranges as Ranges, WindowAdder as WindowAdder, unpadded as unpadded
 from .windows import PaddedWindows as PaddedWindows, Windows as Windows

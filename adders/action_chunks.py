@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import map_structure
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.specs import map_structure
 
 from .adder import ItemAdder
 from .arrays import Array, arange, namespace, split_axis

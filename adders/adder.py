@@ -12,11 +12,11 @@ from typing import Any, ClassVar, overload
 import numpy as np
 import tree
 
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode
-from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.specs import ArraySpec, Nest, map_structure, to_tensor_spec, with_bounds
-from rlds2reverb.tables import item_signature
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.items import ItemBatch, Items
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure, to_tensor_spec, with_bounds
+from rlds2reverb.types.tables import item_signature
 
 from .arrays import Array, namespace
 from .places import Places, Take, columns_step_spec, find_places, take_from
@@ -135,18 +135,18 @@ class ItemAdder:
         """
         if isinstance(episodes, Episode):
             return self._convert_episode(episodes)
-        from .dataset import episode_columns
+        from .tf_data import episode_columns
 
         return self._convert_dataset(episode_columns(episodes))
 
     def _convert_dataset(self, columns: Any) -> Any:
         """Returns the dataset of the items of a dataset of columns `[N, ...]`."""
-        from .dataset import map_to_rows
+        from .tf_data import map_to_rows
 
         return map_to_rows(self, columns).unbatch()
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
-        """Implements `rlds2reverb.items.EpisodeBatchAdder`."""
+        """Implements `rlds2reverb.types.items.EpisodeBatchAdder`."""
         if not self.supports_batches:
             return None
         try:

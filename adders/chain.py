@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from rlds2reverb.items import ItemBatch
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.items import ItemBatch
+from rlds2reverb.types.specs import Nest
 
 from .adder import ItemAdder, rows_as_items
 from .column_adder import episodes_as_items
-from .dataset import map_to_rows
 from .initial_priorities import PRIORITY, InitialPriorities, PrioritizedItems
 from .n_step import NStep
 from .places import columns_step_spec
+from .tf_data import map_to_rows
 
 
 def compose(*adders: ItemAdder) -> ItemAdder:

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types.items import ItemBatch, Items
+from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
-from .dataset import count_rows, map_to_rows
 from .places import columns_step_spec
+from .tf_data import count_rows, map_to_rows
 
 
 class ColumnAdder(ItemAdder):

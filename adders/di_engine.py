@@ -22,8 +22,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb._arguments import require_count, require_number, require_one_of
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.types.arguments import require_count, require_number, require_one_of
 
 from .padding import MASK
 from .returns import generalized_advantage_estimation, n_step_returns

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_number
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_number
+from rlds2reverb.types.specs import Nest
 
 from .column_adder import ColumnAdder
 from .returns import generalized_advantage_estimation
+from .state_values import ValueFn, read_transitions, require_values
 from .steps import add_field_specs, count_steps_left, pad_transitions_to_steps, require_scalar_rewards
-from .values import ValueFn, read_transitions, require_values
 
 ADVANTAGE, RETURN = "advantage", "return_"
 

@@ -10,21 +10,21 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._internals.python_datasets import PythonDataset
-from rlds2reverb._internals.tensorflow import without_autograph
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode
-from rlds2reverb.nest_paths import find_leaves, get_part, replace_part
-from rlds2reverb.ownership import isolate
-from rlds2reverb.specs import Nest, describe, map_structure
+from rlds2reverb.libraries.python_datasets import PythonDataset
+from rlds2reverb.libraries.tensorflow_internals import without_autograph
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_one_of
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.nest_paths import find_leaves, get_part, replace_part
+from rlds2reverb.types.ownership import isolate
+from rlds2reverb.types.specs import Nest, describe, map_structure
 
-from .dataset import episode_columns
 from .places import columns_step_spec
+from .tf_data import episode_columns
 
 if TYPE_CHECKING:
-    from rlds2reverb.sources import Source
+    from rlds2reverb.datasets import Source
 
 Strategy = Literal["final", "future", "episode"]
 Unit = Literal["transition", "episode"]

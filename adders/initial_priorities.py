@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_defaults, require_number, require_one_of
-from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_defaults, require_number, require_one_of
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.specs import Nest, map_structure
 
 from .column_adder import ColumnAdder
 from .n_step import NStep
 from .padding import MASK
 from .places import columns_step_spec
 from .returns import td_errors
+from .state_values import ValueFn, compute_values, read_transitions, require_values
 from .steps import (
     add_field_specs,
     count_steps_left,
@@ -25,7 +26,6 @@ from .steps import (
     pad_transitions_to_steps,
     require_scalar_rewards,
 )
-from .values import ValueFn, compute_values, read_transitions, require_values
 
 PRIORITY = "priority"
 #: The value of each observation, from the steps to the rows of NStep.

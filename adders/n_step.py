@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tree
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_number, require_one_of
+from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
 from .arrays import Array, arange, cast, namespace, split_axis, to_numpy_dtype
@@ -170,7 +170,7 @@ class NStep(ItemAdder):
                 "discount_power must be 'm-1' for agents of TF-Agents, got 'm'; they multiply the discount by the last "
                 "gamma themselves, so it would count twice"
             )
-        from rlds2reverb.experience import as_transition
+        from rlds2reverb.types.experience import as_transition
 
         from .steps import require_fields
 

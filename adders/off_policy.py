@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_number
+from rlds2reverb.types.arguments import require_number
 
 from .recurrence import scan, shift
 from .returns import apply_along
-from .tensors import TensorLike, make_continues, select_next_values, to_matching_tensors
+from .tensor_checks import TensorLike, make_continues, select_next_values, to_matching_tensors
 
 
 class VTrace(NamedTuple):

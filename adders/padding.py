@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tree
 
-from rlds2reverb import fields
-from rlds2reverb.specs import Nest
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import Nest
 
 from .arrays import Array, keep_where, namespace
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from rlds2reverb.specs import Nest, leaves, map_structure
+from rlds2reverb.types.specs import Nest, leaves, map_structure
 
 from .arrays import Array, arange, namespace, repeat
 

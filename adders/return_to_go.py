@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_number
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_number
+from rlds2reverb.types.specs import Nest
 
 from .column_adder import ColumnAdder
 from .returns import discounted_returns

@@ -13,15 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.types.arguments import require_count, require_number
 
 from .recurrence import MAX_STEPS, compose_windows, scan, shift
-from .tensors import (
-    TensorLike,
-    make_continues,
-    select_next_values,
-    to_matching_tensors,
-)
+from .tensor_checks import TensorLike, make_continues, select_next_values, to_matching_tensors
 
 
 def discounted_returns(

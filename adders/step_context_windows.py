@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.specs import Nest
 
 from .adder import ItemAdder
 from .arrays import Array, cast

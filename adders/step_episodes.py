@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count, require_one_of
+from rlds2reverb.types.specs import Nest
 
 from .arrays import Array, namespace, require_at_most
 from .padding import ACTION_TAKEN, MASK, add_masks

@@ -8,9 +8,9 @@ from typing import Any
 
 import tree
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.specs import Nest
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_one_of
+from rlds2reverb.types.specs import Nest
 
 from .arrays import Array, namespace
 from .padding import ACTION_TAKEN, MASK, add_masks, pad
@@ -128,7 +128,7 @@ class StepWindows(WindowAdder):
     def _convert_dataset(self, columns: Any) -> Any:
         if not self.crosses_episodes:
             return super()._convert_dataset(columns)
-        from .dataset import continue_windows
+        from .tf_data import continue_windows
 
         return continue_windows(self, columns, self._stride)
 

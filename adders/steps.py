@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 import tree
 
-from rlds2reverb import fields
-from rlds2reverb.specs import Nest, leaves, path_name
-from rlds2reverb.trajectories import transition_discounts
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import Nest, leaves, path_name
+from rlds2reverb.types.trajectories import transition_discounts
 
 
 def require_fields(spec: Nest, names: Sequence[str], adder: str, *, place: str = "in every step") -> None:

@@ -7,14 +7,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.trajectories import (
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_one_of
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.items import ItemBatch, Items
+from rlds2reverb.types.specs import Nest, map_structure
+from rlds2reverb.types.trajectories import (
     FIRST,
     LAST,
     MID,
@@ -52,7 +52,7 @@ class _TrajectoryAdder(WindowAdder):
         return _pad_with_boundaries(_read_trajectories(take, rows, places, self.discount_source), is_real)
 
     def convert_batch(self, batch: EpisodeBatch) -> ItemBatch | None:
-        """Implements `rlds2reverb.items.EpisodeBatchAdder`."""
+        """Implements `rlds2reverb.types.items.EpisodeBatchAdder`."""
         for episode in batch.episodes:
             self._require_known_end(episode)
         return super().convert_batch(batch)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.items import ItemBatch, Items
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types.items import ItemBatch, Items
+from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
 from .arrays import Array, arange, namespace, repeat, split_axis
@@ -91,7 +91,7 @@ class WindowAdder(ItemAdder):
         return self.read_rows(take, none.number, none.number == 0, none)
 
     def _convert_dataset(self, columns: Any) -> Any:
-        from .dataset import map_to_windows
+        from .tf_data import map_to_windows
 
         return map_to_windows(self, columns)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count
 
 from .arrays import Array, namespace
 from .padding import MASK, pad

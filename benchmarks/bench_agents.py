@@ -29,10 +29,10 @@ import numpy as np
 from bench_data import print_machine
 from matrix_products import count_flops, time_products
 
-from rlds2reverb.episodes import from_transitions
 from rlds2reverb.learners.agents import get_hyperparameters
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 from rlds2reverb.training import Progress, Training, TrainingConfig
+from rlds2reverb.types.episodes import from_transitions
 
 OBSERVATION_SIZE, ACTION_SIZE = 17, 6
 NUM_EPISODES, EPISODE_LENGTH = 20, 200

@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from rlds2reverb.episodes import from_transitions
+from rlds2reverb.types.episodes import from_transitions
 
 
 def print_machine() -> None:

@@ -35,11 +35,11 @@ from tf_agents.replay_buffers import reverb_utils, rlds_to_reverb as reference
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
 from rlds2reverb.adders import NStep
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
-from rlds2reverb.client import confirmed_keys
-from rlds2reverb.encoding.encoder import Encoder
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.items import EpisodeAdder
-from rlds2reverb.writing.conversion import make_conversion
+from rlds2reverb.reverb.client import confirmed_keys
+from rlds2reverb.reverb.wire.encoder import Encoder
+from rlds2reverb.reverb.writing.item_conversion import make_conversion
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.items import EpisodeAdder
 
 TWO_STEPS = TrajectoryWindows()
 

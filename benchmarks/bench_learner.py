@@ -51,7 +51,7 @@ from rlds2reverb import (
 from rlds2reverb.adders import NStep
 from rlds2reverb.learners import InMemoryDataset, Learner, StreamingDataset, collect_items
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.sampling import SamplePlan
+from rlds2reverb.reverb.sampling import SamplePlan
 
 BATCH_SIZE, SIZES = 256, (256, 256)
 OBSERVATION = tf.TensorSpec([17], tf.float32)

@@ -28,8 +28,8 @@ import tree
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, trajectory_columns
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
-from rlds2reverb.encoding.packing import Packing, packed_signature
-from rlds2reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.reverb.wire.packing import Packing, packed_signature
 
 
 def read_memory(name: str, pid: int | str = "self") -> int:

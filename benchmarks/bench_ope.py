@@ -27,7 +27,7 @@ from tf_agents.trajectories import PolicyStep, time_step_spec
 from rlds2reverb import train
 from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.fitted_q import FittedQOptions
-from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+from rlds2reverb.learners.value_estimators import ESTIMATORS
 from rlds2reverb.training.off_policy_evaluation import evaluate_policies
 
 GAMMA, NUM_STATES, NUM_ACTIONS = 0.95, 5, 2

@@ -28,8 +28,8 @@ from bench_data import make_float_episodes, print_machine
 from tf_agents.replay_buffers import reverb_replay_buffer
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
-from rlds2reverb.encoding.packing import Packing, packed_signature
-from rlds2reverb.sampling import sample as sample_arrays
+from rlds2reverb.reverb.sampling import sample as sample_arrays
+from rlds2reverb.reverb.wire.packing import Packing, packed_signature
 
 BATCH_SIZE = 256
 ALPHA = 0.6

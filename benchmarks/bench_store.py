@@ -86,9 +86,9 @@ def train(path: str, cache: str, updates: str) -> float:
 
 def decode(path: str, seconds: str) -> float:
     """Returns the images per second of the decoder alone."""
+    from rlds2reverb.datasets.steps.step_columns import StepColumns
+    from rlds2reverb.datasets.steps.stores import open_columns
     from rlds2reverb.learners.stored_items import decode_images
-    from rlds2reverb.sources.store import open_columns
-    from rlds2reverb.store.step_columns import StepColumns
 
     columns: StepColumns = open_columns(Path(path))
     number = columns.layout.select(["observation"])[0]
@@ -105,8 +105,8 @@ def decode(path: str, seconds: str) -> float:
 def sample(path: str, seconds: str) -> float:
     """Returns the images per second in batches of a store."""
     from rlds2reverb import Transitions
+    from rlds2reverb.datasets.steps.stores import open_columns
     from rlds2reverb.learners.stored_items import StoredItems
-    from rlds2reverb.sources.store import open_columns
 
     feed = StoredItems(open_columns(Path(path), random_access=True), Transitions(), BATCH_SIZE)
     feed.read(0, 1)
@@ -171,7 +171,7 @@ def write_images(folder: Path, gigabytes: float) -> tuple[Path, Path]:
     import tensorflow as tf
 
     from rlds2reverb import load
-    from rlds2reverb.sources.store import build_store
+    from rlds2reverb.datasets.steps.stores import build_store
 
     files = make_images()
     num_episodes = int(gigabytes * 1e9 / (EPISODE_STEPS * np.mean([len(file) for file in files])))

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rlds2reverb.learners.curves import draw_learning_curves, make_curves
-from rlds2reverb.learners.figures import save_png
+from rlds2reverb.learners.figure_style import save_png
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Row, choose_placement, run_plan

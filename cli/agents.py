@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.text import WIDTH, format_columns
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, Algorithm, get_algorithm
-from rlds2reverb.learners.options import REQUIRED, Option
+from rlds2reverb.learners.option_declarations import REQUIRED, Option
 from rlds2reverb.learners.references import describe_callable
+from rlds2reverb.system.text import WIDTH, format_columns
 
 from . import output
 from .custom_modules import allow_custom_modules

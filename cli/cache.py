@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from rlds2reverb._system.text import format_bytes, format_columns
-from rlds2reverb.sources.store import delete_store, list_stores
+from rlds2reverb.datasets.steps.stores import delete_store, list_stores
+from rlds2reverb.system.text import format_bytes, format_columns
 
 from .declarations import EXISTING_DIRECTORY, flag
 from .output import json_option, print_result

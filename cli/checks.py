@@ -13,12 +13,12 @@ from typing import Any
 
 import click
 
-from rlds2reverb.locations import expand_path, server_address
-from rlds2reverb.sources.remote import is_remote
-from rlds2reverb.sources.rlds_conventions import require_missing
-from rlds2reverb.sources.rlds_features import read_features
-from rlds2reverb.sources.transforms import parse_reward
-from rlds2reverb.tables import RateLimiter, Selector
+from rlds2reverb.datasets.readers.remote import is_remote
+from rlds2reverb.datasets.readers.rlds_conventions import require_missing
+from rlds2reverb.datasets.transforms import parse_reward
+from rlds2reverb.datasets.writers.rlds_features import read_features
+from rlds2reverb.types.locations import expand_path, server_address
+from rlds2reverb.types.tables import RateLimiter, Selector
 
 from .declarations import DIRECTORY, EXISTING_FILE, FILE
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.signals import raise_on_sigterm
-from rlds2reverb.training.cluster.config import ClusterConfig
+from rlds2reverb.system.signals import raise_on_sigterm
+from rlds2reverb.training.cluster.cluster_config import ClusterConfig
 from rlds2reverb.training.config import TrainingConfig, declare_fields
 from rlds2reverb.training.progress import Progress
 

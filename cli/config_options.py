@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb.learners.options import REQUIRED
+from rlds2reverb.learners.option_declarations import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 
 from . import checks

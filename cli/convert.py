@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.signals import raise_on_sigterm
-from rlds2reverb.locations import find_shard_numbers, is_table_directory
-from rlds2reverb.sources.lerobot_writer import VERSIONS
-from rlds2reverb.sources.writing import WRITTEN_FORMATS
+from rlds2reverb.datasets.writers.lerobot_writer import VERSIONS
+from rlds2reverb.datasets.writers.writing import WRITTEN_FORMATS
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.signals import raise_on_sigterm
+from rlds2reverb.types.locations import find_shard_numbers, is_table_directory
 
 from . import checks, output
 from .declarations import flag, option
+from .item_writing import ITEM_PACKAGES, drop_printed, open_prepared, print_report, save_statistics, write_items
 from .number_types import at_least_1
 from .options import (
     ADVANCED_NAMES,
@@ -36,10 +37,9 @@ from .options import (
 )
 from .output import json_option
 from .quiet import hide_other_processes, import_quietly, status
-from .writing import ITEM_PACKAGES, drop_printed, open_prepared, print_report, save_statistics, write_items
 
 if TYPE_CHECKING:
-    from rlds2reverb.sources.writing import WriteReport
+    from rlds2reverb.datasets.writers.writing import WriteReport
 
 _TABLE_NAMES = parameter_names(table_options)
 #: Formats to which an option applies, if not to all; at first only of the options under the heading 'Advanced'.
@@ -174,7 +174,7 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
 
 def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any]) -> None:
     """Writes a dataset in a format other than Reverb's, and prints the report."""
-    from rlds2reverb.sources.writing import FORMAT_LIMITS, write_dataset
+    from rlds2reverb.datasets.writers.writing import FORMAT_LIMITS, write_dataset
 
     limits = FORMAT_LIMITS[format]
     losses = limits.describe_lost_metadata(source)
@@ -214,7 +214,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
     except ImportError as error:
         raise click.UsageError(f"--runner requires Apache Beam ({error}); run {install_command('beam')}") from error
     from rlds2reverb.ingestion import IngestOptions
-    from rlds2reverb.writing.report import IngestWarning
+    from rlds2reverb.reverb.writing.report import IngestWarning
 
     names = [name for name in options["beam_pipeline_options"].split(",") if name]
     common: dict[str, Any] = {
@@ -261,7 +261,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
 def _require_vacant(out: Path, num_shards: int | None) -> None:
     """Raises `click.UsageError` unless the path is free, an empty directory, or one converted to as many shards."""
     if is_table_directory(out):
-        from rlds2reverb.server.shards import find_num_shards
+        from rlds2reverb.reverb.server.shards import find_num_shards
 
         written = (find_num_shards(out) or num_shards or "K") if find_shard_numbers(out) else None
         if written != num_shards:

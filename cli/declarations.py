@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rlds2reverb.locations import expand_path
+from rlds2reverb.types.locations import expand_path
 
 
 class _Path(click.Path):

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 import click
 
-from rlds2reverb._system.installation import install_command
+from rlds2reverb.system.installation import install_command
 
 from . import output
 from .declarations import flag, option
@@ -180,7 +180,7 @@ def _is_expected(violation: str) -> bool:
 
 def _check_server(timeout_secs: float) -> Finding:
     from rlds2reverb.errors import ServerUnavailableError
-    from rlds2reverb.server.interpreter import find_server_python
+    from rlds2reverb.reverb.server.interpreter import find_server_python
 
     try:
         python, _ = find_server_python()
@@ -194,12 +194,12 @@ def try_server() -> None:
     """Starts a server, writes one item and reads it back, and prints the result."""
     import numpy as np
 
+    from rlds2reverb.datasets import load
     from rlds2reverb.ingestion import ingest
-    from rlds2reverb.sampling import sample
-    from rlds2reverb.server.replay_server import ReplayServer
-    from rlds2reverb.sources import load
-    from rlds2reverb.tables import TableConfig, item_signature
-    from rlds2reverb.trajectories import trajectory_spec
+    from rlds2reverb.reverb.sampling import sample
+    from rlds2reverb.reverb.server.replay_server import ReplayServer
+    from rlds2reverb.types.tables import TableConfig, item_signature
+    from rlds2reverb.types.trajectories import trajectory_spec
 
     numbers = np.arange(2, dtype=np.float32)
     source = load([{"observations": numbers, "actions": numbers[:1], "rewards": numbers[:1], "terminated": False}])

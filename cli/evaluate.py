@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.text import format_columns
-from rlds2reverb.onnx_policies import is_onnx_file
-from rlds2reverb.scores import d4rl_score
+from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
+from rlds2reverb.system.text import format_columns
 from rlds2reverb.training.config import D4RL
+from rlds2reverb.types.scores import d4rl_score
 
 from . import output
 from .declarations import EXISTING_PATH, option
@@ -22,8 +22,8 @@ from .quiet import import_quietly, status
 
 if TYPE_CHECKING:
     from rlds2reverb.envs.evaluation import Evaluator
-    from rlds2reverb.evaluations import Evaluation
     from rlds2reverb.learners.runs import Run
+    from rlds2reverb.types.evaluations import Evaluation
 
     #: The name of a policy, facts about it, and its evaluation.
     _Result = tuple[str, dict[str, Any], Evaluation]
@@ -89,7 +89,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.envs.goal_tasks import expects_goals
-    from rlds2reverb.saved_policies import load_policy
+    from rlds2reverb.policies.batched_policies.saved_policies import load_policy
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
     loaded = {name: load_policy(path) for name, path in paths.items()}
@@ -130,7 +130,7 @@ def _find_environment(folder: Path, run: Run | None, options: dict[str, Any]) ->
     """Returns the name of the environment and what makes it: that of --env, or else of the run with its time limit."""
     if options["environment"]:
         return options["environment"], options["environment"]
-    from rlds2reverb.training.environment import restore_environment
+    from rlds2reverb.training.evaluation_environment import restore_environment
 
     environment = None if run is None else restore_environment(run)
     if run is None or environment is None:
@@ -158,7 +158,7 @@ def _require_registered(folder: Path, environment: str) -> None:
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
-    from rlds2reverb.saved_policies import is_saved_model
+    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
     from rlds2reverb.training.directories import require_one_run
 
     if is_onnx_file(folder) or is_saved_model(folder):
@@ -179,7 +179,7 @@ def _read_reference_returns(run: Run | None, environment: str, options: dict[str
     chosen = options["reference_returns"] or options["reference_file"] or (D4RL if options["is_d4rl"] else None)
     if chosen is None:
         return run.reference_returns if run and run.environment == environment else None
-    from rlds2reverb.training.environment import resolve_reference_returns
+    from rlds2reverb.training.evaluation_environment import resolve_reference_returns
 
     return resolve_reference_returns(chosen, environment)
 

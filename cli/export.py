@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.text import format_bytes
+from rlds2reverb.system.text import format_bytes
 
 from . import output
 from .declarations import EXISTING_DIRECTORY, PATH, option
@@ -45,9 +45,9 @@ def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> 
     units. Policies of decision_transformer and of chunks also take and return their state. The file appears under its
     path when it is complete; an existing one is not replaced.
     """
+    from rlds2reverb.datasets.writers.atomic_output import require_vacant
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.saved_policies import is_saved_model
-    from rlds2reverb.sources.atomic_output import require_vacant
+    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
     from rlds2reverb.training.directories import require_one_run
 
     require_vacant(out)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.text import suggest
+from rlds2reverb.system.text import suggest
 
 
 class Group(click.Group):

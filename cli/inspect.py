@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.text import format_bytes
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.episodes import show_progress
+from rlds2reverb.datasets.checks import DatasetChecks
+from rlds2reverb.datasets.summary import SummaryParts, find_reference_returns
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.locations import is_table_directory, server_address
-from rlds2reverb.sources.data_checks import DatasetChecks
-from rlds2reverb.sources.summary import SummaryParts, find_reference_returns
-from rlds2reverb.specs import describe, leaves, path_name
-from rlds2reverb.tables import MAX_ITEMS
+from rlds2reverb.system.text import format_bytes
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.episodes import show_progress
+from rlds2reverb.types.locations import is_table_directory, server_address
+from rlds2reverb.types.specs import describe, leaves, path_name
+from rlds2reverb.types.tables import MAX_ITEMS
 
-from . import directories, output
+from . import output, written_directories
 from .declarations import flag, option
 from .number_types import Number, seconds
 from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
@@ -174,13 +174,13 @@ def _print_report(report: Report, path: Path, *, as_json: bool) -> None:
 
 
 def _inspect_directory(directory: str, *, as_json: bool) -> None:
-    description = directories.describe(directory, verify=False)
-    facts = directories.make_facts(description)
+    description = written_directories.describe(directory, verify=False)
+    facts = written_directories.make_facts(description)
     output.print_result(description, output.format_named_facts(directory, facts), as_json=as_json)
 
 
 def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
-    from rlds2reverb.client import table_infos
+    from rlds2reverb.reverb.client import table_infos
 
     addresses = address.split(",")
     tables: dict[str, dict[str, Any]] = {}
@@ -232,7 +232,7 @@ def _make_facts(table: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _describe_table(info: Any) -> dict[str, Any]:
-    from rlds2reverb.client import format_selector
+    from rlds2reverb.reverb.client import format_selector
 
     limiter = info.rate_limiter_info
     signature = None

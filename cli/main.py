@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import click
 
-from rlds2reverb._system.signals import Terminated, exit_on_sigint
 from rlds2reverb.errors import (
     CheckpointError,
     CorruptFileError,
@@ -26,6 +25,7 @@ from rlds2reverb.errors import (
     TrackerError,
     TrainingDivergedError,
 )
+from rlds2reverb.system.signals import Terminated, exit_on_sigint
 
 from .groups import Group
 from .output import describe_error, fail, name_options, print_json

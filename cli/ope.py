@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+from rlds2reverb.learners.value_estimators import ESTIMATORS
 from rlds2reverb.training.progress import Progress
 
 from . import checks, output

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rlds2reverb.locations import server_address
-from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.loading import FORMATS
-from rlds2reverb.sources.transforms import (
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.loading import FORMATS
+from rlds2reverb.datasets.transforms import (
     ActionBounds,
     CastFloats,
     ClipActions,
@@ -23,7 +22,8 @@ from rlds2reverb.sources.transforms import (
     Transform,
     parse_reward,
 )
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.types.locations import server_address
+from rlds2reverb.types.tables import TableConfig
 
 from . import checks
 from .config_options import config_options
@@ -33,7 +33,7 @@ from .output import warn
 from .quiet import status
 
 if TYPE_CHECKING:
-    from rlds2reverb.items import EpisodeAdder
+    from rlds2reverb.types.items import EpisodeAdder
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -226,7 +226,7 @@ item_options = combine(
         "--layout",
         choices=["columns", "packed"],
         help="Storage of an item: one column per field, or all fields packed into one column, which halves memory and "
-        "speeds up sampling, but requires rlds2reverb.sampling to read the items.",
+        "speeds up sampling, but requires rlds2reverb.reverb.sampling to read the items.",
     ),
 )
 

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from rlds2reverb._system import text
-from rlds2reverb._system.terminal import is_terminal, make_console
-from rlds2reverb._system.text import WIDTH, format_facts, format_number
 from rlds2reverb.errors import name_argument, rename_arguments
+from rlds2reverb.system import text
+from rlds2reverb.system.terminal import is_terminal, make_console
+from rlds2reverb.system.text import WIDTH, format_facts, format_number
 
 if TYPE_CHECKING:
-    from rlds2reverb.episodes import Episode
-    from rlds2reverb.sources import Source
+    from rlds2reverb.datasets import Source
+    from rlds2reverb.types.episodes import Episode
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 

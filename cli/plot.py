@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlds2reverb._system.text import format_columns
+from rlds2reverb.system.text import format_columns
 
 from . import checks, output
 from .declarations import EXISTING_DIRECTORY, option
@@ -45,7 +45,7 @@ def plot(folders: tuple[Path, ...], out: Path, metric: str, title: str | None, a
     """
     with status("drawing"), quiet_imports():
         from rlds2reverb.learners.curves import draw_curves, learning_curves
-        from rlds2reverb.learners.figures import save_png
+        from rlds2reverb.learners.figure_style import save_png
         from rlds2reverb.training.experiments import list_runs
 
         curves = learning_curves([run for folder in dict.fromkeys(folders) for run in list_runs(folder)], metric=metric)

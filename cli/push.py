@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.signals import raise_on_sigterm
+from rlds2reverb.system.signals import raise_on_sigterm
 
 from . import checks
 from .declarations import option
+from .item_writing import ITEM_PACKAGES, open_prepared, write_items
 from .number_types import seconds
 from .options import (
     ADVANCED_NAMES,
@@ -23,7 +24,6 @@ from .options import (
     table_names_option,
 )
 from .output import json_option
-from .writing import ITEM_PACKAGES, open_prepared, write_items
 
 _HEADINGS = {
     "Tables": ["table_names"],

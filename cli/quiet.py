@@ -11,15 +11,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from rlds2reverb._system import logs
-from rlds2reverb._system.signals import exit_on_sigint
-from rlds2reverb._system.terminal import make_console
+from rlds2reverb.system import logs
+from rlds2reverb.system.signals import exit_on_sigint
+from rlds2reverb.system.terminal import make_console
 
 
 def silence_logs() -> None:
     """Hides Python warnings and log lines of other libraries, unless `RLDS2REVERB_LOG=1` is set.
 
-    `rlds2reverb._system.logs` has already disabled the log lines of their native code.
+    `rlds2reverb.system.logs` has already disabled the log lines of their native code.
     """
     if logs.library_logs_enabled():
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
+from rlds2reverb.learners.value_estimators import ESTIMATORS
 
 from . import checks, output
 from .declarations import EXISTING_DIRECTORY, option
@@ -41,7 +41,7 @@ def rank(policies: tuple[Path, ...], method: str, out: Path | None, as_json: boo
     estimates = order_estimates(found)
     if out is not None:
         with quiet_imports():
-            from rlds2reverb.learners.figures import save_png
+            from rlds2reverb.learners.figure_style import save_png
 
             save_png(draw_estimates(estimates), out)
     if as_json:

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from rlds2reverb._system.signals import raise_on_sigterm
-from rlds2reverb.sources import Source
-from rlds2reverb.sources.writing import FORMAT_LIMITS
+from rlds2reverb.datasets import Source
+from rlds2reverb.datasets.writers.writing import FORMAT_LIMITS
+from rlds2reverb.system.signals import raise_on_sigterm
 
 from . import output
 from .declarations import PATH, option
 from .films import film_option, film_policy
+from .item_writing import drop_printed
 from .number_types import Number, at_least_0, at_least_1, fraction
 from .options import require_unused, time_limit_option
 from .output import json_option
 from .quiet import import_quietly, status
-from .writing import drop_printed
 
 if TYPE_CHECKING:
+    from rlds2reverb.datasets.writers.writing import WriteReport
     from rlds2reverb.envs.film import Film
-    from rlds2reverb.sources.writing import WriteReport
 
 _RANDOM = "random"
 _HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -112,7 +112,7 @@ def record(
             result = film_policy(film, env, acting, options, num_episodes=options["episodes"] or 1)
         _print_film(result, environment, as_json=as_json)
         return
-    from rlds2reverb.sources.writing import require_destination, write_dataset
+    from rlds2reverb.datasets.writers.writing import require_destination, write_dataset
 
     format = format or _choose_format(out)
     if format == "d4rl":
@@ -150,8 +150,8 @@ def _load_policy(policy: str, which: str, options: dict[str, Any]) -> Any:
             f"--policy must be 'random', the directory of a training run or an ONNX file, got {policy!r}"
         )
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.onnx_policies import is_onnx_file
-    from rlds2reverb.saved_policies import is_saved_model, load_policy
+    from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
+    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model, load_policy
     from rlds2reverb.training.directories import require_one_run
 
     require_one_run(folder)

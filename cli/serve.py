@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.signals import Terminated, raise_on_sigterm
-from rlds2reverb._system.text import format_bytes
-from rlds2reverb.locations import is_table_directory
-from rlds2reverb.server.process import start_launcher
-from rlds2reverb.sources import Source
-from rlds2reverb.tables import MAX_ITEMS, TableConfig
+from rlds2reverb.datasets import Source
+from rlds2reverb.reverb.server.process import start_launcher
+from rlds2reverb.system.signals import Terminated, raise_on_sigterm
+from rlds2reverb.system.text import format_bytes
+from rlds2reverb.types.locations import is_table_directory
+from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
 from .declarations import DIRECTORY, flag, is_on_command_line, option
+from .item_writing import ITEM_PACKAGES, open_prepared, write_items
 from .number_types import at_least_1, port
 from .options import (
     ADVANCED_NAMES,
@@ -43,11 +44,10 @@ from .options import (
 )
 from .output import json_option
 from .quiet import import_quietly
-from .writing import ITEM_PACKAGES, open_prepared, write_items
 
 if TYPE_CHECKING:
-    from rlds2reverb.server.replay_server import ReplayServer
-    from rlds2reverb.server.sharded_server import ShardedReplayServer
+    from rlds2reverb.reverb.server.replay_server import ReplayServer
+    from rlds2reverb.reverb.server.sharded_server import ShardedReplayServer
 
 #: Interval between attempts to write the last checkpoint to a full disk.
 _RETRY_SECS = 5.0
@@ -169,9 +169,9 @@ def _find_data(location: Any) -> Path | None:
 
 def _report_data(data: Path, checkpoint_root: Path | None) -> None:
     """Prints how much memory the data need, and whether a checkpoint is served instead of the data."""
-    from rlds2reverb.server.checkpoint_root import CheckpointRoot
-    from rlds2reverb.server.replay_server import read_tables
-    from rlds2reverb.server.shards import find_shards
+    from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
+    from rlds2reverb.reverb.server.replay_server import read_tables
+    from rlds2reverb.reverb.server.shards import find_shards
 
     shards = find_shards(data)
     memory_bytes = 0
@@ -198,9 +198,9 @@ def _start(
       data: the directory to start from, if any.
       signature: signature of new tables; None accepts items of any shape.
     """
-    from rlds2reverb.server.replay_server import ReplayServer
-    from rlds2reverb.server.sharded_server import ShardedReplayServer
-    from rlds2reverb.server.shards import find_shards
+    from rlds2reverb.reverb.server.replay_server import ReplayServer
+    from rlds2reverb.reverb.server.sharded_server import ShardedReplayServer
+    from rlds2reverb.reverb.server.shards import find_shards
 
     num_shards = options["num_shards"]
     common = {name: options[name] for name in ("port", "checkpoint_root", "isolate")}
@@ -231,7 +231,7 @@ def _print_runtime_warnings() -> Iterator[None]:
 
 def _read_stored_tables(data: Path, options: dict[str, Any]) -> list[TableConfig]:
     """Returns the tables stored in a directory, changed by the `table_options` on the command line."""
-    from rlds2reverb.server.replay_server import read_tables
+    from rlds2reverb.reverb.server.replay_server import read_tables
 
     configs = read_tables(data)
     names = [config.name for config in configs]
@@ -244,8 +244,8 @@ def _read_stored_tables(data: Path, options: dict[str, Any]) -> list[TableConfig
 
 def _make_signature(source: Source, options: dict[str, Any]) -> Any:
     """Returns the table signature for a source's items in the layout of --layout."""
-    from rlds2reverb.encoding.packing import Packing, packed_signature
-    from rlds2reverb.writing.conversion import drop_strings
+    from rlds2reverb.reverb.wire.packing import Packing, packed_signature
+    from rlds2reverb.reverb.writing.item_conversion import drop_strings
 
     adder = make_episode_adder(options)
     spec = adder.item_spec(drop_strings(source.step_spec))
@@ -258,7 +258,7 @@ def _fill(
     server: ReplayServer | ShardedReplayServer, source: Source, statistics: dict[str, Any], options: dict[str, Any]
 ) -> None:
     """Writes the items of a source into the new tables of a server, and a checkpoint if it has any."""
-    from rlds2reverb.client import find_addresses, table_infos
+    from rlds2reverb.reverb.client import find_addresses, table_infos
 
     for address in find_addresses(server) if not options["append"] else ():
         for name, info in table_infos(address).items():
@@ -285,7 +285,7 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
       Terminated: After SIGTERM, once the last checkpoint is written.
     """
-    from rlds2reverb.client import find_addresses, table_infos
+    from rlds2reverb.reverb.client import find_addresses, table_infos
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb._system.signals import raise_on_sigterm
-from rlds2reverb.locations import is_table_directory, server_address
+from rlds2reverb.system.signals import raise_on_sigterm
 from rlds2reverb.training.config import D4RL, TrainingConfig, declared_options
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
 from rlds2reverb.training.progress import Progress
+from rlds2reverb.types.locations import is_table_directory, server_address
 
 from . import checks, output
 from .config_options import config_options, group_names

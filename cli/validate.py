@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from rlds2reverb._system.text import format_bytes, format_columns, format_facts
-from rlds2reverb.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.episodes import find_problems, read_until_error, show_progress
+from rlds2reverb.datasets import Finding, Source
+from rlds2reverb.datasets.checks import SEVERITIES, DatasetChecks
+from rlds2reverb.datasets.transforms import apply_transforms
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
-from rlds2reverb.left_out import LeftOut
-from rlds2reverb.locations import is_table_directory
-from rlds2reverb.sources import Finding, Source
-from rlds2reverb.sources.data_checks import SEVERITIES, DatasetChecks
-from rlds2reverb.sources.transforms import apply_transforms
-from rlds2reverb.specs import Nest
+from rlds2reverb.system.text import format_bytes, format_columns, format_facts
+from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.types.episodes import find_problems, read_until_error, show_progress
+from rlds2reverb.types.left_out import LeftOut
+from rlds2reverb.types.locations import is_table_directory
+from rlds2reverb.types.specs import Nest
 
-from . import directories, output
+from . import output, written_directories
 from .declarations import option
 from .main import INVALID_DATA, OK
 from .number_types import at_least_0
@@ -210,7 +210,7 @@ def _validate_directory(path: str, *, as_json: bool) -> int:
     """Compares the files of a converted directory with their checksums, and prints what it contains."""
     error_message, description = "", {}
     try:
-        description = directories.describe(path, verify=True)
+        description = written_directories.describe(path, verify=True)
     except CheckpointError as error:
         error_message = str(error)
     if as_json:
@@ -221,5 +221,5 @@ def _validate_directory(path: str, *, as_json: bool) -> int:
         output.fail(error_message)
         print(f"{path}: INVALID")
     else:
-        output.print_facts(f"{path}: valid, all checksums match", directories.make_facts(description))
+        output.print_facts(f"{path}: valid, all checksums match", written_directories.make_facts(description))
     return INVALID_DATA if error_message else OK

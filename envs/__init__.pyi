@@ -1,10 +1,10 @@
-from . import suite_dm_control as suite_dm_control, suite_gym as suite_gym
 from ._env_process import EnvironmentFailedError as EnvironmentFailedError
 from .action_noise import TemporallyCorrelatedNoise as TemporallyCorrelatedNoise
 from .batch_dimension import BatchDimension as BatchDimension
 from .batched_environment import BatchedEnvironment as BatchedEnvironment
-from .contract import check_wrapper as check_wrapper
+from .creation import create_environment as create_environment, load as load
 from .curriculum import Curriculum as Curriculum, TaskProgress as TaskProgress
+from .env_specs import BoundedArraySpec as BoundedArraySpec
 from .environment import Environment as Environment, Wrapper as Wrapper
 from .evaluation import Evaluator as Evaluator, evaluate as evaluate
 from .film import Film as Film, record_film as record_film
@@ -24,14 +24,12 @@ from .image_wrappers import (
     ImageChannelFirst as ImageChannelFirst,
 )
 from .life_loss import AtariTerminalOnLifeLoss as AtariTerminalOnLifeLoss
-from .loading import create_environment as create_environment, load as load
 from .multitask import Multitask as Multitask
 from .observation_normalizer import ObservationNormalizer as ObservationNormalizer
 from .parallel_environment import ParallelEnvironment as ParallelEnvironment
 from .performance_profiler import PerformanceProfile as PerformanceProfile, PerformanceProfiler as PerformanceProfiler
 from .py_environment import to_py_environment as to_py_environment
 from .recording import record_episodes as record_episodes
-from .specs import BoundedArraySpec as BoundedArraySpec
 from .thread_environment import ThreadEnvironment as ThreadEnvironment
 from .time_limit import TimeLimit as TimeLimit
 from .time_steps import (
@@ -44,6 +42,7 @@ from .time_steps import (
     transition as transition,
     truncation as truncation,
 )
+from .wrapper_contract import check_wrapper as check_wrapper
 from .wrappers import (
     ActionObservation as ActionObservation,
     ActionRepeat as ActionRepeat,

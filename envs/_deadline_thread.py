@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, TypeVar
 
-from rlds2reverb._arguments import require_timeout
-from rlds2reverb._system.closing import Closing
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.types.arguments import require_timeout
 
 ResultT = TypeVar("ResultT")
 

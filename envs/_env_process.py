@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlds2reverb._system.platform import create_anonymous_file
-from rlds2reverb._system.signals import defer_signals
+from rlds2reverb.system.platform import create_anonymous_file
+from rlds2reverb.system.signals import defer_signals
 
 from ._env_worker import CALL, ERROR, FAILURE, RESULT, WAKE
 from ._shared_arrays import Channel

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types.specs import Nest, map_structure
 
 from ._shared_arrays import Channel, Rows
 from .batched_environment import make_row_reader

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
-from .specs import read_reward, require_spec
+from .env_specs import read_reward, require_spec
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Processes write to different cache lines.

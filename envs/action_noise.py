@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import tree
 
-from rlds2reverb._arguments import require_number
-from rlds2reverb.specs import Nest, leaves, map_structure, path_name
+from rlds2reverb.types.arguments import require_number
+from rlds2reverb.types.specs import Nest, leaves, map_structure, path_name
 
 from .env_info import add_info, make_info_spec
+from .env_specs import BoundedArraySpec, make_zeros
 from .environment import Environment, RandomWrapper, require_single
-from .specs import BoundedArraySpec, make_zeros
 from .time_steps import TimeStep
 
 EXECUTED_ACTION = "executed_action"

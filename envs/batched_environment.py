@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.specs import Nest
 
+from .env_specs import read_reward, require_equal_specs
 from .environment import Environment, SpecifiedEnvironment, require_single
-from .specs import read_reward, require_equal_specs
 from .time_steps import TimeStep
 
 _SAME = "create all environments of a batch with the same options"

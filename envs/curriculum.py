@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.specs import ArraySpec, Nest
 
 from .env_info import add_info, make_info_spec
 from .environment import Environment, RandomWrapper

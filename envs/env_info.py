@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.specs import Nest
 
 from .environment import Environment
 from .time_steps import TimeStep

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlds2reverb._system.closing import Closing
-from rlds2reverb.replacements import Replacing
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.replacements import Replacing
+from rlds2reverb.types.specs import ArraySpec, Nest
 
-from .specs import require_spec, require_within
+from .env_specs import require_spec, require_within
 from .time_steps import LAST, MID, SCALAR_REWARD, TimeStep, make_time_step_spec
 
 _ACTION_ADVICE = "see action_spec()"

@@ -12,20 +12,20 @@ from typing import Any, overload
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.evaluations import Evaluation
-from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.scores import d4rl_score
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.evaluations import Evaluation
+from rlds2reverb.types.scores import d4rl_score
+from rlds2reverb.types.specs import ArraySpec, Nest
 
 from ._deadline_thread import DeadlineThread
 from .batched_environment import BatchedEnvironment
+from .creation import make_environment
 from .environment import Environment, Wrapper
-from .loading import make_environment
+from .gymnasium_spaces import make_space
 from .policy_actions import PolicyActions, require_number_rewards, require_observations, require_policy
 from .rollout import Rollout
-from .spaces import make_space
 from .suite_gym import import_gymnasium
 from .time_limit import TimeLimit, find_time_limit
 from .time_steps import LAST, SCALAR_REWARD, TimeStep

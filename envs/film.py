@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._system.installation import install_command
-from rlds2reverb.locations import expand_path
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.locations import expand_path
 
 from .batched_environment import BatchedEnvironment
+from .creation import make_environment
 from .environment import Environment
 from .evaluation import name_environment
 from .goal_tasks import expects_goals
-from .loading import make_environment
 from .policy_actions import PolicyActor, require_number_rewards
 from .rollout import Rollout
 from .time_steps import LAST

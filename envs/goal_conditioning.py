@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
+from .env_specs import BoundedArraySpec, make_zeros, read_array
 from .environment import Environment, RandomWrapper, require_single
-from .specs import BoundedArraySpec, make_zeros, read_array
 from .time_steps import LAST, TimeStep, keep_untransformed
 
 OBSERVATION, ACHIEVED_GOAL, DESIRED_GOAL = "observation", "achieved_goal", "desired_goal"

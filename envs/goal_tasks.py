@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from rlds2reverb.datasets.steps.goals import GOAL, STATE
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec, describe
-from rlds2reverb.store.goals import GOAL, STATE
+from rlds2reverb.types.specs import ArraySpec, describe
 
+from .env_specs import read_array
 from .environment import Environment, Wrapper, require_single
 from .goal_conditioning import DESIRED_GOAL
-from .specs import read_array
 from .time_steps import TimeStep, keep_untransformed
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.specs import Nest
 
+from .env_specs import read_reward
 from .environment import Environment, require_environment
-from .spaces import make_space
-from .specs import read_reward
+from .gymnasium_spaces import make_space
 
 
 def to_gymnasium(env: Environment, *, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name
 
+from .env_specs import make_zeros, read_array, read_reward, sample_action
 from .environment import Environment, SpecifiedEnvironment, require_render_mode
-from .spaces import make_converter, make_spec
-from .specs import make_zeros, read_array, read_reward, sample_action
+from .gymnasium_spaces import make_converter, make_spec
 from .time_steps import FIRST, LAST, MID, TimeStep, make_time_step_spec, new_time_step
 
 _ZERO, _ONE, _NOT_FAILED = np.float32(0), np.float32(1), np.bool_(False)

@@ -22,8 +22,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from rlds2reverb._arguments import require_number
-from rlds2reverb.nest_paths import Keys, find_leaves, format_path, get_part, replace_part
+from rlds2reverb.types.arguments import require_number
+from rlds2reverb.types.nest_paths import Keys, find_leaves, format_path, get_part, replace_part
 
 Env = gymnasium.Env[Any, Any]
 

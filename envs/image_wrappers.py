@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
-from rlds2reverb._arguments import require_number, require_one_of
-from rlds2reverb.nest_paths import Keys
+from rlds2reverb.types.arguments import require_number, require_one_of
+from rlds2reverb.types.nest_paths import Keys
 
 from .gymnasium_wrappers import Env, ObservationTransform, make_box
 

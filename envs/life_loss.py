@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlds2reverb.ownership import copy_arrays
+from rlds2reverb.types.ownership import copy_arrays
 
 from .environment import Environment, Wrapper, require_single
 from .time_steps import LAST, TimeStep, restart

@@ -7,13 +7,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rlds2reverb._arguments import require_one_of
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_one_of
+from rlds2reverb.types.specs import Nest
 
 from .batched_environment import read_common_spec
 from .env_info import add_info, make_info_spec
+from .env_specs import BoundedArraySpec
 from .environment import Environment, SpecifiedEnvironment
-from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
 
 TASK_ID, ACTION, OBSERVATION = "task_id", "action", "observation"

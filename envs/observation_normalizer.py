@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.nest_paths import Keys, find_leaves, format_path, get_part, replace_part
-from rlds2reverb.specs import Nest, describe, leaves, path_name
+from rlds2reverb.types.nest_paths import Keys, find_leaves, format_path, get_part, replace_part
+from rlds2reverb.types.specs import Nest, describe, leaves, path_name
 
+from .env_specs import BoundedArraySpec
 from .environment import Environment, Wrapper
-from .specs import BoundedArraySpec
 from .time_steps import TimeStep, keep_untransformed
 
 if TYPE_CHECKING:
-    from rlds2reverb.sources import Source
+    from rlds2reverb.datasets import Source
 
 #: Added to standard deviations, as by `NormalizeObservations`.
 _EPS = 1e-3
@@ -88,7 +88,7 @@ class ObservationNormalizer(Wrapper):
           ValueError, TypeError, SpecMismatchError: See `ObservationNormalizer`; or if the dataset has no transitions,
             or NaN or Inf in its observations.
         """
-        from rlds2reverb.sources.moments import ObservationMoments
+        from rlds2reverb.datasets.moments import ObservationMoments
 
         spec = source.step_spec["observation"]
         got, expected = ([path for path, _ in leaves(nest)] for nest in (spec, env.observation_spec()))

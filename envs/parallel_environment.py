@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_one_of, require_timeout
-from rlds2reverb._system.platform import available_cores, create_anonymous_file
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.system.platform import available_cores, create_anonymous_file
+from rlds2reverb.types.arguments import require_count, require_one_of, require_timeout
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError, LostProcessError, WorkerProcess
 from ._env_worker import RESET, STEP, Share
 from ._shared_arrays import Channel, write_nest
 from .batched_environment import find_common_spec, make_env_ids, make_prev_action
+from .env_specs import make_zeros
 from .environment import Environment, LockedEnvironment, SpecifiedEnvironment, require_constructor
-from .specs import make_zeros
 from .suite_gym import serialise_registered_specs
 from .time_steps import FIRST, LAST, MID, TimeStep, new_time_step
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.specs import Nest
 
 from .environment import Environment, Wrapper
 from .time_steps import TimeStep

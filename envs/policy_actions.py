@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, Nest, cast_array, describe, leaves, numpy_dtype_of, path_name
+from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.spaces import action_bounds
+from rlds2reverb.types.specs import ArraySpec, Nest, cast_array, describe, leaves, numpy_dtype_of, path_name
 
 from .batched_environment import make_row_reader, stack
+from .env_specs import require_within, sample_action
 from .environment import Environment
-from .spaces import make_space
-from .specs import require_within, sample_action
+from .gymnasium_spaces import make_space
 from .time_steps import TimeStep
 
 RANDOM = "random"

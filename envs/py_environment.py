@@ -10,10 +10,10 @@ from tf_agents.environments import py_environment
 from tf_agents.specs import array_spec
 from tf_agents.trajectories import time_step as ts
 
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.types.specs import ArraySpec, Nest
 
+from .env_specs import BoundedArraySpec, read_reward
 from .environment import EnvAttributes, Environment, require_environment
-from .specs import BoundedArraySpec, read_reward
 from .time_steps import TimeStep
 
 _FLOAT32 = np.dtype(np.float32)

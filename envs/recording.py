@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb.episodes import Episode
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.sources import Source
+from rlds2reverb.datasets import Source
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.ownership import copy_arrays
 
 from . import suite_gym
 from .batched_environment import BatchedEnvironment, make_row_reader
+from .creation import make_environment
 from .environment import Environment, Wrapper
 from .evaluation import name_environment
 from .goal_tasks import expects_goals
-from .loading import make_environment
+from .gymnasium_spaces import make_space
 from .parallel_environment import ParallelEnvironment
 from .policy_actions import RANDOM, PolicyActor
 from .rollout import EpisodeSteps, Rollout
 from .seeded_episodes import make_episode_seed, make_seeded
-from .spaces import make_space
 from .thread_environment import ThreadEnvironment
 from .time_steps import FIRST, LAST, TimeStep
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import fields
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import Nest, map_structure
+from rlds2reverb.types import fields
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.specs import Nest, map_structure
 
 from ._env_process import EnvironmentFailedError
 from .batched_environment import stack
+from .env_specs import read_reward
 from .environment import Environment
-from .specs import read_reward
 from .time_steps import FIRST, LAST, TimeStep
 
 #: Name of the step field with `TimeStep.env_info`.

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.specs import Nest, leaves
+from rlds2reverb.types.specs import Nest, leaves
 
+from .creation import make_environment
 from .environment import Environment, Wrapper
-from .loading import make_environment
 from .time_steps import TimeStep
 
 
@@ -87,12 +87,12 @@ def make_seeded(make_env: Any, seed: int, index: int, start: EpisodeProgress | N
     """Creates an environment with `SeededEpisodes`, in the process that steps it.
 
     Args:
-      make_env: see `loading.make_environment`.
+      make_env: see `creation.make_environment`.
       seed: see `SeededEpisodes`.
       index: see `SeededEpisodes`.
       start: see `SeededEpisodes`.
 
     Raises:
-      ImportError, TypeError, ValueError: See `loading.make_environment`.
+      ImportError, TypeError, ValueError: See `creation.make_environment`.
     """
     return SeededEpisodes(make_environment(make_env, env_id=index), seed, index, start=start)

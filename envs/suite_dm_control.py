@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.text import suggest
-from rlds2reverb.replacements import require_arguments
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.replacements import require_arguments
+from rlds2reverb.system.text import suggest
 
 from . import suite_gym
 from .environment import Environment

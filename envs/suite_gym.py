@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.text import suggest
-from rlds2reverb.replacements import require_arguments
-from rlds2reverb.specs import ArraySpec
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.replacements import require_arguments
+from rlds2reverb.system.text import suggest
+from rlds2reverb.types.specs import ArraySpec
 
 from .environment import Environment
 from .gymnasium_environment import GymnasiumEnvironment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.specs import Nest
 
 from ._deadline_thread import DeadlineThread
 from .environment import Environment, SpecifiedEnvironment, require_constructor, require_environment

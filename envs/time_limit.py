@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.specs import Nest
 
 from .environment import Environment, Wrapper, require_single
 from .gymnasium_environment import GymnasiumEnvironment

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb.specs import ArraySpec, Nest, map_structure
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
-from .specs import BoundedArraySpec, make_zeros
+from .env_specs import BoundedArraySpec, make_zeros
 
 FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
 _ONE, _ZERO, _ENV_0, _FALSE = np.float32(1), np.float32(0), np.int32(0), np.bool_(False)

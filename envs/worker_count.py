@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 
-from rlds2reverb._system.platform import available_cores
+from rlds2reverb.system.platform import available_cores
 
+from .env_specs import sample_action
 from .environment import Environment
-from .specs import sample_action
 
 #: Duration of the measurement of steps, and minimum number of them.
 _TRIAL_SECS, _MIN_STEPS = 0.03, 3

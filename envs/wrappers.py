@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb.ownership import copy_arrays
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.ownership import copy_arrays
+from rlds2reverb.types.specs import ArraySpec, Nest
 
+from .env_specs import BoundedArraySpec, make_zeros
 from .environment import Environment, RandomWrapper, Wrapper, require_single
-from .specs import BoundedArraySpec, make_zeros
 from .time_steps import LAST, SCALAR_REWARD, TimeStep, keep_untransformed
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb._system.text import suggest
-from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.text import suggest
+from rlds2reverb.types.arguments import require_count, require_one_of
 
 from .references import is_reference, resolve_reference
 

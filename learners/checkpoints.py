@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.sealed_files import SealedFolders, read_manifest
 from rlds2reverb.errors import CheckpointError, CorruptFileError
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.sealed_files import SealedFolders, read_manifest
+from rlds2reverb.types.arguments import require_count
 
 _LOG = logging.getLogger(__name__)
 _PREFIX = "state"

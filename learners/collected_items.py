@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.datasets.steps.item_index import sample_uniformly
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
-from rlds2reverb.experience import convert_data
-from rlds2reverb.items import Items
-from rlds2reverb.specs import Nest, path_name
-from rlds2reverb.store.item_index import sample_uniformly
+from rlds2reverb.reverb.wire.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.types.experience import convert_data
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.specs import Nest, path_name
 
 from .feeds import Feed
 

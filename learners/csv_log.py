@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.sealed_files import replace_text
 from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.sealed_files import replace_text
 
 STEP = "step"
 

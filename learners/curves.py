@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_one_of
-from rlds2reverb.scores import d4rl_score
+from rlds2reverb.types.arguments import require_one_of
+from rlds2reverb.types.scores import d4rl_score
 
 from .csv_log import STEP
-from .figures import COLOURS, GREY, add_legend, escape_label, get_line_style, make_figure, style_axes
+from .figure_style import COLOURS, GREY, add_legend, escape_label, get_line_style, make_figure, style_axes
 from .run_directory import DATA_WAIT_SECS, PRIORITY_BINS, TRAIN_SECS
 
 if TYPE_CHECKING:

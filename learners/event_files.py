@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rlds2reverb._system.sealed_files import replace_file
+from rlds2reverb.system.sealed_files import replace_file
 
 
 def cut_events_after(folder: Path, last_step: Callable[[str], int]) -> None:

@@ -2,9 +2,10 @@
 
 A batch of a table crosses these boundaries between threads, processes and graphs on its way to an update:
 
-1. A thread of the server's process samples items (`_server_process.batch_service`, or Reverb itself) and streams them
+1. A thread of the server's process samples items (`reverb.process.batch_service`, or Reverb itself) and streams them
    over gRPC.
-2. A thread per stream (`sampling.streams`) decodes them to blocks of arrays, and puts these into the server's queue.
+2. A thread per stream (`reverb.sampling.streams`) decodes them to blocks of arrays, and puts these into the server's
+   queue.
 3. A thread of the learner (`ReadAhead`) takes blocks from the queues of all servers, joins them to batches with weights
    (`SampleIterator`), and stacks the batches of several iterations (`StreamingDataset.read`).
 4. The thread that called `Learner` passes these arrays to one call of the training graph, which reads no data itself,
@@ -27,18 +28,18 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import Trajectory, Transition
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count
-from rlds2reverb.encoding.packing import Packing, pack_columns, unpack, unpack_arrays
+from rlds2reverb.datasets.steps.item_index import sample_uniformly
 from rlds2reverb.errors import SourceError, SpecMismatchError
-from rlds2reverb.experience import convert_data, is_transition_dict
-from rlds2reverb.items import Items
-from rlds2reverb.replay.batches import Batch
 from rlds2reverb.replay.item_spec import WEIGHT, get_fields
-from rlds2reverb.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID, SampleInfo
-from rlds2reverb.sampling.importance import Beta, require_beta
-from rlds2reverb.specs import Nest, concatenate, describe, path_name
-from rlds2reverb.store.item_index import sample_uniformly
+from rlds2reverb.replay.sampled_batches import Batch
+from rlds2reverb.reverb.sampling.importance import Beta, require_beta
+from rlds2reverb.reverb.wire.packing import Packing, pack_columns, unpack, unpack_arrays
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.experience import convert_data, is_transition_dict
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID, SampleInfo
+from rlds2reverb.types.specs import Nest, concatenate, describe, path_name
 
 
 class Feed(abc.ABC):

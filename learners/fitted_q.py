@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_count, require_number
 from rlds2reverb.errors import TrainingDivergedError
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.specs import Nest
 
 from .agents.adam import Adam
 from .agents.custom_networks import make_network
 from .agents.networks import critic_values
-from .agents.spaces import DiscreteActions, Observations
+from .agents.unit_conversions import DiscreteActions, Observations
 
 
 @dataclass(frozen=True)

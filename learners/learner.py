@@ -15,17 +15,17 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb._system.closing import Closing
-from rlds2reverb._system.signals import SIGNAL_NAMES, Terminated, stop_on_signal
 from rlds2reverb.errors import (
     ArgumentError,
     ServerUnavailableError,
     SpecMismatchError,
     TrainingDivergedError as TrainingDivergedError,
 )
-from rlds2reverb.replacements import Replacing
-from rlds2reverb.sample_info import PRIORITY, make_update
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.replacements import Replacing
+from rlds2reverb.system.signals import SIGNAL_NAMES, Terminated, stop_on_signal
+from rlds2reverb.types.arguments import require_count, require_number, require_one_of
+from rlds2reverb.types.sample_info import PRIORITY, make_update
 
 from .checkpoints import Checkpoint, Checkpoints, Replay, open_checkpoint, require_replay
 from .feeds import Feed, make_feed, require_experience, split_experience_and_info

@@ -15,10 +15,10 @@ from tf_agents.policies import policy_saver, tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb.nest_paths import make_ascii_names
-from rlds2reverb.saved_policies import VALUES
-from rlds2reverb.specs import leaves
+from rlds2reverb.policies.batched_policies.saved_policies import VALUES
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.types.nest_paths import make_ascii_names
+from rlds2reverb.types.specs import leaves
 
 from .agents.chunk_policy import ChunkPolicy
 

@@ -11,16 +11,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rlds2reverb._arguments import require_one_of
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.logs import hide_native_stderr
+from rlds2reverb.datasets.writers.atomic_output import atomic_output
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.locations import expand_path
-from rlds2reverb.nest_paths import make_ascii_names
-from rlds2reverb.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
-from rlds2reverb.saved_policies import SavedPolicy, load_saved_model
-from rlds2reverb.sources.atomic_output import atomic_output
-from rlds2reverb.specs import leaves, path_name
+from rlds2reverb.policies.batched_policies.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
+from rlds2reverb.policies.batched_policies.saved_policies import SavedPolicy, load_saved_model
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.logs import hide_native_stderr
+from rlds2reverb.types.arguments import require_one_of
+from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.nest_paths import make_ascii_names
+from rlds2reverb.types.specs import leaves, path_name
 
 from .policy_export import hide_warnings
 

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 from tf_agents.trajectories import Trajectory
 
-from rlds2reverb._arguments import require_count
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.specs import describe
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.specs import describe
 
 from .agents.network_inputs import is_channels_first, is_image, require_images
 

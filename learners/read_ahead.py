@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from rlds2reverb._system.threads import call_in_thread
-from rlds2reverb.specs import Nest
+from rlds2reverb.system.threads import call_in_thread
+from rlds2reverb.types.specs import Nest
 
 from .feeds import Feed
 

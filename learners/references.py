@@ -7,9 +7,9 @@ import importlib
 import inspect
 from typing import Any
 
-from rlds2reverb._system.text import suggest
-from rlds2reverb.code_fingerprints import describe_reference
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.text import suggest
 
 
 def is_reference(value: Any) -> bool:

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.closing import Closing
-from rlds2reverb._system.file_lock import FileLock
-from rlds2reverb._system.sealed_files import load_json, save_json
-from rlds2reverb.replacements import Replacing
-from rlds2reverb.scores import d4rl_score
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.file_lock import FileLock
+from rlds2reverb.system.replacements import Replacing
+from rlds2reverb.system.sealed_files import load_json, save_json
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.scores import d4rl_score
 
 from .csv_log import STEP, CsvLog
 from .event_files import cut_events_after
 
 if TYPE_CHECKING:
-    from rlds2reverb.evaluations import Evaluation
+    from rlds2reverb.types.evaluations import Evaluation
 
 #: Columns of `progress.csv` with seconds since the previous row; `curves` plots the share of time spent waiting.
 DATA_WAIT_SECS, TRAIN_SECS = "data_wait_secs", "train_secs"

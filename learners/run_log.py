@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb.replacements import describe_unknown
+from rlds2reverb.system.replacements import describe_unknown
 
 from .monitor import Monitor
 from .run_directory import RunDirectory, count_priorities

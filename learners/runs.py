@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlds2reverb._arguments import require_one_of
-from rlds2reverb._system.sealed_files import load_json
 from rlds2reverb.errors import CorruptFileError
-from rlds2reverb.locations import expand_path
-from rlds2reverb.saved_policies import POLICY_FOLDER, SavedPolicy, is_saved_model, load_saved_model
-from rlds2reverb.specs import Nest
+from rlds2reverb.policies.batched_policies.saved_policies import (
+    POLICY_FOLDER,
+    SavedPolicy,
+    is_saved_model,
+    load_saved_model,
+)
+from rlds2reverb.system.sealed_files import load_json
+from rlds2reverb.types.arguments import require_one_of
+from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.specs import Nest
 
 from .csv_log import STEP, read_csv_log
 from .run_directory import (
@@ -199,7 +204,7 @@ class Run:
           ValueError: If the run has logged nothing yet.
         """
         from .curves import draw_run
-        from .figures import save_png
+        from .figure_style import save_png
 
         figure = draw_run(self)
         if path is not None:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_count
 from rlds2reverb.adders.adder import ItemAdder
-from rlds2reverb.encoding.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.datasets.steps import image_files
+from rlds2reverb.datasets.steps.goals import NUM_NUMBERS, GoalSampling
+from rlds2reverb.datasets.steps.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
+from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.errors import SourceError
-from rlds2reverb.experience import convert_data
-from rlds2reverb.specs import ArraySpec, Nest, map_structure
-from rlds2reverb.store import image_files
-from rlds2reverb.store.goals import NUM_NUMBERS, GoalSampling
-from rlds2reverb.store.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
-from rlds2reverb.store.step_columns import StepColumns
+from rlds2reverb.reverb.wire.packing import Packing, pack_columns, packed_signature, unpack
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.experience import convert_data
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
 from .feeds import SEED_SALT, Feed
 

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._system.logs import hide_native_stderr
 from rlds2reverb.errors import SpecMismatchError, TrainingDivergedError
+from rlds2reverb.system.logs import hide_native_stderr
 
 from .divergence import is_check_numerics_error, make_divergence_error
 from .feeds import Feed

@@ -11,7 +11,7 @@ import tree
 from tf_agents.agents import tf_agent
 
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
-from rlds2reverb.specs import path_name
+from rlds2reverb.types.specs import path_name
 
 from .checkpoints import Checkpoint
 

@@ -8,9 +8,9 @@ import pkgutil
 
 import lazy_loader
 
-from rlds2reverb._keras import select_keras_2
-from rlds2reverb._system.logs import quiet_libraries
-from rlds2reverb.replacements import explain_missing
+from rlds2reverb.system.keras_version import select_keras_2
+from rlds2reverb.system.logs import quiet_libraries
+from rlds2reverb.system.replacements import explain_missing
 
 __version__ = "0.1.0"
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_defaults, take_arguments
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.text import suggest
-from rlds2reverb._system.threads import map_ahead
 from rlds2reverb.adders.adder import ItemAdder
 from rlds2reverb.adders.n_step import Transitions
-from rlds2reverb.episode_batches import batch_episodes
+from rlds2reverb.datasets import load
+from rlds2reverb.datasets.source import Source
+from rlds2reverb.datasets.steps.image_files import Decoder, decode_images
+from rlds2reverb.datasets.steps.item_index import ItemIndex, find_shard, permute, sample_uniformly
+from rlds2reverb.datasets.steps.layout import Layout
+from rlds2reverb.datasets.steps.step_columns import MemoryColumns, StepColumns
+from rlds2reverb.datasets.steps.stores import cache_store, find_store, open_columns, require_valid_store
 from rlds2reverb.errors import SourceError
-from rlds2reverb.locations import is_server
-from rlds2reverb.sources import load
-from rlds2reverb.sources.source import Source
-from rlds2reverb.sources.store import cache_store, find_store, open_columns, require_valid_store
-from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.store.image_files import Decoder, decode_images
-from rlds2reverb.store.item_index import ItemIndex, find_shard, permute, sample_uniformly
-from rlds2reverb.store.layout import Layout
-from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.text import suggest
+from rlds2reverb.system.threads import map_ahead
+from rlds2reverb.types.arguments import require_count, require_defaults, take_arguments
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.locations import is_server
+from rlds2reverb.types.specs import Nest, map_structure
 
 DEFAULT_ITEMS = Transitions()
 
@@ -159,7 +159,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
     out in all processes; the items that are missing differ between epochs. Use it to train with several processes.
 
     Servers choose the items themselves, so most options do not apply. Their batches are `ReplaySample`s of `info`
-    (keys, importance weights, ...) and `data`, as `rlds2reverb.sampling.sample` yields them, which has more options.
+    (keys, importance weights, ...) and `data`, as `rlds2reverb.sample` yields them, which has more options.
 
     Args:
       source: a dataset (any argument of `load`, or a `Source`), which is read into memory; a store, whose files are
@@ -270,7 +270,7 @@ def _read_steps(source: Source) -> StepColumns:
 
 
 def _open_server(options: _Options) -> Batches:
-    from rlds2reverb.sampling.batches import SamplePlan
+    from rlds2reverb.reverb.sampling.sample_iterator import SamplePlan
 
     used = ("source", "batch_size", "prefetch", "table")
     names = [option.name for option in fields(options) if option.name not in used]

@@ -9,9 +9,11 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlds2reverb._arguments import require_count, require_defaults, require_one_of, require_timeout
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
-from rlds2reverb.client import (
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.readers.in_memory import from_episodes
+from rlds2reverb.errors import ArgumentError, ServerRestartedError
+from rlds2reverb.reverb.client import (
     NO_LIMIT,
     Connection,
     Server,
@@ -22,33 +24,31 @@ from rlds2reverb.client import (
     split_servers,
     table_infos,
 )
-from rlds2reverb.code_fingerprints import fingerprint_code
-from rlds2reverb.encoding import keys
-from rlds2reverb.encoding.encoder import MAX_CHUNK_LENGTH, Encoder
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.episodes import ProgressCallback
-from rlds2reverb.errors import ArgumentError, ServerRestartedError
-from rlds2reverb.items import EpisodeAdder
-from rlds2reverb.locations import expand_path, server_address
-from rlds2reverb.ownership import is_user_code, isolate
-from rlds2reverb.priorities import Priority
-from rlds2reverb.server.checkpoint_root import CheckpointRoot
-from rlds2reverb.server.memory import require_memory
-from rlds2reverb.server.stored_items import require_stored_items_match
-from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.memory import from_episodes
-from rlds2reverb.tables import MAX_ITEMS, TableConfig
-from rlds2reverb.writing.bulk_writer import BulkWriter
-from rlds2reverb.writing.compatibility import TrialItem, find_incompatibility
-from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid, make_conversion
-from rlds2reverb.writing.directory_destination import DirectoryDestination
-from rlds2reverb.writing.journal import Journal
-from rlds2reverb.writing.report import IngestReport
-from rlds2reverb.writing.reverb_writer import ReverbWriter
-from rlds2reverb.writing.server_destination import ServerDestination
-from rlds2reverb.writing.sharding import require_no_empty_shard, select_shard
-from rlds2reverb.writing.transfer import Transfer, capacity_error
-from rlds2reverb.writing.verification import require_same_items
+from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.reverb.server.table_items import require_stored_items_match
+from rlds2reverb.reverb.server.table_memory import require_memory
+from rlds2reverb.reverb.wire import keys
+from rlds2reverb.reverb.wire.encoder import MAX_CHUNK_LENGTH, Encoder
+from rlds2reverb.reverb.writing.bulk_writer import BulkWriter
+from rlds2reverb.reverb.writing.compatibility import TrialItem, find_incompatibility
+from rlds2reverb.reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.reverb.writing.item_conversion import ItemConversion, Layout, OnInvalid, make_conversion
+from rlds2reverb.reverb.writing.journal import Journal
+from rlds2reverb.reverb.writing.report import IngestReport
+from rlds2reverb.reverb.writing.reverb_writer import ReverbWriter
+from rlds2reverb.reverb.writing.server_destination import ServerDestination
+from rlds2reverb.reverb.writing.sharding import require_no_empty_shard, select_shard
+from rlds2reverb.reverb.writing.transfer import Transfer, capacity_error
+from rlds2reverb.reverb.writing.verification import require_same_items
+from rlds2reverb.system.code_fingerprints import fingerprint_code
+from rlds2reverb.types.arguments import require_count, require_defaults, require_one_of, require_timeout
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.episodes import ProgressCallback
+from rlds2reverb.types.items import EpisodeAdder
+from rlds2reverb.types.locations import expand_path, server_address
+from rlds2reverb.types.ownership import is_user_code, isolate
+from rlds2reverb.types.priorities import Priority
+from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
 
 #: How items are sent to a server: in bulk by rlds2reverb, or by Reverb's own writer.
 Writer = Literal["bulk", "reverb"]

@@ -16,19 +16,19 @@ import tensorflow as tf
 import tree
 from tf_agents.trajectories import trajectory
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_one_of
-from rlds2reverb.client import table_infos
-from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.sources.rlds_trajectories import (
+from rlds2reverb.datasets.readers.rlds_trajectories import (
     PolicyInfoFn,
     episode_trajectories,
     numpy_trajectories,
     rlds_trajectory_spec,
 )
-from rlds2reverb.specs import Nest, require_match
-from rlds2reverb.trajectories import DiscountSource
-from rlds2reverb.writing.observer_items import push_episodes
+from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.writing.observer_items import push_episodes
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_one_of
+from rlds2reverb.types.specs import Nest, require_match
+from rlds2reverb.types.trajectories import DiscountSource
 
 #: How much `push_rlds_to_reverb` validates before it writes.
 ValidateMode = Literal["first", "all", "none"]

@@ -154,7 +154,7 @@ def unique_ports() -> Iterator[None]:
 
     If two servers used the same port, connections to the first would block clients of the second for a while.
     """
-    from rlds2reverb.server import ports as ports_of_servers
+    from rlds2reverb.reverb.server import ports as ports_of_servers
 
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlds2reverb.replacements import read_replacements
+from rlds2reverb.system.replacements import read_replacements
 
 PAGE = Path(__file__).parent.parent / "docs/coming_from.md"
 ROOTS = ("rlds2reverb", "gymnasium", "tf")

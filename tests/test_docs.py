@@ -13,7 +13,7 @@ import pytest
 from rlds2reverb import load_experiment, load_run
 from rlds2reverb.cli import run
 from rlds2reverb.cli.main import cli
-from rlds2reverb.sources.data_checks import CHECKS
+from rlds2reverb.datasets.checks import CHECKS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

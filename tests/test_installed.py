@@ -15,7 +15,7 @@ import rlds2reverb
 import rlds2reverb.adders
 import rlds2reverb.cli
 import rlds2reverb.replay
-import rlds2reverb.sampling
+import rlds2reverb.reverb.sampling
 
 #: A typical user script with annotated variables.
 SCRIPT = """
@@ -55,7 +55,7 @@ PUBLIC = {
     "rlds2reverb": rlds2reverb,
     "rlds2reverb.adders": rlds2reverb.adders,
     "rlds2reverb.replay": rlds2reverb.replay,
-    "rlds2reverb.sampling": rlds2reverb.sampling,
+    "rlds2reverb.reverb.sampling": rlds2reverb.reverb.sampling,
 }
 
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,31 +12,33 @@ import rlds2reverb
 
 CORE = Path(rlds2reverb.__file__).parent
 ROOT = Path(__file__).parent.parent
-#: Parts of the core, each importing only those before it. "shared types" are the modules directly in `rlds2reverb/`.
+#: Parts of the core, each importing only those before it. The parts of `reverb` are ordered as well.
 PARTS = [
-    "_server_process",
-    "shared types",
-    "_internals",
+    "errors",
+    "reverb.process",
+    "system",
+    "types",
+    "libraries",
     "adders",
-    "store",
+    "policies",
     "replay",
-    "encoding",
-    "client",
-    "sources",
-    "server",
-    "writing",
-    "sampling",
+    "reverb.wire",
+    "datasets",
+    "reverb.client",
+    "reverb.server",
+    "reverb.writing",
+    "reverb.sampling",
     "entry points",
     "beam",
 ]
 ENTRY_POINTS = {"data_loader", "ingestion", "rlds_to_reverb"}
 #: The modules that import dm-reverb: those that run in servers' processes, and the client of TF-Agents' observers.
 REVERB_USERS = {
-    "rlds2reverb._internals.reverb_client",
-    "rlds2reverb._server_process.batch_service",
-    "rlds2reverb._server_process.reverb_tables",
-    "rlds2reverb._server_process.server",
-    "rlds2reverb._server_process.writer",
+    "rlds2reverb.libraries.reverb_client",
+    "rlds2reverb.reverb.process.batch_service",
+    "rlds2reverb.reverb.process.reverb_tables",
+    "rlds2reverb.reverb.process.server",
+    "rlds2reverb.reverb.process.writer",
 }
 #: The layers above the core, with those that each of them may import.
 LAYERS_BELOW = {
@@ -92,17 +95,18 @@ def module_name(path):
 
 
 def part_name(module):
-    parts = module.split(".")
-    if len(parts) > 1 and parts[1] in PARTS:
-        return parts[1]
-    return "entry points" if len(parts) > 1 and parts[1] in ENTRY_POINTS else "shared types"
+    """Returns the part that a module of the core belongs to: its folder, or that of `reverb`."""
+    room, *rest = module.split(".")[1:]
+    if room in ENTRY_POINTS:
+        return "entry points"
+    return f"reverb.{rest[0]}" if room == "reverb" and rest else room
 
 
 FILES = {
     module_name(path): path
     for path in sorted([*CORE.rglob("*.py"), *(ROOT / "adders").rglob("*.py")])
     if path.relative_to(CORE if path.is_relative_to(CORE) else ROOT).parts[0] not in LAYERS
-    and path != CORE / "__init__.py"
+    and path not in (CORE / "__init__.py", CORE / "reverb" / "__init__.py")
 }
 
 
@@ -128,8 +132,8 @@ def test_core_imports_no_layer_and_siblings_relatively(module):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("rlds2reverb."):
             continue
         assert node.module.split(".")[1] not in LAYERS, f"{module} imports {node.module}"
-        if part_name(module) not in ("shared types", "entry points"):
-            assert part_name(node.module) != part_name(module), (
+        if part_name(module) not in ("errors", "entry points"):
+            assert node.module.split(".")[1] != module.split(".")[1], (
                 f"{module} imports {node.module} from its own part; use a relative import"
             )
     for imported in modules_imported(FILES[module], module):
@@ -153,8 +157,8 @@ def test_only_servers_import_reverb():
 def test_server_process_imports_only_what_its_environment_contains():
     allowed = {"google", "grpc", "numpy", "reverb", "rlds2reverb", "tensorflow", *sys.stdlib_module_names}
     for module, path in FILES.items():
-        if part_name(module) == "_server_process":
-            for imported in modules_imported(path, "rlds2reverb._server_process"):
+        if part_name(module) == "reverb.process":
+            for imported in modules_imported(path, "rlds2reverb.reverb.process"):
                 assert imported.split(".")[0] in allowed, f"{module} imports {imported}"
 
 
@@ -185,13 +189,19 @@ def test_modules_imported_finds_nested_and_relative_imports(tmp_path):
     (tmp_path / "x.py").write_text(
         "def f():\n    import adders\nfrom rlds2reverb import fields, cli\nfrom .a import b\nfrom . import c\n"
     )
-    assert sorted(modules_imported(tmp_path / "x.py", "rlds2reverb.sources")) == [
+    assert sorted(modules_imported(tmp_path / "x.py", "rlds2reverb.datasets")) == [
         "adders",
         "rlds2reverb.cli",
-        "rlds2reverb.fields",
-        "rlds2reverb.sources.a.b",
-        "rlds2reverb.sources.c",
+        "rlds2reverb.types.fields",
+        "rlds2reverb.datasets.a.b",
+        "rlds2reverb.datasets.c",
     ]
+
+
+def test_no_two_files_have_one_name():
+    folders = [CORE, *(ROOT / layer for layer in sorted({*LAYERS, "adders"}))]
+    names = Counter(path.name for folder in folders for path in folder.rglob("*.py"))
+    assert {name for name, count in names.items() if count > 1} == {"__init__.py", "__main__.py"}
 
 
 def test_setup_py_lists_every_package():
@@ -199,7 +209,7 @@ def test_setup_py_lists_every_package():
     if not setup.is_file():
         pytest.skip("the source tree is not available when an installed wheel is tested")
     listed = ast.literal_eval(setup.read_text().partition("packages=")[2].partition("],")[0] + "]")
-    packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    packages = {module for module, path in FILES.items() if path.name == "__init__.py"} | {"rlds2reverb.reverb"}
     layers = {
         ".".join(["rlds2reverb", *path.parent.relative_to(ROOT).parts])
         for layer in LAYERS

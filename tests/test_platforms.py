@@ -34,7 +34,7 @@ PROGRAM = textwrap.dedent(
     from rlds2reverb import ReplayServer, TableConfig, ingest, load, train
     from rlds2reverb.envs import ParallelEnvironment, load as load_environment
     from rlds2reverb.replay import BufferConfig, ReplayBuffer
-    from rlds2reverb.sources import summarize
+    from rlds2reverb.datasets import summarize
 
     data, folder = sys.argv[1:]
     summarize(load(data))

@@ -1,6 +1,6 @@
 from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
 from .data import TrainingData as TrainingData
-from .environment import (
+from .evaluation_environment import (
     EvaluationEnvironment as EvaluationEnvironment,
     resolve_environment as resolve_environment,
     restore_environment as restore_environment,

@@ -12,15 +12,15 @@ import tensorflow as tf
 import tree
 import xxhash
 
-from rlds2reverb import fields
-from rlds2reverb.client import Server
-from rlds2reverb.encoding.encoder import Encoder
-from rlds2reverb.encoding.item_blocks import ItemBlock
-from rlds2reverb.encoding.packing import pack_columns
-from rlds2reverb.items import Items
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.specs import ArraySpec, Nest, make_step_spec
-from rlds2reverb.writing.bulk_writer import BulkWriter
+from rlds2reverb.reverb.client import Server
+from rlds2reverb.reverb.wire.encoder import Encoder
+from rlds2reverb.reverb.wire.item_blocks import ItemBlock
+from rlds2reverb.reverb.wire.packing import pack_columns
+from rlds2reverb.reverb.writing.bulk_writer import BulkWriter
+from rlds2reverb.types import fields
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.specs import ArraySpec, Nest, make_step_spec
 
 from .collector import Piece
 from .config import TrainingConfig

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb import fields
 from rlds2reverb.envs.batched_environment import BatchedEnvironment, make_row_reader
+from rlds2reverb.envs.env_specs import BoundedArraySpec, sample_action
 from rlds2reverb.envs.environment import Environment
+from rlds2reverb.envs.gymnasium_spaces import make_space
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
 from rlds2reverb.envs.policy_actions import PolicyActions, require_number_rewards, require_policy
 from rlds2reverb.envs.rollout import EpisodeSteps, Rollout
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
-from rlds2reverb.envs.spaces import make_space
-from rlds2reverb.envs.specs import BoundedArraySpec, sample_action
 from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
-from rlds2reverb.episodes import Episode
 from rlds2reverb.learners.agents.chunk_policy import ChunkPolicy
 from rlds2reverb.learners.agents.policies import ActorPolicy
-from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.specs import leaves
+from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import leaves
 
 #: Separates the random numbers used here from those of other parts with the same seed.
 _SALT = 0x45_4E_56_53

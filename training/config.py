@@ -13,9 +13,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.text import suggest
-from rlds2reverb.code_fingerprints import describe_reference, fingerprint_code
+from rlds2reverb.datasets.transforms import parse_reward, require_action_bounds
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import (
     RUN_HYPERPARAMETERS,
@@ -25,10 +23,12 @@ from rlds2reverb.learners.algorithms import (
     restore_algorithm,
 )
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
-from rlds2reverb.learners.options import REQUIRED, Option, Range, declare, read_descriptions
+from rlds2reverb.learners.option_declarations import REQUIRED, Option, Range, declare, read_descriptions
 from rlds2reverb.learners.references import describe_callable, is_reference
 from rlds2reverb.learners.run_identity import CODE
-from rlds2reverb.sources.transforms import parse_reward, require_action_bounds
+from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint_code
+from rlds2reverb.system.text import suggest
+from rlds2reverb.types.arguments import require_count
 
 from .environment_spec import describe_env
 from .presets import get_preset

@@ -11,24 +11,25 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, TrajectoryWindows, fields
-from rlds2reverb._system.closing import Closing
+from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, TrajectoryWindows
 from rlds2reverb.adders import ChunkTransitions, NStep
-from rlds2reverb.client import split_servers
+from rlds2reverb.datasets.action_specs import ADVICE, describe_bounds
+from rlds2reverb.datasets.action_statistics import require_joined
+from rlds2reverb.datasets.moments import ObservationMoments
+from rlds2reverb.datasets.steps.goals import GoalSampling
+from rlds2reverb.datasets.transforms import ScaleRewards
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.agents.spaces import count_categories
+from rlds2reverb.learners.agents.unit_conversions import count_categories
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, accepts_statistics, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.sampling import LinearSchedule, SamplePlan
-from rlds2reverb.sources.action_specs import ADVICE, describe_bounds
-from rlds2reverb.sources.action_statistics import require_joined
-from rlds2reverb.sources.moments import ObservationMoments
-from rlds2reverb.sources.transforms import ScaleRewards
-from rlds2reverb.specs import ArraySpec, Nest, describe, leaves, path_name
-from rlds2reverb.store.goals import GoalSampling
+from rlds2reverb.reverb.client import split_servers
+from rlds2reverb.reverb.sampling import LinearSchedule, SamplePlan
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .config import TrainingConfig
 
@@ -80,7 +81,7 @@ class TrainingData(Closing, ABC):
     """The data of a training run. Use it as a context manager, because `open_data` may have to start a server for it.
 
     Each kind of data has its own class, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
-    `tables.TableData`, `tables.GoalTableData` and `sources.EnvironmentData`.
+    `table_data.TableData`, `table_data.GoalTableData` and `sources.EnvironmentData`.
 
     Attributes:
       name: name of the dataset, or the address of the server.

@@ -13,33 +13,28 @@ import numpy as np
 from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import ReplayServer, Selector, TableConfig, fields, ingest, packed_signature
-from rlds2reverb._system.platform import cache_folder
+from rlds2reverb import ReplayServer, Selector, TableConfig, ingest, packed_signature
 from rlds2reverb.adders import ChunkTransitions, ItemAdder, NStep, Transitions
 from rlds2reverb.adders.trajectory_windows import PaddedTrajectoryWindows, TrajectoryWindows
-from rlds2reverb.encoding.packing import Packing
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode, ProgressCallback
+from rlds2reverb.datasets import Source
+from rlds2reverb.datasets.action_specs import OF_DATA, describe_bounds, make_action_spec
+from rlds2reverb.datasets.checks import Finding
+from rlds2reverb.datasets.selection import select_episodes
+from rlds2reverb.datasets.steps.goals import GoalSampling, add_goal
+from rlds2reverb.datasets.steps.loaded_steps import LoadedSteps, Preparation, TooLargeError, convert_columns, read_steps
+from rlds2reverb.datasets.steps.step_columns import StepColumns
+from rlds2reverb.datasets.transforms import ScaleRewards, clip_actions, parse_reward
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems, decode_images
-from rlds2reverb.sources import Source
-from rlds2reverb.sources.action_specs import OF_DATA, describe_bounds, make_action_spec
-from rlds2reverb.sources.data_checks import Finding
-from rlds2reverb.sources.loaded_steps import (
-    LoadedSteps,
-    Preparation,
-    TooLargeError,
-    convert_columns,
-    read_steps,
-)
-from rlds2reverb.sources.selection import select_episodes
-from rlds2reverb.sources.transforms import ScaleRewards, clip_actions, parse_reward
-from rlds2reverb.spaces import add_bounds
-from rlds2reverb.specs import ArraySpec, Nest, describe, to_tensor_spec
-from rlds2reverb.store.goals import GoalSampling, add_goal
-from rlds2reverb.store.step_columns import StepColumns
-from rlds2reverb.writing.report import IngestWarning
+from rlds2reverb.reverb.wire.packing import Packing
+from rlds2reverb.reverb.writing.report import IngestWarning
+from rlds2reverb.system.platform import cache_folder
+from rlds2reverb.types import fields
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import Episode, ProgressCallback
+from rlds2reverb.types.spaces import add_bounds
+from rlds2reverb.types.specs import ArraySpec, Nest, describe, to_tensor_spec
 
 from .config import TrainingConfig
 from .data import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlds2reverb._system.sealed_files import is_sealed_json, load_json
 from rlds2reverb.errors import ArgumentError, CheckpointError
 from rlds2reverb.learners.run_directory import CONFIG_FILE, LOG_FILES
-from rlds2reverb.locations import expand_path
+from rlds2reverb.system.sealed_files import is_sealed_json, load_json
+from rlds2reverb.types.locations import expand_path
 
 from .plans import PLAN_FILE, is_experiment
 

@@ -13,19 +13,19 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import TimeStep
 from tf_agents.utils import nest_utils
 
-from rlds2reverb import fields
-from rlds2reverb._system.sealed_files import file_digest
 from rlds2reverb.adders.places import Take
 from rlds2reverb.errors import ArgumentError, SpecMismatchError
 from rlds2reverb.learners.agents.policies import ActorPolicy
-from rlds2reverb.learners.agents.spaces import BoundedActions, DiscreteActions
+from rlds2reverb.learners.agents.unit_conversions import BoundedActions, DiscreteActions
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
-from rlds2reverb.onnx_policies import is_onnx_file
-from rlds2reverb.policies import BatchedPolicy
-from rlds2reverb.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
-from rlds2reverb.specs import Nest, describe, leaves, path_name
-from rlds2reverb.trajectories import FIRST, MID
+from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
+from rlds2reverb.policies.batched_policies.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
+from rlds2reverb.system.sealed_files import file_digest
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import Nest, describe, leaves, path_name
+from rlds2reverb.types.trajectories import FIRST, MID
 
 from .directories import require_one_run
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import Transitions, fields
+from rlds2reverb import Transitions
+from rlds2reverb.datasets.moments import mark_transitions
+from rlds2reverb.datasets.steps.goals import GoalDistribution, add_goal
+from rlds2reverb.datasets.steps.item_index import ItemIndex, draw_numbers, sample_uniformly
 from rlds2reverb.errors import ArgumentError, SourceError
-from rlds2reverb.locations import TableLocation
-from rlds2reverb.sources.moments import mark_transitions
-from rlds2reverb.specs import Nest
-from rlds2reverb.store.goals import GoalDistribution, add_goal
-from rlds2reverb.store.item_index import ItemIndex, draw_numbers, sample_uniformly
+from rlds2reverb.types import fields
+from rlds2reverb.types.locations import TableLocation
+from rlds2reverb.types.specs import Nest
 
 from .config import TrainingConfig
 from .dataset import ItemData, open_dataset

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.file_lock import FileLock
-from rlds2reverb._system.sealed_files import load_json, replace_text, save_json
-from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
-from rlds2reverb.locations import expand_path
+from rlds2reverb.system.file_lock import FileLock
+from rlds2reverb.system.sealed_files import load_json, replace_text, save_json
+from rlds2reverb.system.text import format_columns
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.locations import expand_path
 
 from .config import TrainingConfig
 from .directories import find_run_dir
@@ -121,7 +121,7 @@ class Experiment:
           ValueError: If there are no evaluations, or `data` must be passed, or is unknown.
         """
         from rlds2reverb.learners.curves import draw_curves, make_curves
-        from rlds2reverb.learners.figures import save_png
+        from rlds2reverb.learners.figure_style import save_png
 
         all_data = list(dict.fromkeys(name for name, _ in self._group_names()))
         if (data is None and len(all_data) > 1) or (data is not None and data not in all_data):
@@ -349,7 +349,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
     Data in memory, and files whose path has not changed, may have another content, and so may an environment of the
     same name: each dataset is read once.
     """
-    from .environment import environment_key, find_environment
+    from .evaluation_environment import environment_key, find_environment
     from .sources import find_fingerprint, open_source
     from .training import require_same_run
 
@@ -368,7 +368,7 @@ def _require_same_runs(runs: Sequence[PlannedRun], root: Path) -> None:
 
 def _set_reference_returns(run_dir: Path, config: TrainingConfig) -> None:
     """Changes the reference returns of a run, and so the scores of its evaluations, to those of this call."""
-    from .environment import resolve_reference_returns
+    from .evaluation_environment import resolve_reference_returns
 
     document = read_run_config(run_dir)
     if not document.get("environment"):

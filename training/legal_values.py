@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb import fields
+from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.errors import InvalidEpisodeError, Problem
-from rlds2reverb.learners.agents.spaces import count_categories, find_action_mask
-from rlds2reverb.specs import Nest, leaves, path_name
-from rlds2reverb.store.step_columns import StepColumns
+from rlds2reverb.learners.agents.unit_conversions import count_categories, find_action_mask
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import Nest, leaves, path_name
 
 _FIELDS = (fields.OBSERVATION, fields.ACTION, fields.IS_LAST, fields.IS_TERMINAL)
 

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rlds2reverb import Transitions, __version__, fields
-from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb._system.sealed_files import save_json
+from rlds2reverb import Transitions, __version__
+from rlds2reverb.datasets.steps.item_index import sample_uniformly
 from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.agents.spaces import Observations
+from rlds2reverb.learners.agents.unit_conversions import Observations
 from rlds2reverb.learners.checkpoints import Checkpoints
 from rlds2reverb.learners.fitted_q import FittedQ, FittedQOptions, PolicyTransitions
-from rlds2reverb.learners.off_policy_evaluation import (
+from rlds2reverb.learners.stored_items import StoredItems
+from rlds2reverb.learners.train_loop import TrainLoop
+from rlds2reverb.learners.value_estimators import (
     ESTIMATORS,
     effective_sample_size,
     estimate_with_interval,
@@ -28,10 +29,10 @@ from rlds2reverb.learners.off_policy_evaluation import (
     importance_weights,
     pad,
 )
-from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.learners.train_loop import TrainLoop
-from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.store.item_index import sample_uniformly
+from rlds2reverb.system.sealed_files import save_json
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_number, require_one_of
+from rlds2reverb.types.specs import Nest, map_structure
 
 from .data import Moments
 from .evaluated_policies import EvaluatedPolicy

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb import ReplayServer, TableConfig, packed_signature
-from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.items import Items
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
 from rlds2reverb.learners.hooks.hook import LearnerHook, Phase
-from rlds2reverb.sampling import SamplePlan
-from rlds2reverb.specs import Nest
+from rlds2reverb.reverb.sampling import SamplePlan
+from rlds2reverb.reverb.wire.packing import Packing
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.specs import Nest
 
 from .collected_pieces import ItemWriter, PieceConverter
 from .collector import Collector

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rlds2reverb._system.platform import available_cores
-from rlds2reverb._system.signals import Terminated, raise_on_sigterm, stop_on_signal
-from rlds2reverb._system.task_process import TaskFailedError, TaskProcess
-from rlds2reverb._system.text import last_line
 from rlds2reverb.errors import Rlds2ReverbError
+from rlds2reverb.system.platform import available_cores
+from rlds2reverb.system.signals import Terminated, raise_on_sigterm, stop_on_signal
+from rlds2reverb.system.task_process import TaskFailedError, TaskProcess
+from rlds2reverb.system.text import last_line
 
 from .plans import PlannedRun
 from .progress import Progress

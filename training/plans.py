@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.sealed_files import is_sealed_json
-from rlds2reverb.code_fingerprints import describe_reference
+from rlds2reverb.datasets.steps.stores import is_store
 from rlds2reverb.envs.suite_gym import register_specs, serialise_registered_specs
 from rlds2reverb.learners.run_identity import differences, require_same
-from rlds2reverb.sources.store import is_store
+from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.sealed_files import is_sealed_json
+from rlds2reverb.types.arguments import require_count
 
 from .config import TrainingConfig, declared_options
 

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb._system.sealed_files import load_json, replace_text
-from rlds2reverb._system.text import format_columns
 from rlds2reverb.errors import CorruptFileError
-from rlds2reverb.learners.figures import COLOURS, GREY, escape_label, make_figure, style_axes
-from rlds2reverb.learners.off_policy_evaluation import ESTIMATORS
-from rlds2reverb.locations import expand_path
+from rlds2reverb.learners.figure_style import COLOURS, GREY, escape_label, make_figure, style_axes
+from rlds2reverb.learners.value_estimators import ESTIMATORS
+from rlds2reverb.system.sealed_files import load_json, replace_text
+from rlds2reverb.system.text import format_columns
+from rlds2reverb.types.locations import expand_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._system.text import advise
+from rlds2reverb.system.text import advise
 
 
 def preset_names() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from rlds2reverb._system.terminal import is_terminal, make_console
+from rlds2reverb.system.terminal import is_terminal, make_console
 
 
 class Progress:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb import fields
-from rlds2reverb.episode_batches import EpisodeBatch
+from rlds2reverb.datasets.steps.layout import Layout
+from rlds2reverb.datasets.steps.step_columns import MemoryColumns, StepColumns
 from rlds2reverb.learners.feeds import Feed
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.sampling import SamplePlan
-from rlds2reverb.specs import Nest, map_structure
-from rlds2reverb.store.layout import Layout
-from rlds2reverb.store.step_columns import MemoryColumns, StepColumns
-from rlds2reverb.trajectories import FIRST, LAST
+from rlds2reverb.reverb.sampling import SamplePlan
+from rlds2reverb.types import fields
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.specs import Nest, map_structure
+from rlds2reverb.types.trajectories import FIRST, LAST
 
 
 class SampledEpisodes(Feed):

@@ -12,26 +12,26 @@ import tree
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import fields
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.source import keep_images_encoded
+from rlds2reverb.datasets.steps.loaded_steps import cast_spec, compute_fingerprint
 from rlds2reverb.envs.evaluation import Evaluator
-from rlds2reverb.episodes import ProgressCallback
 from rlds2reverb.errors import Message, SourceError, SpecMismatchError, find_messages
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.locations import TableLocation, find_tables
-from rlds2reverb.server.replay_server import read_tables
-from rlds2reverb.server.shards import find_table_directories
-from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.loaded_steps import cast_spec, compute_fingerprint
-from rlds2reverb.sources.source import keep_images_encoded
-from rlds2reverb.spaces import action_bounds
-from rlds2reverb.specs import ArraySpec, to_tensor_spec
+from rlds2reverb.reverb.server.replay_server import read_tables
+from rlds2reverb.reverb.server.shards import find_table_directories
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import ProgressCallback
+from rlds2reverb.types.locations import TableLocation, find_tables
+from rlds2reverb.types.spaces import action_bounds
+from rlds2reverb.types.specs import ArraySpec, to_tensor_spec
 
 from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
 from .data import TrainingData, make_adder, require_trainable
 from .dataset import fit_reward, make_preparation, open_dataset
-from .environment import EvaluationEnvironment, find_environment, make_evaluator
+from .evaluation_environment import EvaluationEnvironment, find_environment, make_evaluator
 from .progress import Progress
-from .tables import choose_table, identify_table, open_table
+from .table_data import choose_table, identify_table, open_table
 
 #: Fingerprint of a run without data.
 _NO_DATA = "none"

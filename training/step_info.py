@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb import fields
 from rlds2reverb.adders import ReturnToGo
-from rlds2reverb.specs import ArraySpec, Nest
+from rlds2reverb.types import fields
+from rlds2reverb.types.specs import ArraySpec, Nest
 
 #: The fields of steps that they are computed from.
 SOURCE_FIELDS = (fields.REWARD, fields.DISCOUNT, *fields.FLAG_FIELDS)

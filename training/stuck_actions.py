@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 from tf_agents.trajectories import time_step
 
-from rlds2reverb import fields
+from rlds2reverb.datasets.checks.findings import list_elements
+from rlds2reverb.datasets.moments import mark_transitions
+from rlds2reverb.datasets.steps.goals import add_goal
 from rlds2reverb.errors import Message
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.stored_items import StoredItems
-from rlds2reverb.sources.data_checks.findings import list_elements
-from rlds2reverb.sources.moments import mark_transitions
-from rlds2reverb.store.goals import add_goal
+from rlds2reverb.types import fields
 
 from .config import TrainingConfig
 

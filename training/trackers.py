@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.sealed_files import load_json, save_json
-from rlds2reverb._system.text import last_line, suggest
 from rlds2reverb.errors import ArgumentError, CorruptFileError, TrackerError
 from rlds2reverb.learners.run_identity import differences
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.sealed_files import load_json, save_json
+from rlds2reverb.system.text import last_line, suggest
 
 #: The tracker that the run directory itself writes.
 TENSORBOARD = "tensorboard"

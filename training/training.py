@@ -11,11 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rlds2reverb._internals.tensorflow import op_determinism
-from rlds2reverb._system.closing import Closing
-from rlds2reverb._system.full_disk import full_disk_as_error
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import execute_chunks, get_hyperparameters, make_agent, make_chunk_spec
 from rlds2reverb.learners.algorithms import ALGORITHMS
@@ -24,13 +20,17 @@ from rlds2reverb.learners.hooks.hook import Position
 from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import differences, require_same
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run, load_run, read_run_config
-from rlds2reverb.scores import d4rl_score
+from rlds2reverb.libraries.tensorflow_internals import op_determinism
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.types.evaluations import Evaluation
+from rlds2reverb.types.scores import d4rl_score
 
 from .config import TrainingConfig
 from .data import Batches, TrainingData, identify_run, make_augmentation
 from .dataset import ItemData
 from .directories import find_run_dir, require_single_run
-from .environment import environment_key
+from .evaluation_environment import environment_key
 from .online import OnlinePhase
 from .progress import Progress, raise_if_interrupted
 from .sources import fit_config, open_environment, open_evaluated_data

@@ -7,7 +7,7 @@ the TD error of each item in `LossInfo.extra["td_error"]` if the algorithm has a
 
 import lazy_loader
 
-from rlds2reverb._keras import require_keras_2
+from rlds2reverb.system.keras_version import require_keras_2
 
 require_keras_2()
 

@@ -56,9 +56,13 @@ from .registry import (
     resolve_hyperparameters as resolve_hyperparameters,
 )
 from .sac import SACAgent as SACAgent, gradient_similarity as gradient_similarity
-from .spaces import BoundedActions as BoundedActions, DiscreteActions as DiscreteActions, Observations as Observations
 from .spot import SPOTAgent as SPOTAgent
 from .squashed_gaussian import SquashedGaussianActor as SquashedGaussianActor
 from .td3_bc import TD3BCAgent as TD3BCAgent
 from .temperature import Temperature as Temperature
+from .unit_conversions import (
+    BoundedActions as BoundedActions,
+    DiscreteActions as DiscreteActions,
+    Observations as Observations,
+)
 from .xql import XQLAgent as XQLAgent

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from ..options import Option, declare, read_descriptions
+from ..option_declarations import Option, declare, read_descriptions
 from .hyperparameters import read_attributes
 from .offline_agent import OfflineAgent
 

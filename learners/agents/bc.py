@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .hyperparameters import NonNegative, Positive, configurable
 from .networks import GaussianActor, TanhActor

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from rlds2reverb.errors import SpecMismatchError
 
-from ..options import Range
+from ..option_declarations import Range
 from .adam import Adam
 from .hyperparameters import Count, LayerSizes, NonNegative, Positive, configurable
 from .image_networks import ImageNetwork

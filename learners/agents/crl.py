@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.store.goals import GoalDistribution, GoalSampling
+from rlds2reverb.datasets.steps.goals import GoalDistribution, GoalSampling
 
 from .goal_agent import GoalAgent, GoalShares, Parts, ddpg_bc_loss
 from .hyperparameters import Count, NonNegative, configurable

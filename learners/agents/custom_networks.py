@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.code_fingerprints import describe_reference
+from rlds2reverb.system.code_fingerprints import describe_reference
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .hyperparameters import ImageEncoderName
 from .image_networks import ImageNetwork
 from .network_inputs import NetworkInputs, require_images
 from .networks import MLP, MaskedNetwork, Network, split_copies
 from .replicas import assign_on_replica
-from .spaces import Observations
+from .unit_conversions import Observations
 
 
 def make_network(

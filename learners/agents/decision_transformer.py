@@ -9,14 +9,14 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import policy_step, time_step
 
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.specs import describe, leaves, path_name
+from rlds2reverb.types.specs import describe, leaves, path_name
 
 from .adam import Adam
 from .hyperparameters import Count, NonNegative, Positive, Range, configurable
 from .network_inputs import is_image
 from .offline_agent import OfflineAgent
-from .spaces import BoundedActions, Observations
 from .transformer import Dropout, LayerNorm, Linear, TransformerBlock
+from .unit_conversions import BoundedActions, Observations
 
 
 class Window(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
-from ..options import NetworkFactory, Range
+from ..option_declarations import NetworkFactory, Range
 from .adam import Adam
 from .discrete_actors import ConstrainedActor
 from .dqn import DQNAgent

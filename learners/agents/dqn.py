@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .discrete_actors import EpsilonGreedyActor
 from .hyperparameters import Count, Fraction, NonNegative, Positive, PositiveFraction, configurable

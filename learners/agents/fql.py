@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .hyperparameters import Count, LayerSizes, NonNegative, configurable
 from .networks import Network, critic_values

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .goal_agent import GoalAgent
 from .hyperparameters import configurable
 from .offline_agent import TransitionBatch

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .goal_agent import GoalValueAgent, implicit_value_loss, value_advantage, weighted_likelihood_loss
 from .hyperparameters import NonNegative, configurable
 from .networks import critic_values

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlds2reverb._system.text import advise
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.system.text import advise
 
 from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from ..gin_files import Binding, NamedText, read_bindings

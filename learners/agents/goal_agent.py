@@ -6,15 +6,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
+from rlds2reverb.datasets.steps.goals import ACTOR_GOAL, GOAL, STATE, GoalDistribution, GoalSampling
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.store.goals import ACTOR_GOAL, GOAL, STATE, GoalDistribution, GoalSampling
 
-from ..options import NetworkFactory, Range
+from ..option_declarations import NetworkFactory, Range
 from .adam import Adam
 from .hyperparameters import Expectile, Fraction, LayerSizes, Positive, PositiveFraction
 from .networks import GaussianActor, Network, critic_values
 from .offline_agent import OfflineAgent, TransitionBatch
-from .spaces import Observations
+from .unit_conversions import Observations
 
 #: Probabilities of the current state, a future one and a random one as the goal; see `GoalDistribution`.
 GoalShares = Annotated[tuple[float, float, float], Range(0, 1)]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb.store.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalSampling
+from rlds2reverb.datasets.steps.goals import ACTOR_GOAL, LOW_GOAL, SUBGOAL, SUBGOAL_STATE, GoalSampling
 
 from .goal_agent import (
     Expectile,

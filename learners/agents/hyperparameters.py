@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin, get_t
 
 import gin
 
-from rlds2reverb._system.text import advise
+from rlds2reverb.system.text import advise
 
-from ..options import Option as Option, Range as Range, declare, read_descriptions
+from ..option_declarations import Option as Option, Range as Range, declare, read_descriptions
 
 _MODULE = "rlds2reverb"
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .hyperparameters import Count, Expectile, LogStdBounds, NonNegative, Positive, configurable
 from .networks import GaussianActor, critic_values

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.specs import describe, leaves, path_name
+from rlds2reverb.types.specs import describe, leaves, path_name
 
 #: Scale of images, whose pixels are from 0 to 255.
 _PIXEL_SCALE = np.float32(1 / 255)

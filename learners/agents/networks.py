@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from rlds2reverb._arguments import require_one_of
+from rlds2reverb.types.arguments import require_one_of
 
 from .replicas import assign_on_replica
 

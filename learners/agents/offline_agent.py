@@ -9,9 +9,9 @@ from tf_agents.agents import data_converter, tf_agent
 from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step, trajectory
 
-from rlds2reverb._internals.tensorflow import without_autograph
+from rlds2reverb.libraries.tensorflow_internals import without_autograph
 
-from ..options import NetworkFactory
+from ..option_declarations import NetworkFactory
 from .adam import Adam
 from .custom_networks import make_network
 from .hyperparameters import (
@@ -26,7 +26,7 @@ from .hyperparameters import (
 from .networks import Network, critic_values
 from .policies import ActorPolicy
 from .replicas import assign_on_replica, mean_over_replicas, replica_id
-from .spaces import BoundedActions, DiscreteActions, Observations
+from .unit_conversions import BoundedActions, DiscreteActions, Observations
 
 #: Maximum number of noise seeds in one train step, and distance between the seeds of different agents.
 _MAX_DRAWS = 1024

@@ -7,11 +7,11 @@ from typing import Any
 
 from tf_agents.agents import tf_agent
 
-from rlds2reverb._system.text import advise
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.system.text import advise
 
 from ..algorithms import get_algorithm
-from ..options import REQUIRED, Option, parse_literal
+from ..option_declarations import REQUIRED, Option, parse_literal
 from .agent_arguments import accepts_any_hyperparameter, find_not_passed_on, read_declarations, read_own_declarations
 from .hyperparameters import check_hyperparameters, get_gin_bindings
 from .offline_agent import OfflineAgent

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 import tensorflow as tf
 
-from ..options import Range
+from ..option_declarations import Range
 from .adam import Adam
 from .hyperparameters import Count, LayerSizes, NonNegative, Positive, configurable
 from .networks import critic_values

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb._arguments import require_count, require_number
+from rlds2reverb.types.arguments import require_count, require_number
 
 from .ext_args import accept_ext_args
 from .hook import LearnerHook, Phase, Position

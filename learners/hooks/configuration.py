@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rlds2reverb._system.text import advise
-from rlds2reverb.code_fingerprints import describe_reference
+from rlds2reverb.system.code_fingerprints import describe_reference
+from rlds2reverb.system.text import advise
 
 from ..references import resolve_reference
 from .built_in import EarlyStopHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlds2reverb._system.text import advise
+from rlds2reverb.system.text import advise
 
 if TYPE_CHECKING:
     from .hook import LearnerHook

@@ -7,8 +7,8 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlds2reverb._arguments import require_count, require_number, require_one_of
-from rlds2reverb.replacements import ExplainingType, Replacing
+from rlds2reverb.system.replacements import ExplainingType, Replacing
+from rlds2reverb.types.arguments import require_count, require_number, require_one_of
 
 from .ext_args import ExtArgs
 

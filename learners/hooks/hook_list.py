@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlds2reverb.code_fingerprints import describe_reference
+from rlds2reverb.system.code_fingerprints import describe_reference
 
 from .hook import LearnerHook, Phase
 

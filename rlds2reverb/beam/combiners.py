@@ -9,10 +9,10 @@ from typing import Any
 
 import apache_beam as beam
 
-from rlds2reverb.episodes import Episode
-from rlds2reverb.sources.moments import ObservationMoments
-from rlds2reverb.sources.summary import SummaryParts
-from rlds2reverb.specs import Nest
+from rlds2reverb.datasets.moments import ObservationMoments
+from rlds2reverb.datasets.summary import SummaryParts
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import Nest
 
 
 class MergeFn(beam.CombineFn):

@@ -15,27 +15,27 @@ from typing import Any, Literal
 import numpy as np
 from apache_beam.io.filesystems import FileSystems
 
-from rlds2reverb._arguments import require_count, require_defaults
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
-from rlds2reverb.encoding.encoder import Encoder
-from rlds2reverb.episodes import Episode
+from rlds2reverb.datasets import Source
+from rlds2reverb.datasets.readers.continuity import ContinuityCheck
+from rlds2reverb.datasets.readers.d4rl import CONTINUITY_ADVICE
+from rlds2reverb.datasets.transforms import Transform
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, IngestRun, example_hash, make_table_configs
-from rlds2reverb.items import EpisodeAdder
-from rlds2reverb.locations import expand_path, shard_name
-from rlds2reverb.priorities import ByReturn, Priority
-from rlds2reverb.server.checkpoint_root import CheckpointRoot
-from rlds2reverb.sources import Source
-from rlds2reverb.sources.continuity import ContinuityCheck
-from rlds2reverb.sources.d4rl import CONTINUITY_ADVICE
-from rlds2reverb.sources.transforms import Transform
-from rlds2reverb.tables import TableConfig
-from rlds2reverb.writing.conversion import ItemConversion, Layout, OnInvalid
-from rlds2reverb.writing.directory_destination import DirectoryDestination
-from rlds2reverb.writing.parts import Part, Scan, ShardPlan, encode_part, plan_parts, scan_episodes
-from rlds2reverb.writing.report import IngestReport
-from rlds2reverb.writing.sharding import filter_shard, require_no_empty_shard, select_shard
-from rlds2reverb.writing.transfer import TransferState, capacity_error, changed_data_error
+from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
+from rlds2reverb.reverb.wire.encoder import Encoder
+from rlds2reverb.reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.reverb.writing.item_conversion import ItemConversion, Layout, OnInvalid
+from rlds2reverb.reverb.writing.parts import Part, Scan, ShardPlan, encode_part, plan_parts, scan_episodes
+from rlds2reverb.reverb.writing.report import IngestReport
+from rlds2reverb.reverb.writing.sharding import filter_shard, require_no_empty_shard, select_shard
+from rlds2reverb.reverb.writing.transfer import TransferState, capacity_error, changed_data_error
+from rlds2reverb.types.arguments import require_count, require_defaults
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.items import EpisodeAdder
+from rlds2reverb.types.locations import expand_path, shard_name
+from rlds2reverb.types.priorities import ByReturn, Priority
+from rlds2reverb.types.tables import TableConfig
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
 from .fitting import combine_returns, fit_transforms
@@ -78,7 +78,7 @@ def convert_with_beam(
       tables: see `ingest`.
       adder: see `ingest`; every worker receives a copy.
       priority: see `ingest`; 'return' stands for `ByReturn` with the lowest and highest return of the dataset.
-      transforms: transforms of the episodes, as for `sources.transforms.apply_transforms`.
+      transforms: transforms of the episodes, as for `datasets.transforms.apply_transforms`.
       layout: see `ingest`.
       on_invalid: see `ingest`.
       num_shards: number of directories `shard_0`, `shard_1`, ... in the destination over which the episodes are

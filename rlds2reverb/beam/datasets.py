@@ -19,12 +19,12 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from rlds2reverb import errors
-from rlds2reverb._arguments import require_count
-from rlds2reverb.episodes import Episode
-from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.concatenation import concatenate_sources
-from rlds2reverb.sources.source import split_metadata
-from rlds2reverb.sources.transforms import EpisodeFn, map_episodes
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.concatenation import concatenate_sources
+from rlds2reverb.datasets.source import split_metadata
+from rlds2reverb.datasets.transforms import EpisodeFn, map_episodes
+from rlds2reverb.types.arguments import require_count
+from rlds2reverb.types.episodes import Episode
 
 from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is_remote
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from rlds2reverb import fields
-from rlds2reverb.sources import Source
-from rlds2reverb.sources.moments import ObservationMoments
-from rlds2reverb.sources.transforms import (
+from rlds2reverb.datasets import Source
+from rlds2reverb.datasets.moments import ObservationMoments
+from rlds2reverb.datasets.transforms import (
     ClipActions,
     Clipping,
     EpisodeFn,
@@ -19,6 +18,7 @@ from rlds2reverb.sources.transforms import (
     Transform,
     apply_fitted,
 )
+from rlds2reverb.types import fields
 
 from .combiners import MergeFn, MomentsFn, ReturnRange, ReturnRangeFn
 from .datasets import Dataset, Workers

@@ -9,28 +9,22 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, get_args
 
-from rlds2reverb._arguments import require_count, require_one_of
-from rlds2reverb.left_out import LeftOut
-from rlds2reverb.locations import expand_path
-from rlds2reverb.sources import Source
-from rlds2reverb.sources.atomic_output import atomic_output
-from rlds2reverb.sources.rlds_features import Features, require_features
-from rlds2reverb.sources.rlds_writer import SHARD_BYTES, encode_records, finish_rlds, require_rlds_spec
-from rlds2reverb.sources.transforms import Transform
-from rlds2reverb.sources.writing import (
-    FORMAT_LIMITS,
-    OnInvalid,
-    WriteReport,
-    make_report,
-    require_destination,
-)
-from rlds2reverb.sources.written_episodes import (
+from rlds2reverb.datasets import Source
+from rlds2reverb.datasets.transforms import Transform
+from rlds2reverb.datasets.writers.atomic_output import atomic_output
+from rlds2reverb.datasets.writers.rlds_features import Features, require_features
+from rlds2reverb.datasets.writers.rlds_writer import SHARD_BYTES, encode_records, finish_rlds, require_rlds_spec
+from rlds2reverb.datasets.writers.writing import FORMAT_LIMITS, OnInvalid, WriteReport, make_report, require_destination
+from rlds2reverb.datasets.writers.written_episodes import (
     UnknownFinalObservationError,
     WrittenEpisodes,
     choose_layouts,
     no_episode_error,
 )
-from rlds2reverb.specs import Nest
+from rlds2reverb.types.arguments import require_count, require_one_of
+from rlds2reverb.types.left_out import LeftOut
+from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.specs import Nest
 
 from .datasets import BeamOptions, Dataset, Slice, Workers, open_dataset, release_datasets
 from .fitting import fit_transforms

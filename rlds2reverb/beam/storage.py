@@ -16,12 +16,12 @@ from typing import Any
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
-from rlds2reverb._system.file_lock import FileLock
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.sealed_files import replace_bytes
+from rlds2reverb.datasets.loading import expand_pattern
+from rlds2reverb.datasets.readers.remote import is_remote
 from rlds2reverb.errors import Rlds2ReverbError, SourceError, StorageFullError
-from rlds2reverb.sources.loading import expand_pattern
-from rlds2reverb.sources.remote import is_remote
+from rlds2reverb.system.file_lock import FileLock
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.sealed_files import replace_bytes
 
 #: Errors of the data and the arguments, which a repetition would only raise again.
 DATA_ERRORS = (Rlds2ReverbError, ValueError, TypeError, FileNotFoundError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from rlds2reverb.sources.summary import Summary, SummaryParts
+from rlds2reverb.datasets.summary import Summary, SummaryParts
 
 from .combiners import SummaryFn
 from .datasets import BeamOptions, Workers, open_dataset, release_datasets

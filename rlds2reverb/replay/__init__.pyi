@@ -1,4 +1,3 @@
-from .batches import Batch as Batch, SampleCheck as SampleCheck, SampleRefusal as SampleRefusal
 from .buffer import (
     AdvancedReplayBuffer as AdvancedReplayBuffer,
     EpisodeReplayBuffer as EpisodeReplayBuffer,
@@ -11,3 +10,4 @@ from .configs import BufferConfig as BufferConfig
 from .contents import RateLimitedError as RateLimitedError
 from .manager import BufferManager as BufferManager
 from .monitors import BufferMonitor as BufferMonitor, MonitorConfig as MonitorConfig
+from .sampled_batches import Batch as Batch, SampleCheck as SampleCheck, SampleRefusal as SampleRefusal

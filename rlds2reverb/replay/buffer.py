@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rlds2reverb import fields
-from rlds2reverb._arguments import require_count, require_number
-from rlds2reverb._system.closing import Closing
 from rlds2reverb.adders.n_step import Transitions
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.episodes import Episode
-from rlds2reverb.ownership import copy_arrays, is_user_code
-from rlds2reverb.priorities import require_priorities
-from rlds2reverb.replacements import Replacing
-from rlds2reverb.sample_info import PRIORITY, SampleInfo
-from rlds2reverb.specs import Nest, leaves, map_structure
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.replacements import Replacing
+from rlds2reverb.types import fields
+from rlds2reverb.types.arguments import require_count, require_number
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.ownership import copy_arrays, is_user_code
+from rlds2reverb.types.priorities import require_priorities
+from rlds2reverb.types.sample_info import PRIORITY, SampleInfo
+from rlds2reverb.types.specs import Nest, leaves, map_structure
 
-from . import validation
-from .batches import Batch, Sample, SampleCheck, SampleRefusal, stream_batches
-from .checkpoints import CheckpointFolder, read_saved
+from . import push_validation
+from .buffer_checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .contents import INITIAL_PRIORITY, Contents
 from .item_spec import COLLECT_ITER, ItemRows, get_fields, take_first, to_arrays
 from .monitors import BufferMonitor
+from .sampled_batches import Batch, Sample, SampleCheck, SampleRefusal, stream_batches
 from .sampler import Candidates, require_possible, select_candidates
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class ReplayBuffer(Closing, Replacing):
         items = list(items if isinstance(items, (list, tuple)) else map(copy_arrays, items))  # It may reuse its arrays.
         if not items:
             return []
-        options = validation.read_item_options(items)
+        options = push_validation.read_item_options(items)
         with self._use_contents() as contents:
             spec = contents.spec or contents.make_spec(items[0])
             numbers = self._insert(spec.convert_items(items), *options)
@@ -225,7 +225,9 @@ class ReplayBuffer(Closing, Replacing):
             rows = (contents.spec or contents.make_spec(take_first(arrays))).convert_columns(arrays)
             priorities = columns.get(PRIORITY) if priorities is None else priorities
             collect_iters = columns.get(COLLECT_ITER) if collect_iters is None else collect_iters
-            return self._insert(rows, *validation.read_column_options(priorities, collect_iters, len(rows.lengths)))
+            return self._insert(
+                rows, *push_validation.read_column_options(priorities, collect_iters, len(rows.lengths))
+            )
 
     def extend_episodes(
         self, episodes: Iterable[Episode], *, priority: float | None = None, collect_iter: int | None = None
@@ -257,7 +259,7 @@ class ReplayBuffer(Closing, Replacing):
                 for episode in batch.episodes:
                     numbers.append(self._add_sequences(episode.steps, 1, priority, collect_iter))
             elif self.config.kind == "episode":
-                options = validation.read_column_options(priority, collect_iter, len(batch.num_steps))
+                options = push_validation.read_column_options(priority, collect_iter, len(batch.num_steps))
                 with self._use_contents() as contents:
                     spec = contents.spec or contents.make_spec(batch.episodes[0].steps)
                     numbers.append(self._insert(spec.join(spec.convert_steps(batch.steps), batch.num_steps), *options))
@@ -275,7 +277,7 @@ class ReplayBuffer(Closing, Replacing):
         starts = np.arange(0, num_steps - length + 1, period)
         if not len(starts):
             return np.zeros(0, np.int64)
-        options = validation.read_column_options(priority, collect_iter, len(starts))
+        options = push_validation.read_column_options(priority, collect_iter, len(starts))
         with self._use_contents() as contents:
             spec = contents.spec or contents.make_spec(map_structure(lambda column: column[:length], arrays))
             rows = ItemRows(spec.convert_steps(arrays), starts, np.full(len(starts), length), spec)
@@ -294,7 +296,7 @@ class ReplayBuffer(Closing, Replacing):
     def update(self, info: SampleInfo | Mapping[str, Any], td_errors: Any = None, *, priority: Any = None) -> int:
         """Sets priorities, plus `priority_eps`, of the elements that are still there; ignores and counts the others.
 
-        Implements `sampling.PrioritySink.update`; `priority` and dicts are DI-engine's.
+        Implements `reverb.sampling.PrioritySink.update`; `priority` and dicts are DI-engine's.
 
         Args:
           info: the info of a batch, or a dict such as `Learner.priority_info`: `replay_unique_id`, ids from `sample` or
@@ -312,7 +314,7 @@ class ReplayBuffer(Closing, Replacing):
             belongs to a different buffer, a manager sampled the batch, or both `td_errors` and `priority` are set;
             nothing is changed then.
         """
-        update = validation.read_update(self._holder, info, td_errors, priority)
+        update = push_validation.read_update(self._holder, info, td_errors, priority)
         if update is None:
             return 0
         ids, priorities, owners = update
@@ -322,10 +324,10 @@ class ReplayBuffer(Closing, Replacing):
 
     def validate_update(self, ids: Any, priorities: np.ndarray) -> np.ndarray:
         """Returns the element numbers of an update; raises `ValueError` if an id or a priority is invalid."""
-        numbers = validation.read_ids(self.name, ids)
+        numbers = push_validation.read_ids(self.name, ids)
         require_priorities(priorities, lambda index: f"{ids[index]}")
         with_eps = priorities + self.config.priority_eps
-        validation.require_priorities(with_eps, self.config, lambda index: f"{ids[index]} with priority_eps")
+        push_validation.require_priorities(with_eps, self.config, lambda index: f"{ids[index]} with priority_eps")
         return numbers
 
     def set_priorities(self, numbers: np.ndarray, priorities: np.ndarray) -> int:
@@ -344,7 +346,7 @@ class ReplayBuffer(Closing, Replacing):
 
         Arguments and errors are those of `sample`.
         """
-        learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
+        learner_iter = push_validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
         with self._use_contents():
             candidates = self._select_candidates(size, learner_iter, sample_range)
         return SampleCheck(False, candidates.reason) if isinstance(candidates, SampleRefusal) else SampleCheck(True)
@@ -388,7 +390,7 @@ class ReplayBuffer(Closing, Replacing):
         return sample if isinstance(sample, SampleRefusal) else sample.to_batch()
 
     def _sample(self, size: int, cur_learner_iter: int | None, sample_range: slice | None) -> Sample | SampleRefusal:
-        learner_iter = validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
+        learner_iter = push_validation.read_learner_iter(cur_learner_iter, "cur_learner_iter")
         with self._use_contents() as contents:
             candidates = self._select_candidates(size, learner_iter, sample_range)
             if isinstance(candidates, SampleRefusal):
@@ -427,7 +429,7 @@ class ReplayBuffer(Closing, Replacing):
           cur_learner_iter: function that returns the learner iteration, for `max_staleness`; None if unknown.
           prefetch: number of batches to sample ahead.
           timeout_secs: how long to retry a refused sample; then the dataset raises a `TimeoutError` with the reason of
-            the last refusal. (A TensorFlow graph raises a `tf.errors.OpError`; see `sampling.translate_error`.)
+            the last refusal. (A TensorFlow graph raises a `tf.errors.OpError`; see `reverb.sampling.translate_error`.)
 
         Returns:
           A dataset of `Batch`.

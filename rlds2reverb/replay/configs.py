@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count, require_defaults, require_keys, require_number, require_one_of
-from rlds2reverb.tables import MAX_PRIORITY
+from rlds2reverb.types.arguments import require_count, require_defaults, require_keys, require_number, require_one_of
+from rlds2reverb.types.tables import MAX_PRIORITY
 
 #: The learner iteration of an element without a `collect_iter`.
 UNKNOWN_ITER = -1

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import CheckpointError, RateLimitedError
-from rlds2reverb.sample_info import SampleInfo, note_repeated_items
-from rlds2reverb.specs import ArraySpec, Nest, leaves, require_match
+from rlds2reverb.types.sample_info import SampleInfo, note_repeated_items
+from rlds2reverb.types.specs import ArraySpec, Nest, leaves, require_match
 
-from . import validation
-from .batches import Sample
+from . import push_validation
 from .configs import UNKNOWN_ITER, BufferConfig
 from .element_table import ElementTable
 from .item_spec import MASK, ItemRows, ItemSpec
 from .rows import RowRing
+from .sampled_batches import Sample
 from .sampler import Candidates, importance_weights
 
 INITIAL_PRIORITY = 1.0
@@ -103,8 +103,8 @@ class Contents:
         if not count:
             return numbers, np.zeros(0)
         priorities = None if priorities is None else priorities[added]
-        priorities = validation.fill_missing_priorities(priorities, count, self.highest_priority)
-        validation.require_priorities(priorities, self.config, lambda index: f"item {added[index]}")
+        priorities = push_validation.fill_missing_priorities(priorities, count, self.highest_priority)
+        push_validation.require_priorities(priorities, self.config, lambda index: f"item {added[index]}")
         max_rate = self.config.push_sample_rate_limit[1]
         if self.sample_count and self.push_count + count > max_rate * self.sample_count:
             raise RateLimitedError(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from .configs import UNKNOWN_ITER, BufferConfig
+from .push_validation import require_priorities
 from .trees import MinTree, SumTree
-from .validation import require_priorities
 
 _INITIAL_SIZE = 1024
 _STATE_NAMES = ("alive", "priorities", "collect_iters", "uses", "starts", "lengths")

@@ -12,8 +12,17 @@ import numpy as np
 import tree
 
 from rlds2reverb.errors import ArgumentError, SpecMismatchError
-from rlds2reverb.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID
-from rlds2reverb.specs import ArraySpec, Nest, concatenate, describe, leaves, map_structure, path_name, require_match
+from rlds2reverb.types.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID
+from rlds2reverb.types.specs import (
+    ArraySpec,
+    Nest,
+    concatenate,
+    describe,
+    leaves,
+    map_structure,
+    path_name,
+    require_match,
+)
 
 COLLECT_ITER, WEIGHT, USE, STALENESS = "collect_iter", "IS", "use", "staleness"
 #: Field of padded windows and episodes: bool, False for padding.

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb._system.closing import Closing
 from rlds2reverb.errors import CheckpointError
-from rlds2reverb.mixtures import allocate_items, apportion, join_batches, require_same_items
-from rlds2reverb.replacements import Replacing
-from rlds2reverb.sample_info import PRIORITY, UNIQUE_ID, SampleInfo
-from rlds2reverb.specs import ArraySpec, make_step_spec, map_structure
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.replacements import Replacing
+from rlds2reverb.types.mixtures import allocate_items, apportion, join_batches, require_same_items
+from rlds2reverb.types.sample_info import PRIORITY, UNIQUE_ID, SampleInfo
+from rlds2reverb.types.specs import ArraySpec, make_step_spec, map_structure
 
-from . import validation
-from .batches import Batch, SampleCheck, SampleRefusal, stream_batches
+from . import push_validation
 from .buffer import ReplayBuffer, make_buffer
-from .checkpoints import CheckpointFolder, read_saved
+from .buffer_checkpoints import CheckpointFolder, read_saved
 from .configs import BufferConfig
 from .item_spec import ItemSpec
 from .monitors import BufferMonitor
+from .sampled_batches import Batch, SampleCheck, SampleRefusal, stream_batches
 from .sampler import require_possible
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class BufferManager(Closing, Replacing):
     def update(self, info: SampleInfo | Mapping[str, Any], td_errors: Any = None, *, priority: Any = None) -> int:
         """Sets priorities of items in any of the buffers, and returns how many of the items are still there.
 
-        Implements `sampling.PrioritySink.update`; each buffer adds its own `priority_eps`.
+        Implements `reverb.sampling.PrioritySink.update`; each buffer adds its own `priority_eps`.
 
         Args:
           info: the info of a batch that the manager sampled; or a dict with `replay_unique_id`s and as many `priority`
@@ -307,7 +307,7 @@ class BufferManager(Closing, Replacing):
         if isinstance(info, Mapping) and info and info.keys() <= set(self.names):
             parts = info.values()
             info = {key: [value for part in parts for value in part[key]] for key in (UNIQUE_ID, PRIORITY)}
-        update = validation.read_update("a manager", info, td_errors, priority)
+        update = push_validation.read_update("a manager", info, td_errors, priority)
         if update is None:
             return 0
         ids, priorities, dataset_index = update

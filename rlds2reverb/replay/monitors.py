@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlds2reverb._arguments import require_count
-from rlds2reverb._system.text import format_columns, format_number
+from rlds2reverb.system.text import format_columns, format_number
+from rlds2reverb.types.arguments import require_count
 
 #: Why items leave: the buffer is full, they are stale, they were sampled `max_use` times, or the buffer was cleared.
 REASONS = ("full", "stale", "used", "cleared")

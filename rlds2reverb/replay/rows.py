@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.platform import reserve_space
-from rlds2reverb.specs import ArraySpec
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.platform import reserve_space
+from rlds2reverb.types.specs import ArraySpec
 
 #: Linux's MAP_NORESERVE, which does not reserve swap space; `mmap` exports it only from Python 3.13 on.
 _NORESERVE = 0x4000

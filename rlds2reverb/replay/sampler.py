@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .batches import SampleRefusal
 from .configs import BufferConfig
 from .element_table import ElementTable, count_earlier
+from .sampled_batches import SampleRefusal
 from .trees import SumTree
 
 #: Tolerance of ratios and rates, in elements: rounding (49 * (1 / 49) < 1) must not refuse a sample that is due.

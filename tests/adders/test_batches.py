@@ -22,13 +22,13 @@ from rlds2reverb.adders import (
     Windows,
     compose,
 )
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import Episode
 from rlds2reverb.ingestion import ingest
-from rlds2reverb.priorities import ByReturn
-from rlds2reverb.sampling.dataset import sample_dataset
-from rlds2reverb.server.replay_server import ReplayServer
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.reverb.sampling.batch_dataset import sample_dataset
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.priorities import ByReturn
+from rlds2reverb.types.tables import TableConfig
 
 LENGTHS = (4, 1, 2, 7, 12, 1, 3)
 TD = InitialPriorities("td", n=3, gamma=0.97)

@@ -9,7 +9,7 @@ from properties import examples
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.adders import GAE, ReturnToGo
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.types.episodes import Episode, from_transitions
 
 
 def slow_gae(steps, values, gamma, lambda_):

@@ -9,7 +9,7 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import ingest, load
 from rlds2reverb.adders import GoalRelabel, NStep, check_adder
-from rlds2reverb.episodes import Episode, find_problems
+from rlds2reverb.types.episodes import Episode, find_problems
 
 
 def sparse_reward(achieved, desired, transitions):

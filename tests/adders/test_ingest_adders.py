@@ -11,12 +11,12 @@ from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, read_items
 
 from rlds2reverb.adders import GAE, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
-from rlds2reverb.encoding.packing import Packing, packed_signature, unpack
+from rlds2reverb.datasets import Source, load
 from rlds2reverb.ingestion import IngestOptions, ingest
-from rlds2reverb.sampling.dataset import sample_dataset
-from rlds2reverb.server.replay_server import ReplayServer
-from rlds2reverb.sources import Source, load
-from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.reverb.sampling.batch_dataset import sample_dataset
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.reverb.wire.packing import Packing, packed_signature, unpack
+from rlds2reverb.types.tables import Selector, TableConfig
 
 
 def estimate_values(observations):

@@ -8,11 +8,11 @@ import tensorflow as tf
 from reference_impls import assert_equal_nests
 
 from rlds2reverb.adders import ColumnAdder, InitialPriorities, NStep, ReturnToGo, StepEpisodes, StepWindows, compose
-from rlds2reverb.episodes import Episode, from_transitions
+from rlds2reverb.datasets import load
 from rlds2reverb.ingestion import ingest
-from rlds2reverb.server.replay_server import ReplayServer
-from rlds2reverb.sources import load
-from rlds2reverb.tables import Selector, TableConfig
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.types.episodes import Episode, from_transitions
+from rlds2reverb.types.tables import Selector, TableConfig
 
 PADDINGS = ("none", "end", "start")
 TD = partial(InitialPriorities, "td", gamma=0.5, eps=0.25)

@@ -12,8 +12,8 @@ from tf_agents.agents import data_converter
 from tf_agents.trajectories import time_step as ts, trajectory
 
 from rlds2reverb.adders import NStep, check_adder
-from rlds2reverb.episodes import Episode, from_transitions
-from rlds2reverb.trajectories import trajectory_columns
+from rlds2reverb.types.episodes import Episode, from_transitions
+from rlds2reverb.types.trajectories import trajectory_columns
 
 ENDS = {"terminated": True, "truncated": False}
 

@@ -9,7 +9,7 @@ from properties import examples
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.adders import NStep, ReturnToGo, StepContextWindows, check_adder, compose
-from rlds2reverb.episodes import Episode
+from rlds2reverb.types.episodes import Episode
 
 
 def make_items(adder, steps):

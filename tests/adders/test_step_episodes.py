@@ -8,7 +8,7 @@ from properties import mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.adders import ReturnToGo, StepEpisodes, compose
-from rlds2reverb.episodes import Episode
+from rlds2reverb.types.episodes import Episode
 
 PADDINGS = ("none", "end", "start")
 

@@ -9,7 +9,7 @@ from properties import examples, mark_slow_except
 from reference_impls import assert_equal_nests, episode, rlds_dataset
 
 from rlds2reverb.adders import NStep, StepWindows, compose
-from rlds2reverb.episodes import Episode
+from rlds2reverb.types.episodes import Episode
 
 ENDS = ("write", "last", "zero_pad", "null_padding", "truncate", "drop", "continue")
 WITHIN_EPISODE = ENDS[:-1]

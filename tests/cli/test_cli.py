@@ -21,7 +21,7 @@ from written_directories import assert_same_files
 
 from rlds2reverb.cli import inspect, run
 from rlds2reverb.cli.main import cli
-from rlds2reverb.tables import MAX_ITEMS
+from rlds2reverb.types.tables import MAX_ITEMS
 
 HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
 
@@ -424,7 +424,7 @@ def test_convert_on_beam_prepares_an_rlds_dataset(data, capsys, tmp_path):
 
 @pytest.mark.drill("F9")
 def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, monkeypatch):
-    from rlds2reverb.writing import directory_destination
+    from rlds2reverb.reverb.writing import directory_destination
 
     def fail(self, array):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -694,7 +694,7 @@ def test_a_terminal_shows_a_status_line_while_tensorflow_loads(data, tmp_path):
 def test_convert_resumes_after_sigterm(data, tmp_path):
     program = """
 import os, signal, sys
-from rlds2reverb.writing import directory_destination
+from rlds2reverb.reverb.writing import directory_destination
 from rlds2reverb.cli import run
 
 write = directory_destination.DirectoryDestination.write

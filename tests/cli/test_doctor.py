@@ -9,7 +9,7 @@ import pytest
 
 from rlds2reverb.cli import doctor as doctor_module, run
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.server import interpreter
+from rlds2reverb.reverb.server import interpreter
 
 
 def doctor(capsys, *arguments):

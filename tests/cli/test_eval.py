@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from policies import PENDULUM, LinearPolicy, save_policy
 
-from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run
 from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training.environment_spec import describe_env
 
 

@@ -5,9 +5,9 @@ import pickle
 import click
 import pytest
 
-from rlds2reverb._system.task_process import TaskProcess
 from rlds2reverb.cli.output import describe_error, name_options
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
+from rlds2reverb.system.task_process import TaskProcess
 
 COMMAND = click.Command(
     "x",

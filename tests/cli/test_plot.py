@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlds2reverb.cli import run
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners.run_directory import RunDirectory
+from rlds2reverb.types.evaluations import Evaluation
 
 
 def call(capsys, *arguments):

@@ -13,12 +13,12 @@ import pytest
 from faults import damage_file, make_episodes, process, receive, serve_on_full_disk, skip_unless_mounted
 
 import rlds2reverb
-from rlds2reverb._system.signals import Terminated
 from rlds2reverb.cli import checks, run, serve as command
 from rlds2reverb.errors import CheckpointError, StorageFullError
 from rlds2reverb.ingestion import ingest
-from rlds2reverb.server.replay_server import ReplayServer
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.system.signals import Terminated
+from rlds2reverb.types.tables import TableConfig
 
 FULL = StorageFullError(errno.ENOSPC, "no space left for a checkpoint in root")
 

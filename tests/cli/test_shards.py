@@ -52,7 +52,7 @@ def test_killed_conversion_is_continued(data, capsys, shards, tmp_path, num_writ
     program = """
 import os, signal, sys
 from rlds2reverb.cli import run
-from rlds2reverb.writing.directory_destination import DirectoryDestination
+from rlds2reverb.reverb.writing.directory_destination import DirectoryDestination
 
 write = DirectoryDestination.write
 def write_and_kill(self, *arguments):

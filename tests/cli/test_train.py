@@ -13,9 +13,9 @@ from skipped_exports import skip_exports
 from rlds2reverb import ReplayServer, Selector, TableConfig, TrajectoryWindows, ingest, sample_dataset
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
+from rlds2reverb.datasets import load
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners import Learner, load_run
-from rlds2reverb.sources import load
 
 SMALL = ("--env", "none", "--batch-size", 8, "--set", "hidden_sizes=(8, 8)", "--log-every", 20)
 
@@ -99,7 +99,7 @@ def test_prioritized_training_keeps_its_priorities(hopper, tmp_path, capsys):
     ids=["transitions", "trajectories"],
 )
 def test_train_reads_converted_directories_and_servers(few, tmp_path, capsys, adder):
-    from rlds2reverb.sources.source import Source
+    from rlds2reverb.datasets.source import Source
 
     source = Source("few", "memory", lambda: iter(few))
     ingest(source, tmp_path / "table", adder=adder, layout="packed" if isinstance(adder, NStep) else "columns")

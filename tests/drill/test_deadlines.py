@@ -28,15 +28,15 @@ from rlds2reverb import (
 )
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
-from rlds2reverb.client import table_infos
+from rlds2reverb.datasets import load
 from rlds2reverb.learners.priority_updates import PriorityUpdates
+from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.rlds_to_reverb import push_rlds_to_reverb
-from rlds2reverb.sources import load
-from rlds2reverb.tables import item_signature
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.tables import describe_table
+from rlds2reverb.training.table_data import describe_table
 from rlds2reverb.training.training import Training
-from rlds2reverb.trajectories import trajectory_spec
+from rlds2reverb.types.tables import item_signature
+from rlds2reverb.types.trajectories import trajectory_spec
 
 pytestmark = pytest.mark.slow
 

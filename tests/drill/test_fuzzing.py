@@ -21,15 +21,15 @@ from saved_buffers import CONFIG, fill
 from written_runs import write_run
 
 from rlds2reverb import ReplayServer, Rlds2ReverbError, TableConfig, ingest, load, load_experiment, load_run
-from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.learners.checkpoints import Checkpoints, open_checkpoint
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, make_buffer
+from rlds2reverb.reverb.writing.journal import Journal, SavedState
+from rlds2reverb.reverb.writing.transfer import TransferState
+from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training import TrainingConfig, plan_seeds, run_plan
-from rlds2reverb.writing.journal import Journal, SavedState
-from rlds2reverb.writing.transfer import TransferState
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import pytest
 from faults import convert, find_server, make_episodes, process, read_checkpoint, receive, serve_table
 from process_signals import suspend_process
 
-from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
-from rlds2reverb.server.replay_server import ReplayServer
-from rlds2reverb.tables import TableConfig
+from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.types.tables import TableConfig
 
 pytestmark = pytest.mark.slow
 

@@ -27,10 +27,10 @@ from rlds2reverb import (
     sample_dataset,
 )
 from rlds2reverb.adders import NStep
-from rlds2reverb.client import Connection, table_infos
-from rlds2reverb.sources import load
-from rlds2reverb.sources.source import Source
-from rlds2reverb.training import tables as training_tables
+from rlds2reverb.datasets import load
+from rlds2reverb.datasets.source import Source
+from rlds2reverb.reverb.client import Connection, table_infos
+from rlds2reverb.training import table_data as training_tables
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.training import Training
 

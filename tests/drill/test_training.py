@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 
 #: A function that is called in each phase of a training command, by its module and name.
 PHASES = {
-    "start": ("rlds2reverb.training.environment", "resolve_environment"),
-    "reading": ("rlds2reverb.sources.loaded_steps", "read_steps"),
+    "start": ("rlds2reverb.training.evaluation_environment", "resolve_environment"),
+    "reading": ("rlds2reverb.datasets.steps.loaded_steps", "read_steps"),
     "tracing": ("rlds2reverb.learners.train_loop:TrainLoop", "prepare"),
     "update": ("rlds2reverb.learners.train_loop:TrainLoop", "__call__"),
     "evaluation": ("rlds2reverb.envs.evaluation:Evaluator", "evaluate"),
     "checkpoint": ("rlds2reverb.learners.checkpoints:Checkpoints", "save"),
-    "server checkpoint": ("rlds2reverb.server.replay_server:ReplayServer", "save_data"),
+    "server checkpoint": ("rlds2reverb.reverb.server.replay_server:ReplayServer", "save_data"),
     "export": ("rlds2reverb.learners.learner", "export_policy"),
     "collection": ("rlds2reverb.training.collector:Collector", "collect"),
 }

@@ -27,7 +27,7 @@ from rlds2reverb import (
     write_dataset,
 )
 from rlds2reverb.cli import run as run_command
-from rlds2reverb.client import table_infos
+from rlds2reverb.datasets import load
 from rlds2reverb.envs.evaluation import evaluate
 from rlds2reverb.envs.parallel_environment import ParallelEnvironment
 from rlds2reverb.envs.recording import record_episodes
@@ -36,7 +36,7 @@ from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
 from rlds2reverb.learners.hooks import SaveCkptHook
 from rlds2reverb.replay import AdvancedReplayBuffer
-from rlds2reverb.sources import load
+from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.training import train
 from rlds2reverb.training.collector import Collector
 
@@ -100,7 +100,7 @@ def test_collector_names_the_step_of_an_action_that_is_not_finite(value, num_env
 @pytest.mark.drill("F12")
 @pytest.mark.parametrize("value", INVALID_NUMBERS)
 def test_parallel_environment_rejects_an_action_that_is_not_finite(value):
-    from rlds2reverb.envs.loading import make_environment
+    from rlds2reverb.envs.creation import make_environment
 
     with ParallelEnvironment([lambda: make_environment("Pendulum-v1")] * 2) as env:
         env.reset()
@@ -218,7 +218,7 @@ UNPICKLING = {
     "envs/_env_worker.py": "messages of the process that started this worker, over a socket pair of their own",
     "envs/_env_process.py": "messages of a worker that this process started, over a socket pair of their own",
     "envs/suite_gym.py": "specs of the parent process, which it sends to its workers with their environments or runs",
-    "rlds2reverb/_system/task_process.py": "the call of this process, and its result, over pipes to its parent process",
+    "rlds2reverb/system/task_process.py": "the call of this process, and its result, over pipes to its parent process",
 }
 LOADS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 ROOT = Path(__file__).parents[2]
@@ -324,7 +324,7 @@ def write_directories(data, tmp_path, kind):
 
 
 @pytest.mark.drill("F31")
-@pytest.mark.filterwarnings("ignore::rlds2reverb.writing.report.IngestWarning")
+@pytest.mark.filterwarnings("ignore::rlds2reverb.reverb.writing.report.IngestWarning")
 @pytest.mark.parametrize("kind", ["ingest", "sharded", "beam"])
 def test_reverb_serves_written_directories_bit_for_bit(data, tmp_path, kind):
     directories, num_items = write_directories(data, tmp_path, kind)

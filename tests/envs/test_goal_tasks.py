@@ -11,8 +11,8 @@ from properties import mark_slow_except
 from tf_agents.specs import tensor_spec
 
 from rlds2reverb.envs import Evaluator, GoalTasks, GymnasiumEnvironment, check_wrapper, record_episodes
+from rlds2reverb.envs.creation import make_environment
 from rlds2reverb.envs.goal_tasks import expects_goals
-from rlds2reverb.envs.loading import make_environment
 from rlds2reverb.errors import SpecMismatchError
 
 

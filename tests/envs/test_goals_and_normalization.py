@@ -25,8 +25,8 @@ from rlds2reverb.envs import (
     truncation,
 )
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.nest_paths import find_leaves, format_path, get_part
-from rlds2reverb.specs import ArraySpec, leaves, map_structure
+from rlds2reverb.types.nest_paths import find_leaves, format_path, get_part
+from rlds2reverb.types.specs import ArraySpec, leaves, map_structure
 
 
 def counting(length=5, *, terminates=True):

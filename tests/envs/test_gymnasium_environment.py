@@ -24,7 +24,7 @@ from rlds2reverb.envs import (
     suite_gym,
     to_py_environment,
 )
-from rlds2reverb.envs.spaces import make_converter, make_space, make_spec
+from rlds2reverb.envs.gymnasium_spaces import make_converter, make_space, make_spec
 
 # Workers would take seconds to import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

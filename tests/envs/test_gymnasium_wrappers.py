@@ -22,7 +22,7 @@ from rlds2reverb.envs import (
     SparseReward,
     check_wrapper,
 )
-from rlds2reverb.nest_paths import find_leaves, format_path, get_part
+from rlds2reverb.types.nest_paths import find_leaves, format_path, get_part
 
 IMAGE = Box(0, 255, (4, 6, 3), np.uint8)
 CAMERAS = Dict({"camera": Dict({"front": IMAGE, "rear": IMAGE}), "joints": Tuple([Box(-1e3, 1e3, (2,)), Discrete(3)])})

@@ -32,7 +32,7 @@ from rlds2reverb.envs import (
     parallel_environment,
     suite_gym,
 )
-from rlds2reverb.ownership import copy_arrays
+from rlds2reverb.types.ownership import copy_arrays
 
 PENDULUM = functools.partial(suite_gym.load, "Pendulum-v1")
 
@@ -208,7 +208,7 @@ env.step(np.zeros(2, int))
 @contextlib.contextmanager
 def start_script(then=""):
     """Starts a process with two workers and a forked process; yields it and the workers' pids."""
-    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parent.parent), then=then))
+    script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parents[1] / "support"), then=then))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -9,11 +9,11 @@ from policies import LinearPolicy
 
 from rlds2reverb import load, write_dataset
 from rlds2reverb.envs import BatchedEnvironment, Environment, record_episodes, suite_gym, to_py_environment
-from rlds2reverb.envs.specs import BoundedArraySpec
+from rlds2reverb.envs.env_specs import BoundedArraySpec
 from rlds2reverb.envs.time_steps import restart, termination, to_rlds_step, transition, truncation
-from rlds2reverb.episodes import find_problems
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec
+from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.specs import ArraySpec
 
 ACTION = BoundedArraySpec((), np.dtype(np.int32), 0, 9)
 

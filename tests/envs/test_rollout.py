@@ -20,13 +20,13 @@ from rlds2reverb.envs import (
     record_episodes,
     record_film,
 )
-from rlds2reverb.envs.loading import make_environment
-from rlds2reverb.envs.specs import BoundedArraySpec
+from rlds2reverb.envs.creation import make_environment
+from rlds2reverb.envs.env_specs import BoundedArraySpec
 from rlds2reverb.envs.time_limit import find_time_limit
 from rlds2reverb.envs.time_steps import restart, transition
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec
 from rlds2reverb.training.collector import Collector
+from rlds2reverb.types.specs import ArraySpec
 
 
 class Echo(gymnasium.Env):

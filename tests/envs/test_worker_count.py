@@ -68,7 +68,7 @@ def test_cores_of_busy_processes_are_not_free():
 def test_time_steps_do_not_depend_on_the_choice(monkeypatch):
     observations = []
     for num_workers in (0, 1):
-        monkeypatch.setattr("rlds2reverb.envs.loading.choose_num_workers", lambda env, num_envs: num_workers)  # noqa: B023
+        monkeypatch.setattr("rlds2reverb.envs.creation.choose_num_workers", lambda env, num_envs: num_workers)  # noqa: B023
         with create_environment("Pendulum-v1", 2, seed=3, suite=suite_gym.load) as env:
             assert len(env._workers) == num_workers
             steps = [env.reset(), *(env.step(np.full((2, 1), 0.5, np.float32)) for _ in range(5))]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import faults
 import numpy as np
@@ -281,7 +282,7 @@ TRAINING_PROGRAM = textwrap.dedent(
     from rlds2reverb.learners.agents import make_agent
     from rlds2reverb.learners.hooks import LearnerHook, SaveCkptHook
     from small_agents import ACTION_SPEC, TIME_STEP_SPEC, items
-    from rlds2reverb.items import Items
+    from rlds2reverb.types.items import Items
 
     folder, killed = sys.argv[1], sys.argv[2] == "killed"
     tf.random.set_seed(0)
@@ -311,7 +312,7 @@ TRAINING_PROGRAM = textwrap.dedent(
 
 
 def process(folder, how):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__)), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support"), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [sys.executable, "-c", TRAINING_PROGRAM, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
     )

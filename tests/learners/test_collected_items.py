@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb.errors import CheckpointError, SpecMismatchError
-from rlds2reverb.items import Items
 from rlds2reverb.learners.collected_items import CollectedItems
 from rlds2reverb.learners.feeds import InMemoryDataset, JoinedFeed
+from rlds2reverb.types.items import Items
 
 SPEC = {"number": tf.TensorSpec([], tf.int64), "vector": tf.TensorSpec([2], tf.float32)}
 

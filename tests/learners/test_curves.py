@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.learners.curves import data_wait_shares, draw_curves, learning_curves
-from rlds2reverb.learners.figures import save_png
+from rlds2reverb.learners.figure_style import save_png
 from rlds2reverb.learners.run_directory import PRIORITY_BINS
 from rlds2reverb.learners.runs import Run
 

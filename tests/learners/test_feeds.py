@@ -24,8 +24,8 @@ from rlds2reverb import (
     sample_dataset,
 )
 from rlds2reverb.adders import NStep
+from rlds2reverb.datasets import load
 from rlds2reverb.errors import SourceError, SpecMismatchError
-from rlds2reverb.items import Items
 from rlds2reverb.learners import (
     InMemoryDataset,
     Learner,
@@ -35,7 +35,7 @@ from rlds2reverb.learners import (
     require_experience,
 )
 from rlds2reverb.replay import AdvancedReplayBuffer, Batch, BufferConfig
-from rlds2reverb.sources import load
+from rlds2reverb.types.items import Items
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_n_step_matches_the_agents_conversion_of_trajectories(episodes):
 
 
 def make_step_spec(episodes):
-    from rlds2reverb.sources.source import Source
+    from rlds2reverb.datasets.source import Source
 
     return Source("few", "memory", lambda: iter(episodes)).step_spec
 

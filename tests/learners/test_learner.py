@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +19,11 @@ from tf_agents.agents.ddpg.actor_network import ActorNetwork
 from tf_agents.trajectories import Trajectory
 
 from rlds2reverb import SampleInfo
-from rlds2reverb._system.signals import defer_signals, stop_on_signal
 from rlds2reverb.errors import CheckpointError, ResourceInUseError, ServerUnavailableError, SpecMismatchError
 from rlds2reverb.learners import InMemoryDataset, Learner, TrainingDivergedError, learner as learner_module
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook
 from rlds2reverb.learners.policy_export import restore_policy
+from rlds2reverb.system.signals import defer_signals, stop_on_signal
 
 
 class RecordingHook(LearnerHook):
@@ -582,7 +583,7 @@ SIGNAL_SCRIPT = textwrap.dedent(
 
 
 def run_signal_script(folder, mode):
-    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__)), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support"), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", SIGNAL_SCRIPT, str(folder), mode]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 

@@ -16,7 +16,6 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import TimeStep, restart, time_step_spec
 
 from rlds2reverb import SpecMismatchError, load_policy
-from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run as run_command
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.learners import load_run
@@ -25,6 +24,7 @@ from rlds2reverb.learners.agents.chunk_policy import execute_chunks, make_chunk_
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.learners.policy_formats import write_policy
+from rlds2reverb.system.sealed_files import save_json
 
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int64, 3, 6, "action")
 PENDULUM_SPECS = time_step_spec(tf.TensorSpec([3])), tensor_spec.BoundedTensorSpec([1], tf.float32, -2, 2)

@@ -18,7 +18,7 @@ from rlds2reverb.learners.hooks import EvaluateHook
 from small_agents import ACTION_SPEC
 from tf_agents.trajectories import time_step_spec
 
-from rlds2reverb.items import Items
+from rlds2reverb.types.items import Items
 
 for number in range(6):
     images, ones = np.zeros((8, 4, 4, 3), np.uint8), np.ones(8, np.float32)
@@ -45,7 +45,7 @@ for number in range(6):
 @pytest.mark.slow
 def test_learners_of_images_print_nothing(tmp_path):
     variables = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    variables["PYTHONPATH"] = str(Path(__file__).parents[1] / "support")
     script = f"import rlds2reverb\n{SCRIPT}"  # The package sets log levels before TensorFlow is imported.
     command = [sys.executable, "-c", script, str(tmp_path)]
     run = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=variables, timeout=240)

@@ -13,7 +13,7 @@ from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.learners.random_shift import shift_images
 from rlds2reverb.training import Progress
-from rlds2reverb.training.cluster.preparation import prepare
+from rlds2reverb.training.cluster.run_preparation import prepare
 
 SPEC = {
     "cameras": {"first": tf.TensorSpec([3, 8, 9], tf.uint8), "last": tf.TensorSpec([6, 7, 4], tf.uint8)},

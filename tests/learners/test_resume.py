@@ -17,15 +17,15 @@ from tf_agents.trajectories import time_step_spec
 
 from rlds2reverb import ReplayServer, SampleInfo, TableConfig, sample_dataset
 from rlds2reverb.errors import CheckpointError, ServerUnavailableError, SpecMismatchError
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Checkpoints, Learner, load_run
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.checkpoints import open_checkpoint
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook, SaveCkptHook
 from rlds2reverb.learners.warm_start import describe_specs, load_weights
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager
-from rlds2reverb.sampling import PriorityWriter
-from rlds2reverb.tables import Selector
+from rlds2reverb.reverb.sampling import PriorityWriter
+from rlds2reverb.types.evaluations import Evaluation
+from rlds2reverb.types.tables import Selector
 
 
 class CallHook(LearnerHook):

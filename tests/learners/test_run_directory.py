@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb.errors import CorruptFileError, ResourceInUseError, StorageFullError
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import csv_log
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.run_directory import PRIORITY_BINS, RunDirectory, count_priorities
 from rlds2reverb.learners.runs import load_run
+from rlds2reverb.types.evaluations import Evaluation
 
 
 def evaluation(*returns, reference_returns=None, num_clipped=0):

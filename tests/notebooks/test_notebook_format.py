@@ -13,7 +13,9 @@ from notebook_format import FIRST_CELL, INSTALL, colab_badge, find_notebooks, fi
 def test_notebook_is_stripped_and_has_badge_and_first_cell(path):
     notebook = json.loads(path.read_text())
     nbformat.validate(notebook)
-    assert not find_problems(notebook, path.name), "run: .venv/bin/python tests/notebook_format.py notebooks/*.ipynb"
+    assert not find_problems(notebook, path.name), (
+        "run: .venv/bin/python tests/support/notebook_format.py notebooks/*.ipynb"
+    )
 
 
 def make_notebook():

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlds2reverb import load
-from rlds2reverb._system.installation import install_command
-from rlds2reverb.sources.json_files import read_json
+from rlds2reverb.datasets.readers.json_files import read_json
+from rlds2reverb.system.installation import install_command
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ from rlds2reverb.envs import (
     to_py_environment,
     transition,
 )
-from rlds2reverb.envs.specs import sample_action
-from rlds2reverb.ownership import copy_arrays
+from rlds2reverb.envs.env_specs import sample_action
+from rlds2reverb.types.ownership import copy_arrays
 
 # Workers would take seconds to import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,11 +10,11 @@ import tree
 
 from rlds2reverb import Source, apply_transforms, ingest, load, summarize, write_dataset
 from rlds2reverb.adders import GoalRelabel
-from rlds2reverb.episodes import Episode
-from rlds2reverb.items import Items
 from rlds2reverb.replay import BufferConfig, make_buffer
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.items import Items
 
 VALUES = [1.0, 2.0, 3.0]
 FLAGS = {"is_first": np.arange(4) == 0, "is_last": np.arange(4) == 3, "is_terminal": np.zeros(4, bool)}

@@ -18,8 +18,8 @@ from rlds2reverb.envs import (
     record_episodes,
     record_film,
 )
-from rlds2reverb.specs import ArraySpec
 from rlds2reverb.training.collector import Collector
+from rlds2reverb.types.specs import ArraySpec
 
 SIZE = 2
 

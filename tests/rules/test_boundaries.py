@@ -7,7 +7,7 @@ import pytest
 
 from rlds2reverb.envs import BatchedEnvironment, GymnasiumEnvironment, ParallelEnvironment, ThreadEnvironment, Wrapper
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.specs import ArraySpec
+from rlds2reverb.types.specs import ArraySpec
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -142,7 +142,7 @@ class Keeps(Wrapper):
 
 
 def test_strings_may_be_shorter_than_their_spec():
-    from rlds2reverb.envs.specs import require_spec
+    from rlds2reverb.envs.env_specs import require_spec
 
     require_spec(np.str_("ab"), ArraySpec((), np.dtype("U64")), "x")
     with pytest.raises(SpecMismatchError, match="x must be"):

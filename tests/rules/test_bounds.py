@@ -8,12 +8,12 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, write_dataset
 from rlds2reverb.adders import NStep
-from rlds2reverb.envs.specs import BoundedArraySpec, require_within
+from rlds2reverb.envs.env_specs import BoundedArraySpec, require_within
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.spaces import dump_space, load_space
-from rlds2reverb.specs import ArraySpec
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.sources import open_data
+from rlds2reverb.types.spaces import dump_space, load_space
+from rlds2reverb.types.specs import ArraySpec
 
 ACTION = Box(np.float32([-2, -1]), np.float32([2, 3]))
 OBSERVATION = Box(-5, np.inf, (3,), np.float32)

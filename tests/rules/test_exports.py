@@ -13,11 +13,11 @@ import pytest
 from properties import mark_slow_except
 
 from rlds2reverb import SourceError, apply_transforms, ingest, load, summarize, write_dataset
-from rlds2reverb.episodes import Episode
-from rlds2reverb.sources.source import Source
-from rlds2reverb.sources.transforms import DropFields
-from rlds2reverb.sources.writing import WRITTEN_FORMATS
-from rlds2reverb.writing.report import IngestWarning
+from rlds2reverb.datasets.source import Source
+from rlds2reverb.datasets.transforms import DropFields
+from rlds2reverb.datasets.writers.writing import WRITTEN_FORMATS
+from rlds2reverb.reverb.writing.report import IngestWarning
+from rlds2reverb.types.episodes import Episode
 
 NAMES = {"d4rl": "out.hdf5", "rlds": "out/1.0.0", "minari": "out-v0", "lerobot": "out", "robomimic": "demo.hdf5"}
 #: Whether the final observation of each of two episodes is known, and whether the episode is terminal.

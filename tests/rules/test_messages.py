@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from rlds2reverb import errors
-from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.cli import number_types, run
+from rlds2reverb.datasets.transforms import REWARD_RECIPES
 from rlds2reverb.learners.algorithms import ALGORITHMS
-from rlds2reverb.sources.transforms import REWARD_RECIPES
+from rlds2reverb.system.sealed_files import load_json, save_json
 from rlds2reverb.training.environment_spec import describe_env
 
 TRAIN_WITHOUT_STEPS = "train --algo iql --data HOPPER --run-dir run"

@@ -10,15 +10,15 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories.policy_step import PolicyStep
 
 from rlds2reverb import TrainingConfig, load
+from rlds2reverb.datasets.moments import ObservationMoments
 from rlds2reverb.envs import GymnasiumEnvironment, ObservationNormalizer
-from rlds2reverb.experience import convert_data
 from rlds2reverb.learners.agents import Observations
 from rlds2reverb.learners.algorithms import ALGORITHMS
-from rlds2reverb.sources.moments import ObservationMoments
 from rlds2reverb.training.presets import preset_names
 from rlds2reverb.training.sources import fit_config, open_data
 from rlds2reverb.training.stuck_actions import warn_stuck
 from rlds2reverb.training.training import make_run_agent
+from rlds2reverb.types.experience import convert_data
 
 PUBLISHED = {"td3_bc", "spot", "decision_transformer"}
 CLONING_FLOWS_AND_GOALS = {"bc", "discrete_bc", "fql", "gcbc", "gciql", "gcivl", "hiql", "crl"}

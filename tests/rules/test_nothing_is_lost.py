@@ -34,7 +34,7 @@ from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.learners.policy_formats import write_policy
 from rlds2reverb.learners.run_log import RunLog
 from rlds2reverb.learners.train_loop import CallResult
-from rlds2reverb.nest_paths import make_ascii_names
+from rlds2reverb.types.nest_paths import make_ascii_names
 
 NUM_UPDATES, FAILS_AT = 40, 15
 

@@ -29,14 +29,14 @@ from rlds2reverb import (
 )
 from rlds2reverb.adders import InitialPriorities, NStep, StepWindows
 from rlds2reverb.cli import run
-from rlds2reverb.episodes import Episode
+from rlds2reverb.datasets import Format, Source, register_format
+from rlds2reverb.datasets.loading import FORMATS
+from rlds2reverb.datasets.steps.stores import build_store
 from rlds2reverb.replay import BufferConfig
-from rlds2reverb.sources import Format, Source, register_format
-from rlds2reverb.sources.loading import FORMATS
-from rlds2reverb.sources.store import build_store
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
+from rlds2reverb.types.episodes import Episode
 
 ROWS = {
     "observations": np.arange(200.0)[:, None],

@@ -10,7 +10,7 @@ from rlds2reverb.learners.agents import BCAgent, IQLAgent, Range, get_hyperparam
 from rlds2reverb.training.config import declared_options
 from rlds2reverb.training.progress import Progress
 from rlds2reverb.training.sources import open_environment
-from rlds2reverb.training.tables import require_table_options
+from rlds2reverb.training.table_data import require_table_options
 
 RUN = {"seed": 3, "gamma": 0.5, "steps": 7, "env": None}
 

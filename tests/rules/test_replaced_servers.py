@@ -12,15 +12,15 @@ import pytest
 import tensorflow as tf
 
 from rlds2reverb import ReplayServer, ServerUnavailableError, SpecMismatchError, TableConfig, ingest, load
-from rlds2reverb._internals.tensorflow import encode_spec
 from rlds2reverb.adders import NStep
-from rlds2reverb.client import table_infos
-from rlds2reverb.client.messages import ServerInfoResponse
-from rlds2reverb.client.table_info import TableInfo
-from rlds2reverb.encoding.packing import Packing, packed_signature
-from rlds2reverb.sampling import sample
-from rlds2reverb.sampling.server_tables import ServerTables
-from rlds2reverb.server.ports import pick_port
+from rlds2reverb.libraries.tensorflow_internals import encode_spec
+from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.client.client_messages import ServerInfoResponse
+from rlds2reverb.reverb.client.table_info import TableInfo
+from rlds2reverb.reverb.sampling import sample
+from rlds2reverb.reverb.sampling.server_tables import ServerTables
+from rlds2reverb.reverb.server.ports import pick_port
+from rlds2reverb.reverb.wire.packing import Packing, packed_signature
 
 FLOATS = {"a": tf.TensorSpec([2], tf.float32), "b": tf.TensorSpec([2], tf.float32)}
 

@@ -22,11 +22,11 @@ from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, i
 from rlds2reverb.adders import InitialPriorities, NStep, ReturnToGo, StepEpisodes, compose
 from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes
 from rlds2reverb.cli import run
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.sources.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns
+from rlds2reverb.datasets.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
 from rlds2reverb.training.sources import open_data
+from rlds2reverb.types.episode_batches import batch_episodes
 
 #: Rewards of the transitions of each episode, and the reward and action of a last step that no transition has.
 REWARDS = ([0.0, 0, 0], [1.0, 2, 3, 4], [5.0], [6.0, 7])

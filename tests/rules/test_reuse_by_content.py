@@ -22,20 +22,20 @@ from rlds2reverb import (
     SourceError,
     TrajectoryWindows,
     batches,
-    episode_batches,
     ingest,
     load,
     write_dataset,
 )
-from rlds2reverb.encoding import item_blocks
-from rlds2reverb.sources import Format, register_format
-from rlds2reverb.sources.loading import FORMATS
-from rlds2reverb.sources.store import build_store, open_store
-from rlds2reverb.sources.transforms import ActionBounds, ClipActions, apply_transforms
-from rlds2reverb.spaces import make_array_space
+from rlds2reverb.datasets import Format, register_format
+from rlds2reverb.datasets.loading import FORMATS
+from rlds2reverb.datasets.steps.stores import build_store, open_store
+from rlds2reverb.datasets.transforms import ActionBounds, ClipActions, apply_transforms
+from rlds2reverb.reverb.wire import item_blocks
+from rlds2reverb.reverb.writing import directory_destination
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
-from rlds2reverb.writing import directory_destination
+from rlds2reverb.types import episode_batches
+from rlds2reverb.types.spaces import make_array_space
 
 NUM_EPISODES, NUM_ROWS = 6, 5
 LAST = np.arange(NUM_EPISODES * NUM_ROWS) % NUM_ROWS == NUM_ROWS - 1

@@ -22,23 +22,23 @@ from small_agents import MeanAgent, batches
 
 from rlds2reverb import CheckpointError, TableConfig, TrainingConfig, ingest, load
 from rlds2reverb.adders import NStep
-from rlds2reverb.code_fingerprints import fingerprint_code
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import Learner, load_run
 from rlds2reverb.learners.curves import label_runs
 from rlds2reverb.learners.hooks import LearnerHook
 from rlds2reverb.learners.hooks.hook_list import HookList
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.run_identity import differences
+from rlds2reverb.system.code_fingerprints import fingerprint_code
 from rlds2reverb.training import restore_environment
 from rlds2reverb.training.config import declared_options
-from rlds2reverb.training.environment import environment_key, resolve_environment
 from rlds2reverb.training.environment_spec import describe_env, restore_env
+from rlds2reverb.training.evaluation_environment import environment_key, resolve_environment
 from rlds2reverb.training.experiments import run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.sources import find_fingerprint, open_data
 from rlds2reverb.training.training import require_same_run
+from rlds2reverb.types.evaluations import Evaluation
 
 #: Another valid value of each option.
 CHANGED = {

@@ -15,7 +15,7 @@ from tf_agents.policies import random_tf_policy
 from tf_agents.specs import tensor_spec
 
 import rlds2reverb
-from rlds2reverb import TableConfig, adders, envs, learners, replay, sample_info
+from rlds2reverb import TableConfig, adders, envs, learners, replay
 from rlds2reverb.adders import di_engine
 from rlds2reverb.adders.di_engine import Adder
 from rlds2reverb.envs import suite_dm_control, suite_gym
@@ -28,9 +28,10 @@ from rlds2reverb.learners.hooks import (
     make_hooks,
     register_learner_hook,
 )
-from rlds2reverb.replacements import read_replacements
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig, BufferManager, NaiveReplayBuffer
+from rlds2reverb.system.replacements import read_replacements
 from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.types import sample_info
 
 STEPS = [
     {"obs": t, "action": 0, "reward": 1.0, "next_obs": t + 1, "done": t == 4, "value": 0.5, "logit": None}

@@ -21,18 +21,18 @@ from rlds2reverb import (
     train,
 )
 from rlds2reverb.adders import NStep
+from rlds2reverb.datasets import Source
 from rlds2reverb.errors import ArgumentError, InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.networks import ILLEGAL
 from rlds2reverb.learners.agents.offline_agent import TransitionBatch
-from rlds2reverb.learners.agents.spaces import Observations
+from rlds2reverb.learners.agents.unit_conversions import Observations
 from rlds2reverb.learners.fitted_q import FittedQOptions
-from rlds2reverb.sources import Source
-from rlds2reverb.spaces import add_bounds, dump_space, load_space
-from rlds2reverb.specs import ArraySpec, map_structure, to_tensor_spec
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.dataset import open_dataset
 from rlds2reverb.training.sources import open_data as open_training_data
+from rlds2reverb.types.spaces import add_bounds, dump_space, load_space
+from rlds2reverb.types.specs import ArraySpec, map_structure, to_tensor_spec
 
 DISCRETE = ["dqn", "double_dqn", "discrete_cql", "discrete_bcq", "discrete_iql", "discrete_bc"]
 N = 4

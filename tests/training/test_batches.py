@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from rlds2reverb import ServerUnavailableError, TableConfig, ingest
 from rlds2reverb.adders import NStep
-from rlds2reverb.client import table_infos
+from rlds2reverb.datasets import load
 from rlds2reverb.learners import InMemoryDataset, collect_items
-from rlds2reverb.sources import load
+from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import open_data
 

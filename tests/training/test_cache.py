@@ -10,9 +10,9 @@ from reference_impls import assert_equal_nests
 
 from rlds2reverb import InvalidEpisodeError, load, train
 from rlds2reverb.cli import run
+from rlds2reverb.datasets.steps import loaded_steps, stores as store
+from rlds2reverb.datasets.transforms import CastFloats, apply_transforms
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.sources import loaded_steps, store
-from rlds2reverb.sources.transforms import CastFloats, apply_transforms
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.sources import find_fingerprint, open_data
 

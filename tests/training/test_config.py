@@ -8,7 +8,7 @@ import gin
 import numpy as np
 import pytest
 
-from rlds2reverb.sources.transforms import REWARD_RECIPES
+from rlds2reverb.datasets.transforms import REWARD_RECIPES
 from rlds2reverb.training import TrainingConfig, train
 from rlds2reverb.training.config import declared_options, options_table
 

@@ -12,10 +12,8 @@ from reference_impls import assert_equal_nests, episode
 
 from rlds2reverb import InvalidEpisodeError, SourceError, SpecMismatchError, TrajectoryWindows, ingest
 from rlds2reverb.adders import NStep
-from rlds2reverb.learners.agents.spaces import Observations
-from rlds2reverb.learners.feeds import collect_items
-from rlds2reverb.sources import Source, load
-from rlds2reverb.sources.transforms import (
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.transforms import (
     ActionBounds,
     CastFloats,
     ClipActions,
@@ -23,6 +21,8 @@ from rlds2reverb.sources.transforms import (
     ScaleRewards,
     apply_transforms,
 )
+from rlds2reverb.learners.agents.unit_conversions import Observations
+from rlds2reverb.learners.feeds import collect_items
 from rlds2reverb.training.config import TrainingConfig
 from rlds2reverb.training.data import start_isolated
 from rlds2reverb.training.sources import open_data, open_source
@@ -192,7 +192,7 @@ def test_reward_recipe_uses_the_returns_of_all_episodes():
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
 def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
-    monkeypatch.setattr("rlds2reverb.episode_batches._MAX_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr("rlds2reverb.types.episode_batches._MAX_BATCH_BYTES", batch_bytes)
     logs = [make_continuous(action, rewards=[reward]) for action, reward in enumerate([5, 7, 7, 1, 7])]
     got = open_data(logs, IQL.replace(top_percent=40))
     assert read_items(got)["action"][:, 0].tolist() == [1, 2]

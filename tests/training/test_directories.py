@@ -4,8 +4,8 @@ import pytest
 from written_runs import write_run
 
 from rlds2reverb import TrainingConfig, evaluate_offline, ingest, load, load_run, train, write_dataset
-from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run
+from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training.directories import find_run_dir
 from rlds2reverb.training.experiments import list_runs, run_plan
 from rlds2reverb.training.plans import plan_seeds

@@ -9,8 +9,8 @@ import pytest
 from reference_impls import assert_equal_nests
 
 from rlds2reverb import CheckpointError, Training, TrainingConfig, train
+from rlds2reverb.datasets.steps.item_index import permute
 from rlds2reverb.learners.feeds import SEED_SALT
-from rlds2reverb.store.item_index import permute
 from rlds2reverb.training.sources import open_data
 
 #: Options of a run of 40 updates per epoch.

@@ -15,15 +15,15 @@ import pytest
 from properties import mark_slow_except
 
 from rlds2reverb import CheckpointError, CorruptFileError, TrainingConfig, load_experiment, train, train_seeds
-from rlds2reverb._system.sealed_files import save_json
 from rlds2reverb.cli import run as run_command
-from rlds2reverb.evaluations import Evaluation
 from rlds2reverb.learners import RunDirectory
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.system.sealed_files import save_json
 from rlds2reverb.training.experiments import choose_placement, run_plan
 from rlds2reverb.training.placement import Outcome
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.sources import find_fingerprint
+from rlds2reverb.types.evaluations import Evaluation
 
 SMALL = {"batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "steps": 20, "eval_episodes": 1}
 

@@ -13,13 +13,13 @@ from reference_impls import assert_equal_nests
 from rlds2reverb import SourceError, SpecMismatchError, TrajectoryEpisodes, ingest, load
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
+from rlds2reverb.datasets.steps.stores import build_store
 from rlds2reverb.envs import evaluate
-from rlds2reverb.episodes import from_transitions
 from rlds2reverb.learners.runs import load_run
-from rlds2reverb.sources.store import build_store
 from rlds2reverb.training import TrainingConfig, train
-from rlds2reverb.training.environment import find_environment, resolve_environment
+from rlds2reverb.training.evaluation_environment import find_environment, resolve_environment
 from rlds2reverb.training.sources import open_data
+from rlds2reverb.types.episodes import from_transitions
 
 ALGORITHMS = ("gcbc", "gcivl", "gciql", "hiql", "crl")
 OPTIONS = {"progress": False, "eval_episodes": 5, "eval_max_episode_steps": 8, "log_every": 10_000}

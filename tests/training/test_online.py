@@ -32,9 +32,9 @@ from rlds2reverb import (
     train,
 )
 from rlds2reverb.adders import NStep
-from rlds2reverb.client import table_infos
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.hooks import LearnerHook
+from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.training.collected_pieces import PieceConverter
 from rlds2reverb.training.collector import Collector
 

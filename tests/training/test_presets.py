@@ -6,9 +6,9 @@ import gin
 import pytest
 from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 
+from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.learners.agents import make_agent, read_gin
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.sources.transforms import parse_reward
 from rlds2reverb.training import presets
 from rlds2reverb.training.presets import get_preset, preset_names
 

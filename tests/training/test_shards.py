@@ -14,11 +14,11 @@ import pytest
 
 from rlds2reverb import ingest
 from rlds2reverb.adders import NStep
-from rlds2reverb.client import table_infos
 from rlds2reverb.errors import ServerUnavailableError
-from rlds2reverb.locations import find_tables
+from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.training import train
-from rlds2reverb.training.tables import describe_table, identify_table
+from rlds2reverb.training.table_data import describe_table, identify_table
+from rlds2reverb.types.locations import find_tables
 
 PENDULUM = "d4rl/pendulum_mixed-v2.hdf5"
 

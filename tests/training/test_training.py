@@ -29,14 +29,14 @@ from rlds2reverb import (
     train,
     train_seeds,
 )
-from rlds2reverb._internals.tensorflow import op_determinism
 from rlds2reverb.adders import NStep
-from rlds2reverb.encoding.packing import Packing
 from rlds2reverb.envs import evaluate
 from rlds2reverb.learners.curves import learning_curves
 from rlds2reverb.learners.hooks import LearnerHook
-from rlds2reverb.tables import Selector
+from rlds2reverb.libraries.tensorflow_internals import op_determinism
+from rlds2reverb.reverb.wire.packing import Packing
 from rlds2reverb.training import Progress, progress
+from rlds2reverb.types.tables import Selector
 
 #: Options of a run that takes a second.
 SMALL = {"env": None, "batch_size": 8, "hyperparameters": {"hidden_sizes": (8, 8)}, "log_every": 20, "progress": False}

@@ -7,8 +7,8 @@ from skipped_exports import skip_exports
 from trained_runs import read_weights
 
 from rlds2reverb import TrainingConfig, train
+from rlds2reverb.datasets.selection import find_held_out
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.sources.selection import find_held_out
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
 from rlds2reverb.training.validation import ValidationHook

@@ -17,19 +17,19 @@ import tensorflow as tf
 import xxhash
 
 from rlds2reverb import ReplayServer, TableConfig
-from rlds2reverb.client import table_infos
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
-from rlds2reverb.items import Items
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
 from rlds2reverb.learners.policy_export import export_policy, restore_policy
 from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
 from rlds2reverb.learners.tasks import read_policy
-from rlds2reverb.locations import shard_path
-from rlds2reverb.server.commits import write_shard
-from rlds2reverb.specs import Nest
+from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.server.commits import write_shard
+from rlds2reverb.types.items import Items
+from rlds2reverb.types.locations import shard_path
+from rlds2reverb.types.specs import Nest
 
 from ..collected_pieces import ItemWriter, PieceConverter
 from ..collector import Collector

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb._system.sealed_files import load_json, save_json
 from rlds2reverb.replay.monitors import MonitorConfig, RateWindow
+from rlds2reverb.system.sealed_files import load_json, save_json
 
 from ..config import TrainingConfig
 from .replay_shards import ALIVE_SECS, ReplayOrder, ReplayShards, ShardReport

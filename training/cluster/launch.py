@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rlds2reverb import errors, ingest
-from rlds2reverb._system.closing import Closing
-from rlds2reverb._system.installation import install_command
-from rlds2reverb._system.signals import stop_on_signal
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, load_run
-from rlds2reverb.server.commits import CommitLog
-from rlds2reverb.writing.report import IngestWarning
+from rlds2reverb.reverb.server.commits import CommitLog
+from rlds2reverb.reverb.writing.report import IngestWarning
+from rlds2reverb.system.closing import Closing
+from rlds2reverb.system.installation import install_command
+from rlds2reverb.system.signals import stop_on_signal
 
 from ..config import TrainingConfig
 from ..dataset import EpisodeData
@@ -30,10 +30,10 @@ from ..sources import fit_config
 from ..training import require_same_run
 from .actors import CollectorActor, EvaluatorActor, LearnerActor, ReplayActor
 from .caller import call_actor
-from .config import ClusterConfig
+from .cluster_config import ClusterConfig
 from .coordinator import Coordinator
-from .preparation import prepare
 from .reverb_comm_learner import OFFLINE_TABLE
+from .run_preparation import prepare
 from .status import format_status
 
 _START_SECS, _STOP_SECS, _EVALUATION_SECS, _POLL_SECS, _LINE_SECS = 180.0, 120.0, 1800.0, 0.5, 10.0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rlds2reverb.server.commits import CommitLog
+from rlds2reverb.reverb.server.commits import CommitLog
 
 #: Time after which a process that does not report is considered lost.
 ALIVE_SECS = 20.0

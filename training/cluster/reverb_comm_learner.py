@@ -13,7 +13,7 @@ from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.comm_learner import BaseCommLearner
 from rlds2reverb.learners.feeds import Feed, JoinedFeed, StreamingDataset
-from rlds2reverb.sampling import LinearSchedule, SamplePlan
+from rlds2reverb.reverb.sampling import LinearSchedule, SamplePlan
 
 from ..data import FIRST_BETA, LAST_BETA, PREFETCH
 from ..online import TABLE

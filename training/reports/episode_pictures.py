@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb import fields
-from rlds2reverb._system.text import escape_controls
-from rlds2reverb.episodes import Episode
-from rlds2reverb.learners.figures import GREY, escape_label, get_line_style, make_figure, style_axes
-from rlds2reverb.specs import leaves, path_name
+from rlds2reverb.learners.figure_style import GREY, escape_label, get_line_style, make_figure, style_axes
+from rlds2reverb.system.text import escape_controls
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import leaves, path_name
 
 from .figures import FULL_WIDTH
 from .source_statistics import SourceStatistics, is_image, name_column

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlds2reverb.learners.figures import (
+from rlds2reverb.learners.figure_style import (
     COLOURS,
     GREY,
     add_legend,

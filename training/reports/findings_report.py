@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlds2reverb import fields
-from rlds2reverb.episodes import Episode
+from rlds2reverb.datasets import Finding, Source
 from rlds2reverb.errors import SourceError
-from rlds2reverb.sources import Finding, Source
-from rlds2reverb.specs import map_structure
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import map_structure
 
 from .episode_pictures import describe_texts, draw_episode
 from .page import Page, Report

@@ -10,11 +10,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlds2reverb._system.full_disk import full_disk_as_error
-from rlds2reverb._system.sealed_files import replace_text
-from rlds2reverb._system.text import escape_controls
-from rlds2reverb.learners.figures import render_png
-from rlds2reverb.locations import expand_path
+from rlds2reverb.learners.figure_style import render_png
+from rlds2reverb.system.full_disk import full_disk_as_error
+from rlds2reverb.system.sealed_files import replace_text
+from rlds2reverb.system.text import escape_controls
+from rlds2reverb.types.locations import expand_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

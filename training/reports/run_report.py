@@ -19,12 +19,12 @@ from rlds2reverb.learners.curves import (
     label_runs,
     learning_curves,
 )
-from rlds2reverb.learners.figures import COLOURS, add_legend, get_line_style, style_axes
+from rlds2reverb.learners.figure_style import COLOURS, add_legend, get_line_style, style_axes
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
-from rlds2reverb.saved_policies import is_saved_model
+from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
 
-from ..environment import restore_environment
+from ..evaluation_environment import restore_environment
 from ..experiments import list_runs
 from ..validation import VALIDATION
 from .figures import FULL_WIDTH, draw_lines, make_axes

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.episodes import Episode, read_until_error, show_progress
+from rlds2reverb.datasets import Source, Summary, load
+from rlds2reverb.datasets.checks import DatasetChecks
+from rlds2reverb.datasets.summary import find_reference_returns
 from rlds2reverb.errors import SourceError
-from rlds2reverb.learners.figures import COLOURS, add_legend, make_figure, style_axes
-from rlds2reverb.ownership import isolate
-from rlds2reverb.sources import Source, Summary, load
-from rlds2reverb.sources.data_checks import DatasetChecks
-from rlds2reverb.sources.summary import find_reference_returns
+from rlds2reverb.learners.figure_style import COLOURS, add_legend, make_figure, style_axes
+from rlds2reverb.types.episode_batches import batch_episodes
+from rlds2reverb.types.episodes import Episode, read_until_error, show_progress
+from rlds2reverb.types.ownership import isolate
 
 from .episode_pictures import describe_texts, draw_episode, select_episodes
 from .figures import FULL_WIDTH, count_values, draw_histogram, draw_marginals, draw_scatter

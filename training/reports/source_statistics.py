@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlds2reverb import fields
-from rlds2reverb.episode_batches import EpisodeBatch
-from rlds2reverb.episodes import find_problems
+from rlds2reverb.datasets.summary import SummaryParts
 from rlds2reverb.errors import Problem
-from rlds2reverb.sources.summary import SummaryParts
-from rlds2reverb.specs import Nest, leaves, make_step_spec, path_name
+from rlds2reverb.types import fields
+from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.episodes import find_problems
+from rlds2reverb.types.specs import Nest, leaves, make_step_spec, path_name
 
 #: Number of steps in the sample; twice as many are held while the dataset is read.
 _SAMPLE_SIZE = 20_000

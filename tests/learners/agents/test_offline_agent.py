@@ -5,7 +5,7 @@ from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, run_updates, t
 from properties import mark_slow_except
 
 from rlds2reverb.learners.agents import OfflineAgent, get_agent_class, make_agent
-from rlds2reverb.learners.agents.spaces import BoundedActions
+from rlds2reverb.learners.agents.unit_conversions import BoundedActions
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
 CONTINUOUS = ["bc", "td3_bc", "iql", "rebrac", "cql", "awac", "edac", "fql", "spot", "xql"]

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[2]
 DATA = TESTS / "data/d4rl/pendulum_mixed-v2.hdf5"
 #: Ray does not work with pydantic 1, so that it is hidden from it.
 ENVIRONMENT = {
-    **os.environ, "PYTHONPATH": str(TESTS / "ray_environment"), "RAY_USAGE_STATS_ENABLED": "0",
+    **os.environ, "PYTHONPATH": str(TESTS / "support/ray_environment"), "RAY_USAGE_STATS_ENABLED": "0",
     "TF_CPP_MIN_LOG_LEVEL": "3"
 }  # fmt: skip
 SMALL = ["--set", "hidden_sizes=(32,32)", "--eval-episodes", "2", "--eval-every", "500", "--warmup-steps", "300"]
@@ -214,7 +214,7 @@ def cut_network(prefix, pids, ports):
 
 def find_server(pid):
     """Returns the ID of the server of a replay process, which is forked from its launcher."""
-    (launcher,) = (child for child in find_children(pid) if "_server_process" in read_command(child))
+    (launcher,) = (child for child in find_children(pid) if "reverb/process" in read_command(child))
     (server,) = find_children(launcher)
     return server
 

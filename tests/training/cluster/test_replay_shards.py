@@ -8,13 +8,13 @@ from reference_impls import episode
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
-from rlds2reverb.client import table_infos
 from rlds2reverb.errors import CheckpointError, ResourceInUseError
-from rlds2reverb.locations import shard_path
-from rlds2reverb.server.commits import CommitLog, write_shard
+from rlds2reverb.reverb.client import table_infos
+from rlds2reverb.reverb.server.commits import CommitLog, write_shard
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.cluster import Coordinator, actors
 from rlds2reverb.training.cluster.replay_shards import ReplayShards, ShardCheckpoint, ShardReport
+from rlds2reverb.types.locations import shard_path
 
 EPISODES = [episode(5, terminal=True, start=100.0 * number) for number in range(20)]
 SIGNATURE = TrajectoryWindows().item_spec(load(EPISODES).step_spec)

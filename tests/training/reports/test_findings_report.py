@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlds2reverb import SourceError, check_dataset, load, report_findings
-from rlds2reverb.episodes import Episode
 from rlds2reverb.training.reports import findings_report
 from rlds2reverb.training.reports.findings_report import draw_place
+from rlds2reverb.types.episodes import Episode
 
 
 def make_steps(num_steps=40):

@@ -6,7 +6,7 @@ import re
 
 from matplotlib.image import imread
 
-from rlds2reverb.learners.figures import escape_label, make_figure
+from rlds2reverb.learners.figure_style import escape_label, make_figure
 from rlds2reverb.training.reports.page import Page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[2J\n"

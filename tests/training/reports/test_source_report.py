@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from figures_shown import read_bars, read_findings, read_legend, read_lines
 
-from rlds2reverb import SourceError, episode_batches, load
-from rlds2reverb.episode_batches import batch_episodes
-from rlds2reverb.sources.summary import EpisodeSummary
+from rlds2reverb import SourceError, load
+from rlds2reverb.datasets.summary import EpisodeSummary
 from rlds2reverb.training.reports import report_source, source_statistics
 from rlds2reverb.training.reports.episode_pictures import describe_texts, draw_episode, select_episodes
 from rlds2reverb.training.reports.source_report import find_principal_components
 from rlds2reverb.training.reports.source_statistics import SourceStatistics
+from rlds2reverb.types import episode_batches
+from rlds2reverb.types.episode_batches import batch_episodes
 
 
 def make_log(*rewards, terminated=False, size=3, **columns):

@@ -1,0 +1,150 @@
+"""Validation of columns, for sources of every format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tree
+
+from rlds2reverb.errors import SourceError, SpecMismatchError
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import Episode, from_transitions
+from rlds2reverb.types.specs import describe, map_structure
+
+from .continuity import find_discontinuities
+
+
+def as_columns(nest: Any, where: str) -> Any:
+    """Returns the same nest of dicts and tuples with validated columns as leaves; lists are rows, not nests.
+
+    Args:
+      nest: nest of arrays `[T, ...]`, or of anything that `np.asarray` converts to one.
+      where: description of the nest, for error messages.
+
+    Returns:
+      Arrays in native byte order: bool, integers, floats of at most 64 bits, or strings as objects.
+
+    Raises:
+      SourceError: If a leaf is not such an array, or has no leading axis.
+    """
+    if isinstance(nest, Mapping):
+        return {name: as_columns(inner, f"{where}[{name!r}]") for name, inner in nest.items()}
+    if isinstance(nest, tuple) and not all(np.isscalar(value) for value in nest):
+        inner = [as_columns(inner, f"{where}[{place}]") for place, inner in enumerate(nest)]
+        return type(nest)(*inner) if hasattr(nest, "_fields") else tuple(inner)
+    try:
+        column = np.asarray(nest)
+    except ValueError as error:
+        raise SourceError(f"{where} is not an array: its rows differ in shape ({error})") from error
+    if not column.shape:
+        raise SourceError(f"{where} must be a column with one row per step, got a single {type(nest).__name__}")
+    kind = column.dtype.kind
+    if kind in "SU" or (kind == "O" and all(isinstance(value, (str, bytes)) for value in column.reshape(-1))):
+        return column.astype(object)
+    if kind not in "biuf" or column.dtype.itemsize > 8:
+        raise SourceError(f"{where} must contain bool, integers or floats of at most 64 bits, got {column.dtype}")
+    return column.astype(column.dtype.newbyteorder("="), copy=False)
+
+
+def as_flags(column: np.ndarray, where: str, *, first_row: int = 0) -> np.ndarray:
+    """Returns a column of zeros and ones as bool `[T]`; a second axis of size 1 is dropped.
+
+    Raises:
+      SourceError: If it has any other shape or contains any other value, naming the row.
+    """
+    if column.shape[1:] not in ((), (1,)):
+        raise SourceError(f"{where} must have one flag per row, got shape {column.shape}")
+    column = column.reshape(len(column))
+    invalid = (column != 0) & (column != 1)
+    if invalid.any():
+        row = int(np.argmax(invalid))
+        raise SourceError(f"{where}[{first_row + row}] must be 0 or 1, got {column[row]}")
+    return column.astype(bool)
+
+
+def require_equal_lengths(where: str, columns: Mapping[str, Any]) -> None:
+    """Raises `SourceError` unless all columns have the same number of rows, at least 1."""
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise SourceError(f"{where}: all columns must have the same number of rows >= 1, got {lengths}")
+
+
+def as_steps(steps: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns RLDS steps with validated columns, and the flags as bool `[T]`."""
+    columns = as_columns(dict(steps), where)
+    for name in fields.FLAG_FIELDS:
+        if not isinstance(columns[name], np.ndarray):
+            raise SourceError(f"{where}[{name!r}] must be a column of flags, got a {type(columns[name]).__name__}")
+    return columns | {name: as_flags(columns[name], f"{where}[{name!r}]") for name in fields.FLAG_FIELDS}
+
+
+def make_log_episode(
+    where: str,
+    index: int,
+    observations: Any,
+    actions: Any,
+    *,
+    rewards: Any,
+    terminated: bool,
+    next_observations: Any = None,
+    final_observation: Any = None,
+    extras: dict[str, Any] | None = None,
+) -> Episode:
+    """Returns the episode made of the validated columns of one log; rewards `[T, 1]` lose their second axis.
+
+    Args:
+      where: description of the log, for error messages.
+      index: index of the episode.
+      observations: nest of arrays `[T, ...]`, or `[T + 1, ...]` with the final observation.
+      actions: nest of arrays `[T, ...]`.
+      rewards: `[T]` or `[T, 1]`.
+      terminated: whether the episode ended in a terminal state.
+      next_observations: nest of arrays `[T, ...]`; the last row is the final observation unless observations have it.
+      final_observation: nest of arrays `[...]`, or of columns `[T, ...]` whose last row it is; takes precedence.
+      extras: additional columns `[T, ...]`.
+
+    Raises:
+      SourceError: If rewards are not one number per row, there are no observations, or the columns do not match.
+    """
+    rewards = require_log_columns(where, observations, actions, rewards=rewards, next_observations=next_observations)
+    final = None
+    if next_observations is not None and len(tree.flatten(observations)[0]) == len(rewards):
+        final = map_structure(lambda rows: rows[-1], next_observations)
+    try:
+        if final_observation is not None:
+            final = tree.map_structure(_select_last_row, observations, final_observation)
+            observations = map_structure(lambda column: column[: len(rewards)], observations)
+        steps = from_transitions(
+            observations, actions, rewards=rewards, terminated=terminated, final_observation=final, extras=extras
+        )
+        rows = () if next_observations is None else find_discontinuities(observations, next_observations)
+    except (SpecMismatchError, TypeError, ValueError) as error:
+        raise SourceError(f"{where}: {str(error).splitlines()[0]}") from error
+    is_known = final is not None or len(tree.flatten(observations)[0]) > len(rewards)
+    marks: Any = {"unknown_final_observation" if terminated else "dropped_last_transition": not is_known}
+    return Episode(steps, index, discontinuities=rows, **marks)
+
+
+def _select_last_row(column: np.ndarray, final: np.ndarray) -> np.ndarray:
+    return final if final.shape == column.shape[1:] else final[-1]
+
+
+def require_log_columns(
+    where: str, observations: Any, actions: Any, *, rewards: Any, next_observations: Any = None
+) -> np.ndarray:
+    """Returns the rewards of a log as `[T]`; raises `SourceError` if the columns do not have one row per reward."""
+    if not isinstance(rewards, np.ndarray) or rewards.shape[1:] not in ((), (1,)) or rewards.dtype.kind not in "biuf":
+        got = describe(rewards) if isinstance(rewards, np.ndarray) else f"a {type(rewards).__name__}"
+        raise SourceError(f"{where}: rewards must be one number per row, got {got}")
+    columns = {"observations": observations, "actions": actions}
+    if next_observations is not None:
+        columns["next_observations"] = next_observations
+    num_rows = len(rewards)
+    for name, nest in columns.items():
+        lengths = {len(column) for column in tree.flatten(nest)}
+        allowed = {num_rows, num_rows + 1} if name == "observations" else {num_rows}
+        if len(lengths) != 1 or not lengths <= allowed:
+            raise SourceError(f"{where}: {name} must have as many rows as rewards ({num_rows}), got {sorted(lengths)}")
+    return rewards.reshape(num_rows)

@@ -1,0 +1,1 @@
+"""Reverb: the wire format, a client, servers and their process, writing of items, and sampling."""

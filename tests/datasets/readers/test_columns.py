@@ -1,0 +1,107 @@
+"""Tests of the validation of columns: accepted forms and errors."""
+
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from reference_impls import episode
+
+from rlds2reverb.datasets import load
+from rlds2reverb.datasets.readers.columns import as_columns, as_flags
+from rlds2reverb.errors import SourceError
+
+ROWS = {
+    "observations": np.arange(8, dtype=np.float32).reshape(4, 2),
+    "actions": np.zeros((4, 1), np.float32),
+    "rewards": np.arange(4, dtype=np.float32),
+    "terminals": np.array([0, 0, 0, 1]),
+    "timeouts": np.zeros(4, bool),
+}
+
+
+def test_columns_are_converted_to_native_byte_order(tmp_path):
+    swapped = {name: column.astype(column.dtype.newbyteorder(">")) for name, column in ROWS.items()}
+    with h5py.File(tmp_path / "big_endian.hdf5", "w") as file:
+        for name, column in swapped.items():
+            file[name] = column
+    (expected,) = load(ROWS)
+    for source in (swapped, tmp_path / "big_endian.hdf5"):
+        (got,) = load(source)
+        for name, column in expected.steps.items():
+            assert got.steps[name].dtype == column.dtype and got.steps[name].tobytes() == column.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "x must be a column with one row per step, got a single NoneType"),
+        (3.0, "x must be a column with one row per step, got a single float"),
+        ([[1, 2], [3]], "x is not an array: its rows differ in shape"),
+        (np.zeros(2, np.complex64), "x must contain bool, integers or floats of at most 64 bits, got complex64"),
+        (np.zeros(2, np.longdouble), "x must contain .*, got float128"),
+        (np.array(["2020-01-01"], "M8[D]"), "x must contain .*, got datetime64"),
+        (np.zeros(2, ml_dtypes.bfloat16), "x must contain .*, got bfloat16"),
+        (np.array([object()]), "x must contain .*, got object"),
+    ],
+)
+def test_invalid_columns_raise(value, message):
+    with pytest.raises(SourceError, match=message):
+        as_columns(value, "x")
+
+
+def test_columns_accept_nests_lists_and_strings():
+    got = as_columns({"a": [1, 2], "b": (np.zeros(2), {"c": ["x", b"y"]})}, "x")
+    assert got["a"].tolist() == [1, 2] and got["b"][1]["c"].dtype == object
+    with pytest.raises(SourceError, match=r"x\['b'\]\[1\]\['c'\] must be a column .*, got a single int"):
+        as_columns({"b": (np.zeros(2), {"c": 1})}, "x")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (np.array([0, 2]), r"f\[1\] must be 0 or 1, got 2"),
+        (np.array([0.0, np.nan]), r"f\[1\] must be 0 or 1, got nan"),
+        (np.zeros((2, 3)), r"f must have one flag per row, got shape \(2, 3\)"),
+    ],
+)
+def test_flags_must_be_0_or_1(flags, message):
+    with pytest.raises(SourceError, match=message):
+        as_flags(flags, "f")
+    assert as_flags(np.array([[0], [1]]), "f").tolist() == [False, True]
+
+
+def test_flags_of_steps_are_validated_and_cast_to_bool():
+    steps = episode(3, terminal=True)
+    (got,) = load([{**steps, "is_first": np.array([[1.0], [0.0], [0.0]])}])
+    assert got.steps["is_first"].tolist() == [True, False, False]
+    with pytest.raises(SourceError, match=r"episode 0\['is_terminal'\]\[2\] must be 0 or 1, got nan"):
+        load([{**steps, "is_terminal": np.array([0, 0, np.nan])}])
+    with pytest.raises(SourceError, match="episode 0 must be a dict of arrays, got a int"):
+        load([1])
+
+
+def test_extra_field_named_like_a_step_field_raises(tmp_path):
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        for name, column in ROWS.items():
+            file[name] = column
+        file["infos/reward"] = np.ones(4)
+    with pytest.raises(SourceError, match="an extra field named 'reward' would replace the step's own"):
+        load(tmp_path / "x.hdf5", extra_fields=["reward"])
+    log = {"observations": np.zeros((3, 2)), "actions": np.zeros(3), "rewards": np.zeros(3), "terminated": True}
+    with pytest.raises(SourceError, match="an extra field named 'discount'"):
+        load([{**log, "discount": np.ones(3)}])
+
+
+def test_dict_of_a_d4rl_environment_is_accepted():
+    more = {"metadata/algorithm": b"SAC", "metadata/policy/bias": np.zeros(256), "infos/qpos": np.arange(4)}
+    (plain,) = load({**ROWS, **more})
+    assert "qpos" not in plain.steps
+    (extended,) = load({**ROWS, **more}, extra_fields=["qpos"])
+    assert extended.steps["qpos"].tolist() == [0, 1, 2, 3, 0]
+    with pytest.raises(SourceError, match="'rewards' must be a column .*, got a single"):
+        load({**ROWS, "rewards": np.float32(1)})
+
+
+def test_next_observations_of_a_different_dtype_raise():
+    with pytest.raises(SourceError, match=r"rows of 'next_observations' must be float32 \[2\] .*, got float64 \[2\]"):
+        load({**ROWS, "next_observations": ROWS["observations"].astype(np.float64)})
