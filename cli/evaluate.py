@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
+from rlds2reverb.policies.onnx_policies import is_onnx_file
 from rlds2reverb.system.text import format_columns
 from rlds2reverb.training.config import D4RL
 from rlds2reverb.types.scores import d4rl_score
@@ -89,7 +89,7 @@ def evaluate(folder: Path, policy: str | None, film: Path | None, as_json: bool,
         import_quietly("tensorflow")
     from rlds2reverb.envs.evaluation import Evaluator
     from rlds2reverb.envs.goal_tasks import expects_goals
-    from rlds2reverb.policies.batched_policies.saved_policies import load_policy
+    from rlds2reverb.policies.saved_policies import load_policy
 
     seeds = range(options["seed"], options["seed"] + options["episodes"])
     loaded = {name: load_policy(path) for name, path in paths.items()}
@@ -158,7 +158,7 @@ def _require_registered(folder: Path, environment: str) -> None:
 def _find_policies(folder: Path, policy: str | None) -> tuple[Run | None, dict[str, Path]]:
     """Returns the run, or None for a policy on its own, and the paths of the policies by name."""
     from rlds2reverb.learners.runs import POLICY_FOLDERS, load_run
-    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
+    from rlds2reverb.policies.saved_policies import is_saved_model
     from rlds2reverb.training.directories import require_one_run
 
     if is_onnx_file(folder) or is_saved_model(folder):

@@ -47,7 +47,7 @@ def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> 
     """
     from rlds2reverb.datasets.writers.atomic_output import require_vacant
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
+    from rlds2reverb.policies.saved_policies import is_saved_model
     from rlds2reverb.training.directories import require_one_run
 
     require_vacant(out)

@@ -150,8 +150,8 @@ def _load_policy(policy: str, which: str, options: dict[str, Any]) -> Any:
             f"--policy must be 'random', the directory of a training run or an ONNX file, got {policy!r}"
         )
     from rlds2reverb.learners.runs import load_run
-    from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
-    from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model, load_policy
+    from rlds2reverb.policies.onnx_policies import is_onnx_file
+    from rlds2reverb.policies.saved_policies import is_saved_model, load_policy
     from rlds2reverb.training.directories import require_one_run
 
     require_one_run(folder)

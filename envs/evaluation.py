@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.policies.batched_policies import BatchedPolicy
 from rlds2reverb.types.arguments import require_count, require_number
 from rlds2reverb.types.evaluations import Evaluation
 from rlds2reverb.types.scores import d4rl_score

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.policies.batched_policies import BatchedPolicy
 from rlds2reverb.types.ownership import copy_arrays
 from rlds2reverb.types.spaces import action_bounds
 from rlds2reverb.types.specs import ArraySpec, Nest, cast_array, describe, leaves, numpy_dtype_of, path_name

@@ -15,7 +15,7 @@ from tf_agents.policies import policy_saver, tf_policy
 from tf_agents.policies.policy_saver import PolicySaver
 from tf_agents.specs import tensor_spec
 
-from rlds2reverb.policies.batched_policies.saved_policies import VALUES
+from rlds2reverb.policies.saved_policies import VALUES
 from rlds2reverb.system.full_disk import full_disk_as_error
 from rlds2reverb.types.nest_paths import make_ascii_names
 from rlds2reverb.types.specs import leaves

@@ -13,8 +13,8 @@ import numpy as np
 
 from rlds2reverb.datasets.writers.atomic_output import atomic_output
 from rlds2reverb.errors import ArgumentError
-from rlds2reverb.policies.batched_policies.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
-from rlds2reverb.policies.batched_policies.saved_policies import SavedPolicy, load_saved_model
+from rlds2reverb.policies.onnx_policies import ACTION, NEXT, OnnxPolicy, make_metadata
+from rlds2reverb.policies.saved_policies import SavedPolicy, load_saved_model
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.logs import hide_native_stderr
 from rlds2reverb.types.arguments import require_one_of

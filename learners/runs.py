@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rlds2reverb.errors import CorruptFileError
-from rlds2reverb.policies.batched_policies.saved_policies import (
+from rlds2reverb.policies.saved_policies import (
     POLICY_FOLDER,
     SavedPolicy,
     is_saved_model,

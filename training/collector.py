@@ -24,7 +24,7 @@ from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
 from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
 from rlds2reverb.learners.agents.chunk_policy import ChunkPolicy
 from rlds2reverb.learners.agents.policies import ActorPolicy
-from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
+from rlds2reverb.policies.batched_policies import BatchedPolicy
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
 from rlds2reverb.types.specs import leaves

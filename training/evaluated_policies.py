@@ -19,9 +19,9 @@ from rlds2reverb.learners.agents.policies import ActorPolicy
 from rlds2reverb.learners.agents.unit_conversions import BoundedActions, DiscreteActions
 from rlds2reverb.learners.algorithms import get_algorithm
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run
-from rlds2reverb.policies.batched_policies.batched_policies import BatchedPolicy
-from rlds2reverb.policies.batched_policies.onnx_policies import is_onnx_file
-from rlds2reverb.policies.batched_policies.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
+from rlds2reverb.policies.batched_policies import BatchedPolicy
+from rlds2reverb.policies.onnx_policies import is_onnx_file
+from rlds2reverb.policies.saved_policies import POLICY_FOLDER, is_saved_model, load_policy
 from rlds2reverb.system.sealed_files import file_digest
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest, describe, leaves, path_name

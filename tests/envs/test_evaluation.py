@@ -14,7 +14,7 @@ from tf_agents.specs import tensor_spec
 
 from rlds2reverb.envs import Evaluator
 from rlds2reverb.errors import SpecMismatchError
-from rlds2reverb.policies.batched_policies.saved_policies import load_policy
+from rlds2reverb.policies.saved_policies import load_policy
 from rlds2reverb.types.evaluations import Evaluation, read_reference_returns
 
 

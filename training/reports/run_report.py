@@ -22,7 +22,7 @@ from rlds2reverb.learners.curves import (
 from rlds2reverb.learners.figure_style import COLOURS, add_legend, get_line_style, style_axes
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
-from rlds2reverb.policies.batched_policies.saved_policies import is_saved_model
+from rlds2reverb.policies.saved_policies import is_saved_model
 
 from ..evaluation_environment import restore_environment
 from ..experiments import list_runs

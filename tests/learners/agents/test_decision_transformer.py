@@ -10,7 +10,7 @@ from tf_agents.trajectories import time_step
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.decision_transformer import Window
 from rlds2reverb.learners.policy_export import export_policy
-from rlds2reverb.policies.batched_policies.saved_policies import load_policy
+from rlds2reverb.policies.saved_policies import load_policy
 
 NAME = "decision_transformer"
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
