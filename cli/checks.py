@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from rlds2reverb.datasets.readers.remote import is_remote
-from rlds2reverb.datasets.readers.rlds_conventions import require_missing
 from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.datasets.writers.rlds_features import read_features
 from rlds2reverb.types.locations import expand_path, server_address
@@ -77,7 +76,7 @@ def _require_priority(priority: str) -> None:
 
 def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     if suffixes and path.suffix.lower() not in suffixes:
-        raise ValueError(f"the file must end with {suffixes[0]}, got '{path}'")
+        raise ValueError(f"the file must end with {' or '.join(suffixes)}, got '{path}'")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"the directory '{path.parent}' does not exist; create it, or pass another path")
     if not os.access(path.absolute().parent, os.W_OK):
@@ -85,6 +84,9 @@ def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
 
 
 def _expand_destination(location: str) -> str:
+    if server_address(location) is not None:
+        _require_address(location)
+        return location
     return location if is_remote(location) else str(expand_path(location))
 
 
@@ -113,34 +115,17 @@ def _parse_duration(duration: str) -> float:
     return secs
 
 
-def missing(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    """Returns the numbers of a repeatable option FIELD=VALUE by field."""
-    try:
-        numbers = {name: float(number) for name, _, number in (value.partition("=") for value in values)}
-        require_missing(numbers)
-    except ValueError as error:
-        raise click.BadParameter(f"the values must be FIELD=NUMBER such as discount=1 ({error})", ctx, param) from error
-    return numbers
-
-
-def cameras(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> list[str] | None:
-    """Returns the values of a repeatable option, [] for the single value 'none', and None for no value."""
-    if "none" in names and len(names) > 1:
-        raise click.BadParameter(f"'none' cannot be combined with other cameras, got {', '.join(names)}", ctx, param)
-    return [] if names == ("none",) else list(names) or None
-
-
 selector = Parsed("SELECTOR", Selector.parse)
 rate_limiter = Parsed("LIMITER", RateLimiter.parse)
-address = Checked("HOST:PORT", _require_address)
 priority = Checked("NUMBER|return", _require_priority)
-destination = Parsed("PATH", _expand_destination)
+destination = Parsed("PATH|HOST:PORT", _expand_destination)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
 directory = Parsed("DIR", str, DIRECTORY)
 features = Parsed("FILE", read_features, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
+estimates = Checked("FILE.json|.png", functools.partial(_require_new_file, suffixes=(".json", ".png")), FILE)
 png = Checked("FILE.png", functools.partial(_require_new_file, suffixes=(".png",)), FILE)
 duration = Parsed("DURATION", _parse_duration)
 share = Parsed("FLOAT", _parse_share)

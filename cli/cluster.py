@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from rlds2reverb.training.config import TrainingConfig, declare_fields
 from rlds2reverb.training.progress import Progress
 
 from . import output
-from .config_options import config_options, group_names
+from .config_options import config_options
 from .declarations import EXISTING_FILE, option
 from .groups import Group
-from .options import GroupedCommand, parameter_names, reference_options
+from .options import GroupedCommand
 from .output import json_option
 from .quiet import import_quietly
 from .train import NO_DATA, format_results, read_options, run_dir_option
@@ -26,13 +25,10 @@ from .train import NO_DATA, format_results, read_options, run_dir_option
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
 
-#: Options of `TrainingConfig` that are declared here, or that require a single process.
-_OTHERS = ("algo", "reference_returns", "deterministic", "online_replay", "track")
-_GROUPS = {heading: [name for name in names if name not in _OTHERS] for heading, names in group_names().items()}
-_OPTIONS = list(itertools.chain.from_iterable(_GROUPS.values()))
+#: Options of a run; `--set` sets the others.
+_OPTIONS = ("steps", "online_steps", "env", "seed", "allow_config_mismatch", "hyperparameters")
 _CLUSTER_OPTIONS = [name for name in declare_fields(ClusterConfig) if name != "lead_steps"]
-_GROUPS["Evaluation"] += parameter_names(reference_options)
-_HEADINGS = {"Run": ["source", "run_dir", "algo", *_GROUPS.pop("Run")], "Cluster": _CLUSTER_OPTIONS, **_GROUPS}
+_HEADINGS = {"Run": ["source", "run_dir", "algo", *_OPTIONS], "Cluster": _CLUSTER_OPTIONS}
 
 
 @click.group(cls=Group)
@@ -56,7 +52,6 @@ def cluster() -> None:
 @option("--algo", metavar="NAME", help="Algorithm to train. Required if CONFIG is a gin file.")
 @config_options(*_CLUSTER_OPTIONS, config=ClusterConfig)
 @config_options(*_OPTIONS)
-@reference_options
 @json_option
 def train(as_json: bool, **options: Any) -> int:
     """Train an agent with collectors, replay servers, a learner and an evaluator as separate processes.

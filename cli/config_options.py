@@ -11,6 +11,7 @@ from rlds2reverb.learners.option_declarations import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
 
 from . import checks
+from .assignments import AssignmentOption
 from .custom_modules import allow_custom_modules
 from .number_types import Number
 
@@ -27,13 +28,16 @@ _FLAGS = {
     "learner_gpus": "--gpus",
     "checkpoint_secs": "--replay-checkpoint-secs",
 }
-_REPEATABLE = {"hyperparameters", "drop_fields", "hooks", "track"}
+_REPEATABLE = {"drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
 #: Types of options that follow from no declaration.
 _TYPES = {"reward": checks.reward, "validation": checks.share, "cache_dir": checks.directory}
 #: Sentences about commands, which follow the texts of the declarations.
-_HINTS = {"algo": "`rlds2reverb agents` describes them.", "hyperparameters": "`rlds2reverb agents NAME` lists them."}
+_HINTS = {
+    "hyperparameters": "`rlds2reverb agents NAME` lists them. Or an option of the run, such as train.batch_size=512. "
+    "Repeatable.",
+}
 #: Callbacks of options, by their names.
 _CALLBACKS = dict.fromkeys(("algo", "env", "hooks", "hyperparameters"), allow_custom_modules)
 
@@ -69,6 +73,9 @@ def _make_option(name: str, option: TrainingOption, *, without_default: bool) ->
     declaration: dict[str, Any] = {"help": description, "metavar": option.metavar, "callback": _CALLBACKS.get(name)}
     if option.type == "boolean" and (without_default or not option.is_optional):
         return click.option(flag, name, is_flag=True, help=description)
+    if name == "hyperparameters":
+        assigned = {option: f"train.{option}" for option in declared_options()}
+        return click.option(flag, name, **declaration, cls=AssignmentOption, assigned=assigned)
     if name in _REPEATABLE:
         return click.option(flag, name, **{**declaration, "multiple": True, "help": f"{description} Repeatable."})
     if option.default is REQUIRED:

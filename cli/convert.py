@@ -1,4 +1,4 @@
-"""`rlds2reverb convert`: writes a dataset as a directory that servers start from, or in another format."""
+"""`rlds2reverb convert`: writes a dataset as a directory that servers start from, to a server, or in another format."""
 
 from __future__ import annotations
 
@@ -14,29 +14,37 @@ from rlds2reverb.datasets.writers.lerobot_writer import VERSIONS
 from rlds2reverb.datasets.writers.writing import WRITTEN_FORMATS
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.signals import raise_on_sigterm
-from rlds2reverb.types.locations import find_shard_numbers, is_table_directory
+from rlds2reverb.types.locations import find_shard_numbers, is_table_directory, server_address
 
 from . import checks, output
-from .declarations import flag, option
-from .item_writing import ITEM_PACKAGES, drop_printed, open_prepared, print_report, save_statistics, write_items
-from .number_types import at_least_1
+from .declarations import flag, option, parameter_names
+from .item_writing import (
+    ITEM_PACKAGES,
+    describe_items,
+    drop_printed,
+    open_prepared,
+    print_report,
+    save_statistics,
+    write_items,
+)
+from .number_types import at_least_1, seconds
 from .options import (
     ADVANCED_NAMES,
     CONVERSION_HEADINGS,
     GroupedCommand,
     conversion_options,
-    get_reading_options,
     make_episode_adder,
     make_transforms,
-    parameter_names,
     require_item_options,
     require_unused,
+    server_writing_options,
     sources_argument,
     table_configs,
     table_options,
 )
 from .output import json_option
 from .quiet import hide_other_processes, import_quietly, status
+from .reading import get_load_arguments
 
 if TYPE_CHECKING:
     from rlds2reverb.datasets.writers.writing import WriteReport
@@ -50,20 +58,23 @@ _FORMATS_OF: dict[str, Sequence[str]] = {
     "num_workers": WRITTEN_FORMATS,
     "runner": ("reverb", "rlds"),
 }
+#: Options about the tables of a running server.
+_SERVER_NAMES = ["writer", "timeout", *parameter_names(server_writing_options)]
 _HEADINGS = {
     "Output": ["out", "format", "num_shards", "verify"],
     **CONVERSION_HEADINGS,
     "Tables": _TABLE_NAMES,
     "Advanced": [*ADVANCED_NAMES, *_FORMATS_OF, "beam_pipeline_options"],
+    "Servers": _SERVER_NAMES,
 }
 _FORMATS_OF |= dict.fromkeys(
-    ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES], ("reverb",)
+    ["num_shards", "verify", *CONVERSION_HEADINGS["Items"], *_TABLE_NAMES, *ADVANCED_NAMES, *_SERVER_NAMES], ("reverb",)
 )
 
 
-@click.command(cls=GroupedCommand, headings=_HEADINGS, collapsed=("Input", "Preprocessing", "Tables", "Advanced"))
+@click.command(cls=GroupedCommand, headings=_HEADINGS, explained=[*_HEADINGS["Output"], *_HEADINGS["Items"]])
 @sources_argument()
-@option("--out", type=checks.destination, required=True, help="Directory or file to write.")
+@option("--out", type=checks.destination, required=True, help="Directory or file to write, or address of a server.")
 @option(
     "--format",
     choices=["reverb", *WRITTEN_FORMATS],
@@ -134,20 +145,29 @@ _FORMATS_OF |= dict.fromkeys(
     help="Options of Beam's runner, such as direct_num_workers=4,direct_running_mode=multi_processing.",
     show_default=False,
 )
+@option(
+    "--writer",
+    choices=["bulk", "reverb"],
+    help="'reverb' uses Reverb's own writer, which is much slower and may store items twice if it is interrupted.",
+)
+@option("--timeout", default=30.0, type=seconds, help="Maximum wait for each answer of the server.")
+@server_writing_options
 @conversion_options
 @json_option
 def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
-    """Write a dataset as Reverb tables, or in another format.
+    """Write a dataset as Reverb tables, into the tables of a running server, or in another format.
 
     \b
     Examples:
       rlds2reverb convert hopper_medium-v2.hdf5 --out hopper/
+      rlds2reverb convert hopper_medium-v2.hdf5 --out host:8000,host:8001
       rlds2reverb convert hopper_medium-v2.hdf5 --out hopper/1.0.0 --format rlds
       rlds2reverb convert 'gs://bucket/*.hdf5' --out /mnt/hopper --runner direct
 
     SRC is a dataset (see rlds2reverb --help), several datasets that are read as one, or a pattern. --out is a directory
     of Reverb tables, from which rlds2reverb serve starts servers, or a dataset in another --format with the same
-    episodes. It appears when it is complete. To continue an interrupted conversion, run the same command again.
+    episodes; it appears when it is complete. Or it is HOST:PORT of a server that has the tables already, or of several,
+    over which the episodes are distributed. To continue an interrupted conversion, run the same command again.
 
     An item is what one sample from a table returns; by default it is a transition (two consecutive steps). Training
     needs no conversion: rlds2reverb train reads the same files directly.
@@ -156,17 +176,24 @@ def convert(out: str, format: Any, runner: str | None, **options: Any) -> None:
         if format not in formats:
             require_unused({name}, f"requires --format {' or '.join(formats)}")
     require_item_options(options)
+    is_server = server_address(out) is not None
+    if is_server:
+        require_unused({"format"}, "requires a path as --out, got a server")
+        names = {"num_shards", "verify", "runner", *_TABLE_NAMES} - {"table_names"}
+        require_unused(names, "requires a directory as --out; the tables of a server exist already")
+    else:
+        require_unused(set(_SERVER_NAMES), "requires HOST:PORT of a server as --out")
     if runner:
         require_unused({"verify", "num_workers"}, "cannot be combined with --runner")
         _convert_with_beam(out, format, runner, options)
         return
     require_unused({"beam_pipeline_options"}, "requires --runner")
-    if format == "reverb":
+    if format == "reverb" and not is_server:
         _require_vacant(Path(out), options["num_shards"])
     with raise_on_sigterm():
         source, statistics = open_prepared(options, *(ITEM_PACKAGES if format == "reverb" else ()))
         if format == "reverb":
-            write_items(source, Path(out), options, statistics)
+            write_items(source, out if is_server else Path(out), options, statistics)
         else:
             _write_dataset(source, Path(out), format, options)
             save_statistics(statistics, options)
@@ -221,7 +248,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
         "transforms": make_transforms(options),
         "on_invalid": options["on_invalid"],
         "beam_options": BeamOptions(runner, tuple(f"--{name.lstrip('-')}" for name in names)),
-        **get_reading_options(options),
+        **get_load_arguments(options),
     }
     with (
         raise_on_sigterm(),
@@ -253,7 +280,7 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
             )
         save_statistics(dict(report.statistics), options)
     if format == "reverb":
-        print_report(report, Path(out), options, ())
+        print_report(report, Path(out), describe_items(options), (), as_json=options["as_json"])
     else:
         _print_written(report, (), options)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from rlds2reverb.types.locations import expand_path
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Path(click.Path):
@@ -48,6 +50,26 @@ def option(*names: str, choices: Sequence[str] = (), **attributes: Any) -> Calla
 
 #: Declares an option without a value.
 flag = functools.partial(option, is_flag=True)
+
+
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Returns a decorator that adds options to a command, in the given order."""
+    return lambda command: functools.reduce(lambda decorated, decorate: decorate(decorated), reversed(options), command)
+
+
+def list_parameters(*decorators: Callable[[Any], Any]) -> list[click.Parameter]:
+    """Returns the parameters that option decorators add, in order."""
+
+    def command() -> None: ...
+
+    for decorator in reversed(decorators):
+        decorator(command)
+    return list(reversed(getattr(command, "__click_params__", [])))
+
+
+def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
+    """Returns the names of the parameters that option decorators add, in order."""
+    return [parameter.name or "" for parameter in list_parameters(*decorators)]
 
 
 def is_on_command_line(name: str) -> bool:

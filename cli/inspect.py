@@ -24,9 +24,10 @@ from rlds2reverb.types.tables import MAX_ITEMS
 from . import output, written_directories
 from .declarations import flag, option
 from .number_types import Number, seconds
-from .options import GroupedCommand, open_source, parameter_names, reading_options, report_option, require_unused
+from .options import GroupedCommand, report_option, require_unused
 from .output import json_option
 from .quiet import quiet_imports, status
+from .reading import READING_NAMES, open_source, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _HEADINGS = {
     "Report": ["report_path", "has_films"],
-    "Input": [*parameter_names(reading_options), "timeout"],
+    "Input": [*READING_NAMES, "timeout"],
     "Score": ["reference_returns", "is_d4rl"],
 }
 
@@ -94,7 +95,7 @@ def inspect(
         require_unused({"has_films"}, "requires training runs and --report")
     are_runs, is_server = any(map(_is_run, sources)) or len(sources) > 1, server_address(src) is not None
     if are_runs or is_server or is_table_directory(src):
-        require_unused({"reference_returns", "is_d4rl", *parameter_names(reading_options)}, "requires a dataset")
+        require_unused({"reference_returns", "is_d4rl", *READING_NAMES}, "requires a dataset")
         if are_runs:
             _inspect_runs(sources, report_path, has_films=has_films, as_json=as_json)
             return

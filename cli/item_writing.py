@@ -1,4 +1,4 @@
-"""Writing the items of a dataset into directories or servers, as `convert`, `push` and `serve` do it."""
+"""Writing the items of a dataset into directories or servers, as `convert` and `serve` do it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from rlds2reverb.errors import CheckpointError
 from rlds2reverb.types.locations import shard_path
 
 from . import output
-from .options import make_episode_adder, make_transforms, open_source, table_configs, table_names
+from .options import make_episode_adder, make_transforms, table_configs, table_names
 from .quiet import import_quietly, status
+from .reading import open_source
 
 #: Packages that items are made with.
 ITEM_PACKAGES = ("tensorflow", "tf_agents.trajectories")
@@ -56,7 +57,7 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
     existed = is_directory and Path(destination).exists()
     num_shards = options["num_shards"] if is_directory else None
     by_return = options["priority"] == "return"
-    names = ("writer", "chunk_length", "key_seed", "force", "allow_eviction", "verify")
+    names = ["chunk_length", "key_seed", *(["verify"] if is_directory else ["writer", "force", "allow_eviction"])]
     try:
         with output.StepProgress(source) as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
@@ -69,15 +70,15 @@ def write_items(source: Source, destination: Path | str, options: dict[str, Any]
                 on_invalid=options["on_invalid"],
                 resume=options["resume"],
                 layout=options["layout"],
-                options=IngestOptions(**{name: options[name] for name in names if name in options}),
+                options=IngestOptions(**{name: options[name] for name in names}),
                 progress=progress,
-                **({"timeout_secs": options["timeout"]} if "timeout" in options else {}),
+                **({} if is_directory else {"timeout_secs": options["timeout"]}),
             )
     except CheckpointError as error:
         if existed:
             raise click.UsageError(output.describe_error(error)) from error
         raise
-    print_report(report, destination, options, source.warnings)
+    print_report(report, destination, describe_items(options), source.warnings, as_json=options["as_json"])
     save_statistics(statistics, options)
 
 
@@ -88,16 +89,16 @@ def save_statistics(statistics: dict[str, Any], options: dict[str, Any]) -> None
 
 
 def print_report(
-    report: IngestReport, destination: Path | str, options: dict[str, Any], printed_warnings: Sequence[str]
+    report: IngestReport, destination: Path | str, item_kind: str, printed_warnings: Sequence[str], *, as_json: bool
 ) -> None:
     """Prints the report of written items, without the warnings that are printed already."""
     facts = drop_printed(report.facts(), printed_warnings)
     facts.insert(0, ("directory" if isinstance(destination, Path) else "server", str(destination)))
-    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", _describe_items(options)))
+    facts.insert([name for name, _ in facts].index("items") + 1, ("item kind", item_kind))
     if isinstance(destination, Path):
         facts.append(output.next_command("serve", destination))
     content = output.format_named_facts(f"{report.source} converted", facts)
-    output.print_result(report.as_dict(), content, as_json=options["as_json"])
+    output.print_result(report.as_dict(), content, as_json=as_json)
 
 
 def drop_printed(facts: list[tuple[str, str]], printed_warnings: Sequence[str]) -> list[tuple[str, str]]:
@@ -105,7 +106,8 @@ def drop_printed(facts: list[tuple[str, str]], printed_warnings: Sequence[str]) 
     return [fact for fact in facts if fact[0] != "warning" or fact[1] not in printed_warnings]
 
 
-def _describe_items(options: dict[str, Any]) -> str:
+def describe_items(options: dict[str, Any]) -> str:
+    """Returns the kind of the items that the `item_options` describe."""
     if options["whole_episodes"]:
         return "whole episodes"
     if options["n_step"] is not None:

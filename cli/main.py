@@ -37,8 +37,8 @@ _CLEANUP_SECS = 3.0
 
 #: The commands, whose functions and modules have their names, apart from the one below.
 _COMMANDS = (
-    *("inspect", "validate", "train", "cluster", "agents", "eval", "export", "ope", "rank", "plot"),
-    *("convert", "push", "record", "serve", "cache", "doctor", "demo"),
+    *("inspect", "validate", "train", "cluster", "agents", "eval", "export", "ope", "plot"),
+    *("convert", "record", "serve", "cache", "doctor", "demo"),
 )
 _NAMES = {"eval": "evaluate"}
 

@@ -14,36 +14,19 @@ from rlds2reverb.training.progress import Progress
 from . import checks, output
 from .declarations import EXISTING_DIRECTORY, option
 from .number_types import at_least_0, at_least_1, fraction
-from .options import combine, open_source, reading_options
 from .output import json_option
-from .quiet import import_quietly
+from .quiet import import_quietly, quiet_imports
+from .reading import open_source, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.training.policy_estimates import PolicyEstimate
 
 _EPISODES = {"auto": None, "held-out": True, "all": False}
 
-#: The options of `ope` and `rank`.
-evaluation_options = combine(
-    option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help."),
-    option("--gamma", type=fraction, show_default="that of the run, or 0.99", help="Discount factor."),
-    option("--behaviour", default="cloned", metavar="FIELD",
-           help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or cloned "
-           "to estimate them by behavioural cloning. D4RL files need --extra-field as well."),
-    option("--episodes", choices=list(_EPISODES),
-           help="Episodes to use: those that the run held out (train --validation), all, or the former if the run was "
-           "trained on the same data."),
-    option("--confidence", default=0.9, type=fraction,
-           help="Probability that the intervals are meant to cover."),
-    option("--updates", default=10_000, type=at_least_1,
-           help="Number of updates of fitted Q evaluation and of behavioural cloning."),
-    option("--ensemble", default=5, type=at_least_1, help="Number of Q-functions of fitted Q evaluation."),
-    option("--seed", default=0, type=at_least_0, help="Random seed of weights, batches and the bootstrap."),
-)  # fmt: skip
-
 
 @click.command()
-@click.argument("policy", metavar="RUN_OR_POLICY", type=EXISTING_DIRECTORY)
+@click.argument("policies", metavar="RUN...", nargs=-1, required=True, type=EXISTING_DIRECTORY)
+@option("--data", "source", required=True, metavar="SRC", help="Dataset; see rlds2reverb --help.")
 @option(
     "--method",
     "methods",
@@ -53,33 +36,74 @@ evaluation_options = combine(
     show_default="fqe",
     help=f"{', '.join(f'{name}: {estimator.title}' for name, estimator in ESTIMATORS.items())}. Repeatable.",
 )
-@evaluation_options
-@option("--out", metavar="FILE.json", type=checks.new_file, help="File to write.")
+@option("--gamma", type=fraction, show_default="that of the run, or 0.99", help="Discount factor.")
+@option(
+    "--behaviour",
+    default="cloned",
+    metavar="FIELD",
+    help="Step field with the log probabilities of the data's actions, log:FIELD for probabilities, or cloned to "
+    "estimate them by behavioural cloning. D4RL files need --load extra_fields=FIELD as well.",
+)
+@option(
+    "--episodes",
+    choices=list(_EPISODES),
+    help="Episodes to use: those that the run held out (train --validation), all, or the former if the run was trained "
+    "on the same data.",
+)
+@option("--confidence", default=0.9, type=fraction, help="Probability that the intervals are meant to cover.")
+@option(
+    "--updates",
+    default=10_000,
+    type=at_least_1,
+    help="Number of updates of fitted Q evaluation and of behavioural cloning.",
+)
+@option("--ensemble", default=5, type=at_least_1, help="Number of Q-functions of fitted Q evaluation.")
+@option("--seed", default=0, type=at_least_0, help="Random seed of weights, batches and the bootstrap.")
+@option("--out", type=checks.estimates, help="File to write: the estimates, or a figure of them.")
 @reading_options
 @json_option
-def ope(policy: Path, methods: tuple[str, ...], out: Path | None, as_json: bool, **options: Any) -> None:
-    """Estimate the discounted return of a policy from data, without an environment.
+def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, as_json: bool, **options: Any) -> None:
+    """Estimate the discounted return of policies from data, without an environment.
 
     \b
     Examples:
       rlds2reverb ope runs/iql --data hopper_medium-v2.hdf5
       rlds2reverb ope runs/dqn --data log.hdf5 --method fqe --method wdr --out estimates.json
+      rlds2reverb ope runs/iql runs/td3_bc --data held_out.hdf5 --out estimates.png
 
-    RUN_OR_POLICY is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
+    RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
     runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only fqe
     evaluates them. If the command is stopped, the same one continues.
+
+    Several policies are listed from the highest to the lowest estimate; the order of those whose intervals overlap is
+    not certain. Use data that no policy was trained on, or hold out episodes with train --validation.
     """
-    estimates = run_estimates([policy], methods, options, as_json=as_json)
-    if out is not None:
-        import_quietly("rlds2reverb.training.policy_estimates")
-        from rlds2reverb.training.policy_estimates import save_estimates
+    paths = list(dict.fromkeys(policies))
+    if len(paths) > 1 and len(methods) > 1:
+        raise click.UsageError(f"several policies are compared by one --method, got {', '.join(methods)}")
+    estimates = _run_estimates(paths, methods, options, as_json=as_json)
+    from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates, order_estimates, save_estimates
 
+    estimates = order_estimates(estimates) if len(paths) > 1 else estimates
+    if out is not None and out.suffix == ".json":
         save_estimates(estimates, out)
-    document = {"estimates": [estimate.as_dict() for estimate in estimates]}
-    output.print_result(document, "\n\n".join(map(str, estimates)), as_json=as_json)
+    elif out is not None:
+        with quiet_imports():
+            from rlds2reverb.learners.figure_style import save_png
+
+            save_png(draw_estimates(estimates), out)
+    if as_json:
+        output.print_json({"estimates": [estimate.as_dict() for estimate in estimates]})
+    elif len(paths) == 1:
+        print(output.escape_controls("\n\n".join(map(str, estimates))))
+    else:
+        print(output.escape_controls(format_estimates(estimates)))
+        for result in estimates:
+            for sentence in result.warnings:
+                output.warn(f"{result.policy}: {sentence}")
 
 
-def run_estimates(
+def _run_estimates(
     policies: Sequence[Path], methods: Sequence[str], options: dict[str, Any], *, as_json: bool
 ) -> list[PolicyEstimate]:
     """Returns the estimates of the methods for each policy, and shows the progress unless the output is JSON."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb.datasets import Source, load
-from rlds2reverb.datasets.loading import FORMATS
 from rlds2reverb.datasets.transforms import (
     ActionBounds,
     CastFloats,
@@ -22,105 +19,16 @@ from rlds2reverb.datasets.transforms import (
     Transform,
     parse_reward,
 )
-from rlds2reverb.types.locations import server_address
 from rlds2reverb.types.tables import TableConfig
 
 from . import checks
 from .config_options import config_options
-from .declarations import EXISTING_FILE, PATH, flag, is_on_command_line, option
+from .declarations import EXISTING_FILE, combine, flag, is_on_command_line, option, parameter_names
 from .number_types import at_least_0, at_least_1, fraction, integer
-from .output import warn
-from .quiet import status
+from .reading import READING_NAMES, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.types.items import EpisodeAdder
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Returns a decorator that adds options to a command, in the given order."""
-    return lambda command: functools.reduce(lambda decorated, decorate: decorate(decorated), reversed(options), command)
-
-
-def _takers(name: str) -> str:
-    """Returns the formats that take an option of `load`, for its help."""
-    titles = (file_format.title for file_format in FORMATS if name in file_format.options)
-    return ", ".join(title for title in titles if title)
-
-
-reading_options = combine(
-    option("--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."),
-    option(
-        "--last-step",
-        choices=["auto", "boundary", "transition"],
-        help=f"{_takers('last_step')}: meaning of an episode's last row: only a final observation (boundary), a "
-        "transition like the others, as in many datasets of robots, or what the data show.",
-    ),
-    option(
-        "--missing",
-        multiple=True,
-        metavar="FIELD=VALUE",
-        callback=checks.missing,
-        help=f"{_takers('missing')}: value of reward, discount or is_terminal (at the end of each episode) for a "
-        "dataset without that field. Repeatable.",
-    ),
-    option(
-        "--image-decoding/--no-image-decoding",
-        default=True,
-        help=f"{_takers('image_decoding')}: read images as arrays, or as the bytes of their files.",
-    ),
-    option(
-        "--done",
-        type=click.Choice(["terminal", "truncated"]),
-        metavar="END",
-        help=f"{_takers('done')}: how next.done ends an episode that neither succeeds nor is truncated: terminal or "
-        "truncated.",
-    ),
-    option(
-        "--camera",
-        "cameras",
-        multiple=True,
-        metavar="NAME",
-        show_default="all",
-        callback=checks.cameras,
-        help=f"{_takers('cameras')}: read only the images of this camera, such as observation.images.front or front; "
-        "none reads no images. Repeatable.",
-    ),
-    option("--data-dir", type=PATH, metavar="DIR", help=f"{_takers('data_dir')}: directory of prepared datasets."),
-    flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
-    option(
-        "--extra-field",
-        "extra_fields",
-        multiple=True,
-        metavar="NAME",
-        help=f"{_takers('extra_fields')}: also read infos/NAME, or the column NAME of other formats, as a step field. "
-        "Repeatable.",
-    ),
-    option(
-        "--max-episode-steps",
-        type=at_least_1,
-        help=f"{_takers('max_episode_steps')}, without timeouts: truncate episodes after N rows.",
-    ),
-    flag(
-        "--split-at-discontinuity",
-        help=f"{_takers('split_at_discontinuity')}, without timeouts: start a new episode where an observation differs "
-        "from the previous row's next_observations.",
-    ),
-    flag(
-        "--independent-rows",
-        help=f"{_takers('independent_rows')}: treat each row as an episode of one transition, for shuffled or "
-        "relabelled rows.",
-    ),
-    option(
-        "--autoreset",
-        type=click.Choice(["next_step", "same_step"]),
-        metavar="MODE",
-        help=f"{_takers('autoreset')}: mode of a vector environment whose resets are among the steps: next_step leaves "
-        "them out, same_step reads final observations as unknown.",
-    ),
-    option("--frame-stack", type=at_least_1, help=f"{_takers('frame_stack')}: number of frames in an observation."),
-)
 
 
 def sources_argument(*, required: bool = True) -> Callable[[Any], Any]:
@@ -282,20 +190,10 @@ server_writing_options = combine(
 )
 
 
-def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
-    """Returns the names of the parameters that option decorators add, in order."""
-
-    def command() -> None: ...
-
-    for decorator in reversed(decorators):
-        decorator(command)
-    return [parameter.name for parameter in reversed(getattr(command, "__click_params__", []))]
-
-
 #: The `conversion_options` by their headings in `--help`, apart from 'Advanced'.
 CONVERSION_HEADINGS = {
     "Items": parameter_names(item_options),
-    "Input": parameter_names(reading_options),
+    "Input": READING_NAMES,
     "Preprocessing": parameter_names(transform_options, _checking_options),
 }
 #: The `conversion_options` under the heading 'Advanced'.
@@ -326,29 +224,6 @@ def make_episode_adder(options: dict[str, Any]) -> EpisodeAdder:
         return NStep(options["n_step"], options["gamma"])
     window_options = {name: options[name] for name in ("stride", "padding") if name in options}
     return TrajectoryWindows(options["sequence_length"], discount_source=discount_source, **window_options)
-
-
-def open_source(options: dict[str, Any]) -> Source:
-    """Opens the source that the `reading_options` describe, and prints its warnings.
-
-    Args:
-      options: the values of all options.
-    """
-    location = options["source"]
-    for path in [location] if isinstance(location, str) else location:
-        if server_address(path) is not None:
-            raise click.UsageError(f"SRC must be a dataset, got the server {path!r}; use its original data")
-    name = location if isinstance(location, str) else f"{len(location)} datasets"
-    with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
-        source = load(location, **get_reading_options(options))
-    for warning in source.warnings:
-        warn(warning)
-    return source
-
-
-def get_reading_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of the `reading_options`, which are arguments of `load`."""
-    return {name: options[name] for name in parameter_names(reading_options)}
 
 
 #: Makers of the transforms, given the values of their options.
@@ -395,38 +270,44 @@ class GroupedCommand(click.Command):
 
     Args:
       headings: parameter names by heading, in the order of the help; the other options follow under 'Other'.
-      collapsed: headings whose options `--help` only names; `--help-all` explains them.
+      explained: the options under these headings that `--help` explains; it only names the others, which `--help-all`
+        explains. None to explain all.
     """
 
     def __init__(
-        self, *arguments: Any, headings: dict[str, Sequence[str]], collapsed: Sequence[str] = (), **options: Any
+        self,
+        *arguments: Any,
+        headings: dict[str, Sequence[str]],
+        explained: Sequence[str] | None = None,
+        **options: Any,
     ):
         super().__init__(*arguments, **options)
-        self._headings, self._collapsed = headings, collapsed
-        if collapsed:
+        self._headings, self._explained = headings, explained
+        if explained is not None:
             self.params.append(_help_all_option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options, grouped by heading."""
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        records = {option.name: option.get_help_record(ctx) or ("", "") for option in options}
-        sections = {heading: [records.pop(name) for name in names] for heading, names in self._headings.items()}
-        sections["Other"] = list(records.values())
-        flags = {option.name or "": option.opts[0] for option in options}
-        collapsed = () if ctx.meta.get(_SHOW_ALL) else self._collapsed
-        for heading, section in sections.items():
-            if heading not in collapsed:
+        options = {option.name: option for option in self.get_params(ctx) if isinstance(option, click.Option)}
+        others = [name for name in options if name not in itertools.chain(*self._headings.values())]
+        shows_all = ctx.meta.get(_SHOW_ALL) or self._explained is None
+        named: dict[str, list[str]] = {}
+        for heading, names in {**self._headings, "Other": others}.items():
+            explained = [name for name in names if shows_all or heading == "Other" or name in (self._explained or ())]
+            if explained:
                 with formatter.section(heading):
-                    formatter.write_dl(section)
-        if collapsed:
+                    formatter.write_dl([options[name].get_help_record(ctx) or ("", "") for name in explained])
+            if rest := [options[name].opts[0] for name in names if name not in explained]:
+                named[heading] = rest
+        if named:
+            # click keeps the lines of a paragraph that begins with \b; it would break options at their hyphens.
+            width = formatter.width - max(map(len, named)) - 4
             with formatter.section("More options, explained by --help-all"):
-                formatter.write_dl([(heading, self._list_flags(heading, flags, formatter)) for heading in collapsed])
+                formatter.write_dl([(heading, f"\b\n{_fill(rest, width)}") for heading, rest in named.items()])
 
-    def _list_flags(self, heading: str, flags: dict[str, str], formatter: click.HelpFormatter) -> str:
-        names = " ".join(flags[name] for name in self._headings[heading])
-        # click keeps the lines of a paragraph that begins with \b; it would break options at their hyphens.
-        indent = max(map(len, self._collapsed)) + 4
-        return "\b\n" + textwrap.fill(names, formatter.width - indent, break_on_hyphens=False)
+
+def _fill(words: Sequence[str], width: int) -> str:
+    return textwrap.fill(" ".join(words), width, break_on_hyphens=False)
 
 
 _SHOW_ALL = "rlds2reverb.show_all"

@@ -113,7 +113,9 @@ def _name_option(command: click.Command, argument: str, value: Any) -> str:
     names = (argument, _OPTIONS.get(argument), f"no_{argument}")
     option = next((options[name] for name in names if name in options), None)
     if option is None:
-        return name_argument(argument, value)
+        setters = (option for option in options.values() if argument in getattr(option, "assigned", ()))
+        setter: Any = next(setters, None)
+        return name_argument(argument, value) if setter is None else setter.describe(argument, value)
     if value is ... or isinstance(value, bool):
         flags = [*option.secondary_opts, *option.opts] if value is False else option.opts
         return flags[0]

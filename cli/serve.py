@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import signal
 import time
@@ -23,18 +22,12 @@ from rlds2reverb.types.locations import is_table_directory
 from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
 
 from . import checks, output
-from .declarations import DIRECTORY, flag, is_on_command_line, option
-from .item_writing import ITEM_PACKAGES, open_prepared, write_items
+from .declarations import DIRECTORY, flag, is_on_command_line, option, parameter_names
+from .item_writing import ITEM_PACKAGES, print_report
 from .number_types import at_least_1, port
 from .options import (
-    ADVANCED_NAMES,
-    CONVERSION_HEADINGS,
     GroupedCommand,
-    conversion_options,
     get_table_options,
-    make_episode_adder,
-    parameter_names,
-    require_item_options,
     require_unused,
     server_writing_options,
     sources_argument,
@@ -44,6 +37,7 @@ from .options import (
 )
 from .output import json_option
 from .quiet import import_quietly
+from .reading import READING_NAMES, open_source, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.reverb.server.replay_server import ReplayServer
@@ -54,22 +48,19 @@ _RETRY_SECS = 5.0
 #: Python runs signal handlers only after a sleep returns, so sleeps are at most this long.
 _MAX_SLEEP_SECS = 0.2
 
-_WRITING_NAMES = [*ADVANCED_NAMES, *parameter_names(server_writing_options)]
 _TABLE_NAMES = parameter_names(table_options)
 _HEADINGS = {
     "Server": ["port", "isolate", "num_shards", "checkpoint_root", "checkpoint_secs", "append", "empty"],
+    "Dataset": [*READING_NAMES, *parameter_names(server_writing_options)],
     "Tables": _TABLE_NAMES,
-    **CONVERSION_HEADINGS,
-    "Advanced": ["serve_batches", "no_verify", *_WRITING_NAMES],
+    "Advanced": ["serve_batches", "no_verify"],
 }
 #: Options about the items that are written, and options about a dataset.
-_WRITTEN_ONLY = {*_WRITING_NAMES, "append", "on_invalid", "save_statistics", "as_json"}
-_DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values()), "empty"}
+_WRITTEN_ONLY = {"append", "as_json", *parameter_names(server_writing_options)}
+_DATASET_ONLY = {*_WRITTEN_ONLY, *READING_NAMES, "empty"}
 
 
-@click.command(
-    cls=GroupedCommand, headings=_HEADINGS, collapsed=("Tables", "Items", "Input", "Preprocessing", "Advanced")
-)
+@click.command(cls=GroupedCommand, headings=_HEADINGS, explained=_HEADINGS["Server"])
 @sources_argument(required=False)
 @table_options
 @flag("--empty", help="Serve empty tables for items like those of SRC.")
@@ -108,7 +99,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *itertools.chain(*CONVERSION_HEADINGS.values())
     "directory that convert --shards wrote determines K.",
 )
 @flag("--append", help="Add to the items that the checkpoint contains.")
-@conversion_options
+@reading_options
 @server_writing_options
 @json_option
 def serve(**options: Any) -> None:
@@ -121,9 +112,9 @@ def serve(**options: Any) -> None:
       rlds2reverb serve hopper_medium-v2.hdf5 --empty --port 8000 --shards 3
       rlds2reverb serve --checkpoint-root replay/ --checkpoint-every 10m
 
-    SRC is a directory that rlds2reverb convert wrote, which is not changed, or a dataset, whose items are written to
-    the server first. Without SRC, the tables are empty and accept items of any shape; with --empty, only items like
-    those of SRC.
+    SRC is a directory that rlds2reverb convert wrote, which is not changed, or a dataset, whose transitions are
+    written to the server first; for other items, use convert. Without SRC, the tables are empty and accept items of
+    any shape; with --empty, only items like those of SRC.
 
     With --checkpoint-root, the server starts from the newest valid checkpoint and writes one when it stops. If the
     disk is full at that moment, the server waits for space; a second Ctrl-C or SIGTERM stops it without a checkpoint.
@@ -135,7 +126,6 @@ def serve(**options: Any) -> None:
     """
     if options["checkpoint_root"] is None:
         require_unused({"checkpoint_secs", "append"}, "requires --checkpoint-root")
-    require_item_options(options)
     data = _find_data(options["source"])
     if data:
         require_unused(_DATASET_ONLY - {"force"}, "requires a dataset as SRC, got a converted directory")
@@ -152,10 +142,11 @@ def serve(**options: Any) -> None:
             serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
     else:
         with raise_on_sigterm():
-            source, statistics = open_prepared(options, *ITEM_PACKAGES)
-            with _start(options, signature=_make_signature(source, options)) as server:
+            source = open_source(options)
+            import_quietly(*ITEM_PACKAGES)
+            with _start(options, signature=_make_signature(source)) as server:
                 if not options["empty"]:
-                    _fill(server, source, statistics, options)
+                    _fill(server, source, options)
                 serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
@@ -242,23 +233,19 @@ def _read_stored_tables(data: Path, options: dict[str, Any]) -> list[TableConfig
     return [replace(config, **changes) for config in configs]
 
 
-def _make_signature(source: Source, options: dict[str, Any]) -> Any:
-    """Returns the table signature for a source's items in the layout of --layout."""
-    from rlds2reverb.reverb.wire.packing import Packing, packed_signature
+def _make_signature(source: Source) -> Any:
+    """Returns the table signature for the transitions of a source."""
+    from rlds2reverb.adders import TrajectoryWindows
     from rlds2reverb.reverb.writing.item_conversion import drop_strings
 
-    adder = make_episode_adder(options)
-    spec = adder.item_spec(drop_strings(source.step_spec))
-    if options["layout"] == "columns":
-        return spec
-    return packed_signature(Packing(spec, squeeze=getattr(adder, "squeeze", False)))
+    return TrajectoryWindows(2).item_spec(drop_strings(source.step_spec))
 
 
-def _fill(
-    server: ReplayServer | ShardedReplayServer, source: Source, statistics: dict[str, Any], options: dict[str, Any]
-) -> None:
-    """Writes the items of a source into the new tables of a server, and a checkpoint if it has any."""
+def _fill(server: ReplayServer | ShardedReplayServer, source: Source, options: dict[str, Any]) -> None:
+    """Writes the transitions of a source into the new tables of a server, and a checkpoint if it has any."""
+    from rlds2reverb.ingestion import IngestOptions, ingest
     from rlds2reverb.reverb.client import find_addresses, table_infos
+    from rlds2reverb.reverb.writing.report import IngestWarning
 
     for address in find_addresses(server) if not options["append"] else ():
         for name, info in table_infos(address).items():
@@ -267,7 +254,11 @@ def _fill(
                     f"table {name!r} already has {info.current_size:,} items from the checkpoint; pass --append to add "
                     "to them, or a different --checkpoint-root"
                 )
-    write_items(source, server.address, options, statistics)
+    ingest_options = IngestOptions(force=options["force"], allow_eviction=options["allow_eviction"])
+    with output.StepProgress(source) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", IngestWarning)  # The printed report contains them.
+        report = ingest(source, server.address, table_names(options), options=ingest_options, progress=progress)
+    print_report(report, server.address, "transitions (2 steps each)", source.warnings, as_json=options["as_json"])
     if server.has_checkpoints:
         write_checkpoint(server)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlds2reverb.system.signals import raise_on_sigterm
+from rlds2reverb.system.text import suggest
 from rlds2reverb.training.config import D4RL, TrainingConfig, declared_options
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
@@ -18,12 +19,14 @@ from rlds2reverb.training.progress import Progress
 from rlds2reverb.types.locations import is_table_directory, server_address
 
 from . import checks, output
+from .assignments import split_assignments
 from .config_options import config_options, group_names
-from .declarations import DIRECTORY, EXISTING_FILE, flag, is_on_command_line, option
+from .declarations import DIRECTORY, EXISTING_FILE, flag, is_on_command_line, option, parameter_names
 from .number_types import at_least_1
-from .options import GroupedCommand, open_source, parameter_names, reading_options, reference_options, require_unused
+from .options import GroupedCommand, reference_options, require_unused
 from .output import json_option
 from .quiet import import_quietly
+from .reading import READING_NAMES, open_source, reading_options
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -39,10 +42,16 @@ _HEADINGS = {
     "Evaluation": [name for name in _GROUPS["Evaluation"] if name != "reference_returns"]
     + parameter_names(reference_options),
     "Checkpoints and logs": _GROUPS["Checkpoints and logs"],
-    "Input": parameter_names(reading_options),
+    "Input": READING_NAMES,
     "Preprocessing": _GROUPS["Preprocessing"],
 }
 
+#: The options that `--help` explains.
+_EXPLAINED = [
+    *("source", "run_dir", "algo", "steps", "seeds", "presets", "hyperparameters", "env"),
+]
+#: The options that `--set train.NAME=VALUE` sets.
+_SETTABLE = [name for name in declared_options() if name not in ("algo", "hyperparameters")]
 #: Value of --data for training without a dataset.
 NO_DATA = "none"
 
@@ -58,7 +67,11 @@ def run_dir_option(description: str) -> Callable[[Any], Any]:
     return option("--run-dir", type=DIRECTORY, required=True, metavar="DIR", help=description)
 
 
-@click.command(cls=GroupedCommand, headings=_HEADINGS)
+@click.command(
+    cls=GroupedCommand,
+    headings=_HEADINGS,
+    explained=_EXPLAINED,
+)
 @option(
     "--data",
     "source",
@@ -110,7 +123,6 @@ def train(as_json: bool, **options: Any) -> int:
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/iql
       rlds2reverb train --algo td3_bc --data hopper-medium-v2 --run-dir runs/td3 \\
           --preset td3_bc-locomotion --d4rl-score
-      rlds2reverb train --algo iql --data localhost:8000 --run-dir runs/iql-served
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/seeds --seeds 3 --jobs 2
       rlds2reverb train --algo iql --data hopper_medium-v2.hdf5 --run-dir runs/online --online 100000
       rlds2reverb train --algo sac --data none --env Pendulum-v1 --run-dir runs/sac --online 10000
@@ -122,17 +134,21 @@ def train(as_json: bool, **options: Any) -> int:
     from .main import OK, TEMPORARY_FAILURE
 
     passed = read_options(options)
+    if options["reference_file"] and options["is_d4rl"]:
+        raise click.UsageError("pass only one of --reference-file and --d4rl-score")
+    if options["reference_file"] or options["is_d4rl"]:
+        passed["reference_returns"] = D4RL if options["is_d4rl"] else str(options["reference_file"])
     _require_seeds(passed, options)
     algo = passed.pop("algo")
     # Checks everything that does not require TensorFlow, which takes seconds to load.
     TrainingConfig(algo, **passed)
     source = None if options["source"] == NO_DATA else options["source"]
     if source is None:
-        require_unused(set(parameter_names(reading_options)), "requires a dataset")
+        require_unused(set(READING_NAMES), "requires a dataset")
     elif server_address(source) is None and not is_table_directory(source):
         source = replace(open_source(options), warnings=())  # Which it has printed.
     else:
-        require_unused(set(parameter_names(reading_options)), "requires a dataset; the items of a table are converted")
+        require_unused(set(READING_NAMES), "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
     from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
@@ -186,11 +202,17 @@ def read_options(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of `TrainingConfig` on the command line; values of hyperparameters are still strings."""
     names = declared_options().keys() & options.keys()
     passed = {name: options[name] for name in names if is_on_command_line(name)}
-    passed["hyperparameters"] = _split_hyperparameters(options["hyperparameters"])
-    if options["reference_file"] and options["is_d4rl"]:
-        raise click.UsageError("pass only one of --reference-file and --d4rl-score")
-    if options["reference_file"] or options["is_d4rl"]:
-        passed["reference_returns"] = D4RL if options["is_d4rl"] else str(options["reference_file"])
+    passed["hyperparameters"] = hyperparameters = {}
+    for name, value in split_assignments("--set", "alpha=2.5", options["hyperparameters"]).items():
+        owner, dot, attribute = name.rpartition(".")
+        if not dot:
+            hyperparameters[name] = value
+            continue
+        if owner != "train" or attribute not in _SETTABLE:
+            raise click.UsageError(f"--set has no name {name!r}{suggest(attribute, _SETTABLE)}")
+        if attribute in passed:
+            raise click.UsageError(f"{name} must be passed only once")
+        passed[attribute] = declared_options()[attribute].parse(value)
     return passed
 
 
@@ -200,17 +222,6 @@ def _require_seeds(passed: dict[str, Any], options: dict[str, Any]) -> None:
         raise click.UsageError("pass only one of --seed and --seeds")
     if options["jobs"] > 1 and not options["seeds"]:
         raise click.UsageError("--jobs requires --seeds, because a single run is trained in one process")
-
-
-def _split_hyperparameters(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Returns the values of `--set` by name."""
-    hyperparameters = {}
-    for pair in pairs:
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
-            raise click.UsageError(f"--set must be NAME=VALUE such as alpha=2.5, got {pair!r}")
-        hyperparameters[name] = value
-    return hyperparameters
 
 
 def _report(training: Training, run: Run, *, as_json: bool) -> None:

@@ -20,24 +20,22 @@ from rlds2reverb.types.locations import is_table_directory
 from rlds2reverb.types.specs import Nest
 
 from . import output, written_directories
-from .declarations import option
+from .declarations import option, parameter_names
 from .main import INVALID_DATA, OK
 from .number_types import at_least_0
 from .options import (
     GroupedCommand,
     make_transforms,
-    open_source,
-    parameter_names,
-    reading_options,
     report_option,
     require_unused,
     transform_options,
 )
 from .output import json_option
 from .quiet import quiet_imports, status
+from .reading import READING_NAMES, open_source, reading_options
 
 _NEVER = "never"
-_HEADINGS = {"Input": parameter_names(reading_options), "Preprocessing": parameter_names(transform_options)}
+_HEADINGS = {"Input": READING_NAMES, "Preprocessing": parameter_names(transform_options)}
 
 
 @dataclass

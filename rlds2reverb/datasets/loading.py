@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlds2reverb.errors import ArgumentError, SourceError
 from rlds2reverb.system.text import suggest
@@ -76,7 +76,7 @@ def load(
     missing: Mapping[str, float] | Iterable[tuple[str, float]] | None = None,
     image_decoding: bool = True,
     frame_stack: int | None = None,
-    done: str | None = None,
+    done: Literal["terminal", "truncated"] | None = None,
     cameras: Sequence[str] | None = None,
     data_dir: str | Path | None = None,
     download: bool = False,

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import inspect
 import json
 import os
 import pty
@@ -17,9 +18,11 @@ import minari
 import numpy as np
 import pytest
 import reverb
+from command_parameters import list_parameters
 from written_directories import assert_same_files
 
-from rlds2reverb.cli import inspect, run
+from rlds2reverb import load
+from rlds2reverb.cli import inspect as inspect_command, run
 from rlds2reverb.cli.main import cli
 from rlds2reverb.types.tables import MAX_ITEMS
 
@@ -79,10 +82,10 @@ def test_inspect_prints_json(data, capsys):
 
 
 def test_inspect_applies_reading_options(data, capsys):
-    code, out, _ = call(capsys, "inspect", data / HOPPER, "--extra-field", "qpos", "--json")
+    code, out, _ = call(capsys, "inspect", data / HOPPER, "--load", "extra_fields=qpos", "--json")
     assert code == 0 and "['qpos']" in [field["name"] for field in json.loads(out)["fields"]]
     code, out, _ = call(
-        capsys, "inspect", data / "malformed/hdf5/missing_timeouts.hdf5", "--max-episode-steps", 10, "--json"
+        capsys, "inspect", data / "malformed/hdf5/missing_timeouts.hdf5", "--load", "max_episode_steps=10", "--json"
     )
     assert code == 0 and json.loads(out)["lengths"]["max"] == 10
 
@@ -102,7 +105,7 @@ def test_inspect_does_not_derive_a_d4rl_score_from_a_file_name(data, capsys, nam
 
 def test_inspect_adds_the_counts_of_a_table_on_several_servers():
     table = {"name": "replay", "items": 1, "max_size": MAX_ITEMS, "inserted": 4, "sampled": 30, "episodes": 2}
-    total = inspect._add_tables(inspect._add_tables(None, table, "a:1"), table, "b:1")
+    total = inspect_command._add_tables(inspect_command._add_tables(None, table, "a:1"), table, "b:1")
     assert total == {"name": "replay", "items": 2, "max_size": MAX_ITEMS, "inserted": 8, "sampled": 60, "episodes": 4,
                      "servers": {"a:1": 1, "b:1": 1}}  # fmt: skip
 
@@ -151,7 +154,7 @@ def test_datasets_are_downloaded_only_with_the_option(data, capsys, tmp_path, mo
         ("hdf5/ok_control.hdf5", (), "valid (4 episodes"),
         (  # Values in last steps.
             "rlds/ok_control",
-            ("--last-step", "boundary"),
+            ("--load", "last_step=boundary"),
             "valid, with notes (3 episodes, 12 steps, 0 problems, 1 note)",
         ),
     ],
@@ -208,11 +211,11 @@ def test_validate_notes_few_discontinuities_and_rejects_many(capsys, rows_file):
     assert out.startswith(
         "note: next_observations differs from the observation of the next row in 2 rows inside episodes"
     )
-    assert "first in row 149 (episode 1)" in out and "--split-at-discontinuity" in out
+    assert "first in row 149 (episode 1)" in out and "--load split_at_discontinuity" in out
     result = json.loads(call(capsys, "validate", path, "--json")[1])
     assert result["valid"] and (result["discontinuities"], result["dropped_last_transition"]) == (2, 0)
     assert len(result["notes"]) == 1
-    code, out, _ = call(capsys, "validate", path, "--split-at-discontinuity")
+    code, out, _ = call(capsys, "validate", path, "--load", "split_at_discontinuity")
     assert code == 0 and "valid (6 episodes, 406 steps, 0 problems)\n" in out
     code, out, err = call(capsys, "validate", rows_file(jump_at=range(0, 55, 5)))
     assert code == 2 and "more than 1% of the rows" in err and "first in row 0 (episode 0)" in err
@@ -223,16 +226,15 @@ def test_shuffled_rows_are_read_with_independent_rows(capsys, rows_file, tmp_pat
     path = rows_file(shuffled=True)
     code, out, err = call(capsys, "validate", path)
     assert code == 2 and "shuffled or relabelled" in err and "INVALID" in out
-    code, out, _ = call(capsys, "validate", path, "--independent-rows")
+    code, out, _ = call(capsys, "validate", path, "--load", "independent_rows")
     assert code == 0 and "valid (400 episodes, 800 steps, 0 problems)\n" in out
-    code, out, err = call(capsys, "convert", path, "--independent-rows", "--out", tmp_path / "out")
+    code, out, err = call(capsys, "convert", path, "--load", "independent_rows", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "400 in each table" in out
-    code, _, err = call(
-        capsys, "convert", path, "--independent-rows", "--max-episode-steps", 3, "--out", tmp_path / "other"
-    )
+    options = ("--load", "independent_rows", "--load", "max_episode_steps=3")
+    code, _, err = call(capsys, "convert", path, *options, "--out", tmp_path / "other")
     assert (
         code == 1
-        and "--independent-rows already ends an episode after each row; leave out other rules (--max-episode-" in err
+        and "--load independent_rows already ends an episode after each row; leave out other rules (--load max_" in err
     )
 
 
@@ -303,19 +305,19 @@ def size(server, table="replay"):
     return server.localhost_client().server_info(timeout=10)[table].current_size
 
 
-def test_push_writes_to_a_running_server(data, capsys, server):
-    code, out, err = call(capsys, "push", data / HOPPER, f"localhost:{server.port}")
+def test_convert_to_a_server_writes_to_a_running_server(data, capsys, server):
+    code, out, err = call(capsys, "convert", data / HOPPER, "--out", f"localhost:{server.port}")
     assert (code, err) == (0, "") and size(server) == 911
     assert "911 in each table\n  item kind    transitions (2 steps each)" in out and "steps/s" in out
 
 
-def test_push_applies_options_and_prints_json(data, capsys, server, tmp_path):
+def test_convert_to_a_server_applies_options_and_prints_json(data, capsys, server, tmp_path):
     statistics = tmp_path / "statistics.json"
     code, out, _ = call(
         capsys,
-        "push",
+        "convert",
         data / "tfds_fake/d4rl_mujoco_hopper/hopper_medium_replay-v1.hdf5",
-        f"localhost:{server.port}",
+        *("--out", f"localhost:{server.port}"),
         *("--table", "replay", "--table", "other", "--sequence-length", 3),
         *("--stride", 2, "--cast-floats", "--normalize-observations", "--reward", "scale:0.5:1", "--clip-actions"),
         *("--action-bounds", -1, 1),
@@ -383,8 +385,8 @@ def test_convert_writes_a_directory_once(data, capsys, tmp_path):
         ),
     ],
 )
-def test_push_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):
-    code, out, err = call(capsys, "push", data / HOPPER, f"localhost:{server.port}", *options)
+def test_convert_to_a_server_makes_the_kind_of_items_in_the_options(data, capsys, server, options, items, kind):
+    code, out, err = call(capsys, "convert", data / HOPPER, "--out", f"localhost:{server.port}", *options)
     assert (code, err) == (0, "") and size(server) == items and f"item kind    {kind}\n" in out
 
 
@@ -437,19 +439,19 @@ def test_convert_exits_with_75_when_the_disk_is_full(data, capsys, tmp_path, mon
     assert call(capsys, "convert", data / HOPPER, "--out", tmp_path / "out")[0] == 0
 
 
-def test_push_writes_invalid_data_only_with_on_invalid(data, capsys, server, tmp_path):
+def test_convert_to_a_server_writes_invalid_data_only_with_on_invalid(data, capsys, server, tmp_path):
     path, to = data / "malformed/hdf5/nan_reward.hdf5", f"localhost:{server.port}"
-    code, _, err = call(capsys, "push", path, to)
+    code, _, err = call(capsys, "convert", path, "--out", to)
     assert code == 2 and "holds NaN" in err and err.endswith("use --on-invalid skip_episode\n") and size(server) == 0
     code, _, err = call(capsys, "train", "--algo", "bc", "--data", path, "--run-dir", tmp_path / "run", "--env", "none")
     assert code == 2 and err.endswith("write a copy with convert --format rlds --on-invalid skip_episode\n")
-    code, out, err = call(capsys, "push", path, to, "--on-invalid", "skip_episode")
+    code, out, err = call(capsys, "convert", path, "--out", to, "--on-invalid", "skip_episode")
     assert code == 0 and "1 invalid episode skipped" in out and "holds NaN" in out
 
 
 @pytest.mark.drill("F14")
-def test_push_exits_with_75_when_no_server_answers(data, capsys):
-    code, _, err = call(capsys, "push", data / HOPPER, "localhost:1", "--timeout", 1)
+def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
+    code, _, err = call(capsys, "convert", data / HOPPER, "--out", "localhost:1", "--timeout", 1)
     assert code == 75 and "no Reverb server answered at localhost:1 within 1 s" in err
 
 
@@ -468,11 +470,11 @@ def test_push_exits_with_75_when_no_server_answers(data, capsys):
             "--stride cannot be combined with --n-step",
         ),
         (
-            ["push", "HOPPER", "localhost:1", "--whole-episodes", "--stride", "2"],
+            ["convert", "HOPPER", "--out", "localhost:1", "--whole-episodes", "--stride", "2"],
             "--stride cannot be combined with --whole",
         ),
         (
-            ["push", "HOPPER", "localhost:1", "--priority", "high"],
+            ["convert", "HOPPER", "--out", "localhost:1", "--priority", "high"],
             "--priority: the priority must be a number in [0, 1e12] or 'return', got",
         ),
         (["convert", "HOPPER", "--out", "x", "--beam-pipeline-options", "a=1"], "requires --runner"),
@@ -490,13 +492,20 @@ def test_push_exits_with_75_when_no_server_answers(data, capsys):
             "--n-step requires --format reverb",
         ),
         (["convert", "no/*.hdf5", "--out", "x", "--runner", "direct"], "no file matches 'no/*.hdf5'"),
-        (["serve", "HOPPER", "--empty", "--stride", "2"], "--stride cannot be combined with --empty"),
+        (["serve", "HOPPER", "--empty", "--force"], "--force cannot be combined with --empty"),
         (["serve", "--force"], "--force requires SRC"),
         (["convert", "HOPPER"], "missing option '--out'"),
-        (["push", "HOPPER", "nonsense"], "HOST:PORT"),
-        (["push", "HOPPER"], "missing argument 'SRC...'"),
+        (["convert", "HOPPER", "--out", "localhost:70000"], "the address must be HOST:PORT"),
+        (["convert", "HOPPER", "--out", "localhost:1", "--format", "d4rl"], "--format requires a path as --out"),
+        (["convert", "HOPPER", "--out", "localhost:1", "--max-size", "9"], "--max-size requires a directory as --out"),
+        (["convert", "HOPPER", "--out", "x", "--timeout", "9"], "--timeout requires HOST:PORT of a server as --out"),
+        (["inspect", "HOPPER", "--load", "last_steps=auto"], "no name 'last_steps'; did you mean 'last_step'?"),
+        (["inspect", "HOPPER", "--load", "done=maybe"], "--load: done must be terminal or truncated, got 'maybe'"),
+        (["inspect", "HOPPER", "--load", "done"], "--load must be NAME=VALUE such as last_step=boundary, got 'done'"),
+        (["inspect", "HOPPER", "--load", "done=a", "--load", "done=b"], "--load done must be passed only once"),
+        (["inspect", "HOPPER", "--load", "frame_stack=0"], "--load: frame_stack must be an integer >= 1, got '0'"),
         (
-            ["push", "HOPPER", "localhost:1", "--reward", "more"],
+            ["convert", "HOPPER", "--out", "localhost:1", "--reward", "more"],
             "--reward: the reward recipe must be iql_locomotion",
         ),
         (["serve", "HOPPER", "--sampler", "best"], "selector must be one of"),
@@ -523,9 +532,24 @@ def test_control_characters_in_names_are_escaped(data, capsys, tmp_path):
 
 def test_statistics_are_saved_only_after_success(data, capsys, tmp_path):
     target = tmp_path / "s.json"
-    arguments = ("localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)
-    assert call(capsys, "push", data / HOPPER, *arguments)[0] == 75
+    arguments = ("--out", "localhost:1", "--timeout", 1, "--normalize-observations", "--save-statistics", target)
+    assert call(capsys, "convert", data / HOPPER, *arguments)[0] == 75
     assert not target.exists()
+
+
+def test_load_help_lists_the_arguments_of_load(capsys):
+    code, out, _ = call(capsys, "inspect", "x", "--load", "help")
+    listed = set(re.findall(r"^  (\w+)=", out, re.M))
+    arguments = set(inspect.signature(load).parameters) - {"source", "split", "download"}
+    assert code == 0 and listed == arguments
+
+
+def test_no_help_is_longer_than_70_lines_and_all_commands_have_at_most_230_options(capsys):
+    names = {words for words, _ in list_parameters()}
+    for words in names:
+        code, out, _ = call(capsys, *words, "--help")
+        assert code == 0 and len(out.splitlines()) <= 70, words
+    assert sum(isinstance(parameter, click.Option) for _, parameter in list_parameters()) <= 230
 
 
 def test_every_command_and_option_has_help(capsys):
@@ -554,7 +578,7 @@ def test_wrong_options_fail_before_tensorflow_is_loaded(data):
         ("--rate-limiter", "min_size:x"),
         ("--priority", "-1"),
         ("--reward", "scale:x"),
-        ("--max-episode-steps", "0"),
+        ("--load", "max_episode_steps=0"),
     ]
     program = """
 import sys
@@ -582,7 +606,7 @@ def test_errors_are_printed_as_json(data, capsys):
     for arguments, exit_code, message in [
         (("inspect", "nothing.hdf5"), 1, "there is no file 'nothing.hdf5'"),
         (("inspect", data / "malformed/hdf5/text.hdf5"), 2, "text.hdf5"),
-        (("push", data / HOPPER, "localhost:1", "--timeout", "1"), 75, "no Reverb server answered"),
+        (("convert", data / HOPPER, "--out", "localhost:1", "--timeout", "1"), 75, "no Reverb server answered"),
         (("convert", data / HOPPER), 1, "missing option '--out'"),
     ]:
         code, out, err = call(capsys, *arguments, "--json")
@@ -599,12 +623,12 @@ def test_convert_rejects_an_occupied_directory(data, capsys, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("name", ["convert", "push", "serve"])
+@pytest.mark.parametrize("name", ["convert", "serve", "train"])
 def test_help_fits_a_screen_and_help_all_explains_each_option(capsys, name):
     _, short, _ = call(capsys, name, "--help")
     code, full, _ = call(capsys, name, "--help-all")
-    assert code == 0 and "those of the environment" not in full  # The default of training.
-    assert len(short.splitlines()) < 70 < len(full.splitlines())
+    assert code == 0 and ("those of the environment" in full) == (name == "train")
+    assert len(short.splitlines()) <= 70 < len(full.splitlines())
     assert max(map(len, (short + full).splitlines())) <= 80
     options = cli.get_command(None, name).params
     flags = {option.opts[0] for option in options if isinstance(option, click.Option)}

@@ -50,8 +50,8 @@ def test_config_of_a_run_without_data_needs_no_data(tmp_path, started):
 def test_config_of_a_run_names_its_data_and_options_take_precedence(tmp_path, started):
     config_file = write_config(tmp_path, {"source": "hopper.hdf5", "fingerprint": "12"}, steps=10)
     options = ("--run-dir", tmp_path / "run", "--online", "3000", "--set", "hidden_sizes=(4,4)")
-    source, config, *_ = started(config_file, *options)
-    assert source == "hopper.hdf5" and config.online_steps == 3_000
+    source, config, *_ = started(config_file, *options, "--set", "train.batch_size=64")
+    assert source == "hopper.hdf5" and (config.online_steps, config.batch_size) == (3_000, 64)
     assert config.resolved_hyperparameters["hidden_sizes"] == (4, 4)
     assert started(config_file, *options, "--data", "localhost:8000")[0] == "localhost:8000"
 
@@ -70,6 +70,9 @@ def test_gin_file_sets_options(tmp_path, started):
     [
         ("sac.gin", "", ["--data", "none"], "--algo is required, because CONFIG is a gin file"),
         ("sac.gin", "", ["--algo", "sac"], "--data is required; pass none to learn only from what is collected"),
+        ("config.json", "{", ["--set", "train.batch=3"], "--set has no name 'train.batch'; did you mean 'batch_size'?"),
+        ("config.json", "{", ["--set", "train.batch_size=x"], "batch_size must be an integer >= 1 or None, got 'x'"),
+        ("config.json", "{", ["--steps", "2", "--set", "train.steps=2"], "train.steps must be passed only once"),
         ("config.json", "{", [], "config.json is not a JSON file"),
         ("config.json", "{}", [], "config.json must be the config.json of a run"),
     ],

@@ -1,4 +1,4 @@
-"""`ope` and `rank`: output, files and errors."""
+"""`ope` of one and of several policies: output, files and errors."""
 
 import json
 
@@ -30,9 +30,9 @@ def test_ope_prints_an_estimate_and_writes_it(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_rank_prints_a_table_and_draws_a_figure(trained, tmp_path, capsys):
+def test_several_policies_are_ordered_in_a_table_and_a_figure(trained, tmp_path, capsys):
     dataset, folder = trained
-    arguments = ["rank", str(folder), str(folder / "policy"), "--data", dataset, *FAST]
+    arguments = ["ope", str(folder), str(folder / "policy"), "--data", dataset, *FAST]
     assert run([*arguments, "--out", str(tmp_path / "rank.png"), "--json"]) == 0
     estimates = json.loads(capsys.readouterr().out)["estimates"]
     assert len(estimates) == 2 and estimates[0]["estimate"] >= estimates[1]["estimate"]
@@ -48,11 +48,13 @@ def test_method_that_requires_probabilities_is_reported(trained, capsys):
 
 def test_invalid_arguments_are_reported(data, tmp_path, capsys):
     dataset = str(data / "d4rl/pendulum_mixed-v2.hdf5")
-    assert run(["rank", str(tmp_path), "--data", dataset, "--out", str(tmp_path / "rank.jpg")]) == 1
-    assert "must end with .png" in capsys.readouterr().err
-    for command in ("ope", "rank"):
-        assert run([command, str(tmp_path), "--data", "missing.hdf5", "--out", str(tmp_path / "new/out.png")]) == 1
-        assert f"--out: the directory '{tmp_path}/new' does not exist; create it" in capsys.readouterr().err
+    assert run(["ope", str(tmp_path), "--data", dataset, "--out", str(tmp_path / "rank.jpg")]) == 1
+    assert "must end with .json or .png" in capsys.readouterr().err
+    assert run(["ope", str(tmp_path), "--data", "missing.hdf5", "--out", str(tmp_path / "new/out.png")]) == 1
+    assert f"--out: the directory '{tmp_path}/new' does not exist; create it" in capsys.readouterr().err
+    methods = ["--method", "fqe", "--method", "wis"]
+    assert run(["ope", str(tmp_path), str(data), "--data", dataset, *methods]) == 1
+    assert "several policies are compared by one --method, got fqe, wis" in capsys.readouterr().err
     for share in ("100%", "x%"):
         assert run(["train", "--algo", "bc", "--data", dataset, "--run-dir", "x", "--validation", share]) == 1
         assert "--validation must be a share >= 0 and < 1, such as 0.1 or 10%" in capsys.readouterr().err

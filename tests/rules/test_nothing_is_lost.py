@@ -300,7 +300,7 @@ def test_policy_that_cannot_be_saved_is_reported_before_the_first_update(tmp_pat
     assert not (tmp_path / "progress.csv").exists() and not find_steps(tmp_path)
 
 
-@pytest.mark.parametrize(("command", "out"), [("ope", "--out"), ("rank", "--out"), ("eval", "--film")])
+@pytest.mark.parametrize(("command", "out"), [("ope", "--out"), ("eval", "--film")])
 def test_directory_without_permission_is_reported_before_anything_is_read(tmp_path, command, out, capsys, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     data = [] if command == "eval" else ["--data", "missing.hdf5"]
@@ -328,7 +328,7 @@ def test_ranking_that_is_killed_after_the_first_policy_continues_with_the_others
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         run_command("train", "--algo", "td3_bc", "--data", DATA, "--run-dir", folder, "--steps", 2, "--env", "none")
-    arguments = ["rank", *folders, "--data", DATA, "--ensemble", 2, "--updates"]
+    arguments = ["ope", *folders, "--data", DATA, "--ensemble", 2, "--updates"]
     whole, _ = run_command(*arguments, 300)
     shutil.rmtree(folders[1] / "estimates")
     process = start(*arguments, 300)

@@ -223,9 +223,9 @@ def test_conversion_training_and_commands_warn_with_the_option(tmp_path, capsys,
         assert any(f"(autoreset='{mode}')" in sentence for sentence in warnings)
     for command in ("validate", "inspect"):
         run([command, str(path)])
-        assert f"(--autoreset {mode})" in capsys.readouterr().err
+        assert f"(--load autoreset={mode})" in capsys.readouterr().err
     assert run(["validate", str(path), "--fail-on", "warning"]) == 2
-    assert run(["validate", str(path), "--autoreset", mode]) == 0
+    assert run(["validate", str(path), "--load", f"autoreset={mode}"]) == 0
     assert load([path, Path(path)], autoreset=mode).warnings == ()
 
 

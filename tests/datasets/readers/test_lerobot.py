@@ -342,14 +342,14 @@ def test_other_cameras_are_not_decoded(samples, monkeypatch, capsys):
             images = {"images": {"wrist": observation["images"]["wrist"]}} if cameras else {}
             assert_equal_nests(read.steps["observation"], {"state": observation["state"], **images})
     path = str(samples / "v2.1/c2")
-    assert run(["inspect", path, "--camera", "none"]) == 0
+    assert run(["inspect", path, "--load", "cameras=none"]) == 0
     assert "images" not in capsys.readouterr().out
-    assert run(["inspect", path, "--camera", "none", "--camera", "wrist"]) == 1
+    assert run(["inspect", path, "--load", "cameras=none,wrist"]) == 1
     assert "'none' cannot be combined with other cameras" in capsys.readouterr().err
-    assert run(["inspect", path, "--camera", "rear"]) == 2
+    assert run(["inspect", path, "--load", "cameras=rear"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "c2 must have one camera 'rear', got 0; its cameras are observation.images.front" in error
-    assert error.endswith("(--camera)")
+    assert error.endswith("(--load cameras)")
     with pytest.raises(ValueError, match="cameras=.*does not apply to a robomimic file"):
         load(samples.parent / "robomimic/d1_low_dim.hdf5", cameras=[])
 

@@ -95,8 +95,8 @@ def test_transitions_in_last_rows_are_reported_and_written(data, tmp_path, capsy
     for got, expected in zip(again, load(path), strict=True):
         assert got.unknown_final_observation
         assert [hash_column(column) for _, column in got.columns] == [hash_column(c) for _, c in expected.columns]
-    assert run(["inspect", str(path), "--last-step", "boundary"]) == 0
-    assert run(["validate", str(path), "--last-step", "transition"]) == 0
+    assert run(["inspect", str(path), "--load", "last_step=boundary"]) == 0
+    assert run(["validate", str(path), "--load", "last_step=transition"]) == 0
     assert "discount 0" in capsys.readouterr().out
 
 
@@ -309,9 +309,9 @@ def test_invalid_last_step_raises():
 
 def test_command_reads_missing_values(data, capsys):
     path = str(data / "formats/rlds/a3/roboturk_like/1.0.0")
-    assert run(["validate", path, "--missing", "discount=1", "--last-step", "transition"]) == 0
+    assert run(["validate", path, "--load", "missing=discount:1", "--load", "last_step=transition"]) == 0
     assert "discount" not in capsys.readouterr().err
-    assert run(["validate", path, "--missing", "discount"]) != 0
+    assert run(["validate", path, "--load", "missing=discount"]) != 0
     assert "FIELD=NUMBER such as discount=1" in " ".join(capsys.readouterr().err.split())
 
 
@@ -450,7 +450,7 @@ def test_convert_reads_features_from_a_file(data, tmp_path, capsys):
     path = str(data / "formats/rlds/a2/openx_boundary/1.0.0")
     (tmp_path / "features.json").write_text('{"observation/image": "jpeg"}')
     out = str(tmp_path / "arm/1.0.0")
-    command = ["convert", path, "--format", "rlds", "--out", out, "--no-image-decoding"]
+    command = ["convert", path, "--format", "rlds", "--out", out, "--load", "image_decoding=false"]
     assert run([*command, "--features", str(tmp_path / "features.json")]) == 0
     assert read_step(out)[0]["observation"]["image"].encoding_format == "jpeg"
     (tmp_path / "features.json").write_text("[]")

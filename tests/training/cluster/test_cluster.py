@@ -23,7 +23,8 @@ ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(TESTS / "support/ray_environment"), "RAY_USAGE_STATS_ENABLED": "0",
     "TF_CPP_MIN_LOG_LEVEL": "3"
 }  # fmt: skip
-SMALL = ["--set", "hidden_sizes=(32,32)", "--eval-episodes", "2", "--eval-every", "500", "--warmup-steps", "300"]
+SMALL = ["--set", "hidden_sizes=(32,32)", "--set", "train.eval_episodes=2", "--set", "train.eval_every=500"]
+SMALL += ["--set", "train.warmup_steps=300"]
 
 
 def find_ray_processes():
@@ -249,7 +250,7 @@ for port in sys.argv[1:]:
 @pytest.mark.parametrize("fault", [suspend_processes, cut_network])
 def test_training_continues_without_one_of_its_replay_servers(fault, tmp_path):
     run_dir = tmp_path / "run"
-    options = ["--shards", "2", "--collectors", "1", "--log-every", "100", "--replay-checkpoint-secs", "1"]
+    options = ["--shards", "2", "--collectors", "1", "--set", "train.log_every=100", "--replay-checkpoint-secs", "1"]
     with machine() as prefix:
         process = start_training(run_dir, *options, online_steps=100_000, prefix=prefix)
 

@@ -1,0 +1,146 @@
+"""How a dataset is read: `--split`, `--download`, and the other arguments of `load` as `--load NAME=VALUE`."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from rlds2reverb.datasets import Source, load
+from rlds2reverb.datasets.loading import FORMATS
+from rlds2reverb.datasets.readers.rlds_conventions import require_missing
+from rlds2reverb.learners.option_declarations import read_descriptions
+from rlds2reverb.system.text import suggest
+from rlds2reverb.types.locations import expand_path, server_address
+
+from .assignments import AssignmentOption, split_assignments
+from .declarations import combine, flag, option, parameter_names
+from .number_types import at_least_1
+from .output import warn
+from .quiet import status
+
+
+def _takers(name: str) -> str:
+    """Returns the formats that take an option of `load`, for its help."""
+    titles = (file_format.title for file_format in FORMATS if name in file_format.options)
+    return ", ".join(title for title in titles if title)
+
+
+def _parse_names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    if not names or ("none" in names and len(names) > 1):
+        raise ValueError(f"must be names separated by commas, or only none, got {text!r}")
+    return [] if names == ["none"] else names
+
+
+def _parse_numbers(text: str) -> dict[str, float]:
+    try:
+        numbers = {name: float(number) for name, _, number in (pair.partition(":") for pair in text.split(","))}
+        require_missing(numbers)
+    except ValueError as error:
+        raise ValueError(f"must be FIELD:NUMBER such as discount:1, got {text!r} ({error})") from error
+    return numbers
+
+
+def _parse_choice(choices: Mapping[str, Any], text: str) -> Any:
+    if text not in choices:
+        raise ValueError(f"must be {' or '.join(choices)}, got {text!r}")
+    return choices[text]
+
+
+#: How values of each type are written, and read.
+_TYPES: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    bool: ("true|false", partial(_parse_choice, {"true": True, "false": False})),
+    int: ("N", lambda text: at_least_1.convert(text, None, None)),
+    Sequence: ("NAME,...", _parse_names),
+    Mapping: ("FIELD:NUMBER,...", _parse_numbers),
+    str: ("PATH", expand_path),
+}
+
+
+def _read_annotation(annotation: Any) -> tuple[str, Callable[[str], Any]]:
+    """Returns how values of an annotated argument are written, and read."""
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    kind = get_args(annotation)[0] if is_union else annotation  # The other alternatives are None or less strict.
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return "|".join(choices), partial(_parse_choice, dict(zip(choices, choices, strict=True)))
+    return _TYPES[get_origin(kind) or kind]
+
+
+#: The arguments of `load` that `--load` sets: how they are written, and read.
+_ARGUMENTS = {
+    name: _read_annotation(annotation)
+    for name, annotation in get_type_hints(load).items()
+    if name not in ("source", "split", "download", "return")
+}
+
+
+def _show_arguments(ctx: click.Context) -> None:
+    """Prints the arguments, with their descriptions in the docstring of `load`."""
+    formatter, descriptions = ctx.make_formatter(), read_descriptions(load)
+    with formatter.section("Values of --load"):
+        formatter.write_dl([(f"{name}={values}", descriptions[name]) for name, (values, _) in _ARGUMENTS.items()])
+    click.echo(formatter.getvalue().rstrip())
+
+
+def _read_arguments(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Returns arguments of `load`; the callback of the option."""
+    if "help" in pairs:
+        _show_arguments(ctx)
+        ctx.exit()
+    switches = {name: f"{name}=true" for name, (values, _) in _ARGUMENTS.items() if values == "true|false"}
+    written = [switches.get(pair, pair) for pair in pairs]
+    arguments = {}
+    for name, value in split_assignments("--load", "last_step=boundary", written).items():
+        if name not in _ARGUMENTS:
+            advice = suggest(name, _ARGUMENTS) or "; --load help lists the names"
+            raise click.BadParameter(f"there is no name {name!r}{advice}", ctx, param)
+        try:
+            arguments[name] = _ARGUMENTS[name][1](value)
+        except (ValueError, click.BadParameter) as error:
+            raise click.BadParameter(f"{name} {error}", ctx, param) from error
+    return arguments
+
+
+reading_options = combine(
+    option("--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."),
+    flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
+    click.option(
+        "--load",
+        "load_arguments",
+        cls=AssignmentOption,
+        assigned={name: name for name in _ARGUMENTS},
+        callback=_read_arguments,
+        help="How the dataset is read, such as last_step=boundary or cameras=front,wrist. --load help explains all "
+        "names. Repeatable.",
+    ),
+)
+READING_NAMES = parameter_names(reading_options)
+
+
+def open_source(options: dict[str, Any]) -> Source:
+    """Opens the source that the `reading_options` describe, and prints its warnings.
+
+    Args:
+      options: the values of all options.
+    """
+    location = options["source"]
+    for path in [location] if isinstance(location, str) else location:
+        if server_address(path) is not None:
+            raise click.UsageError(f"SRC must be a dataset, got the server {path!r}; use its original data")
+    name = location if isinstance(location, str) else f"{len(location)} datasets"
+    with contextlib.nullcontext() if options["download"] else status(f"opening {name}"):
+        source = load(location, **get_load_arguments(options))
+    for warning in source.warnings:
+        warn(warning)
+    return source
+
+
+def get_load_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `load` that the `reading_options` describe."""
+    return {"split": options["split"], "download": options["download"], **options["load_arguments"]}
