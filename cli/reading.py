@@ -103,7 +103,7 @@ def _read_arguments(ctx: click.Context, param: click.Parameter, pairs: tuple[str
         try:
             arguments[name] = _ARGUMENTS[name][1](value)
         except (ValueError, click.BadParameter) as error:
-            raise click.BadParameter(f"{name} {error}", ctx, param) from error
+            raise click.BadParameter(str(error), ctx, param, f"--load {name}") from error
     return arguments
 
 

@@ -192,9 +192,9 @@ def test_modules_imported_finds_nested_and_relative_imports(tmp_path):
     assert sorted(modules_imported(tmp_path / "x.py", "rlds2reverb.datasets")) == [
         "adders",
         "rlds2reverb.cli",
-        "rlds2reverb.fields",
         "rlds2reverb.datasets.a.b",
         "rlds2reverb.datasets.c",
+        "rlds2reverb.fields",
     ]
 
 

@@ -500,10 +500,10 @@ def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
         (["convert", "HOPPER", "--out", "localhost:1", "--max-size", "9"], "--max-size requires a directory as --out"),
         (["convert", "HOPPER", "--out", "x", "--timeout", "9"], "--timeout requires HOST:PORT of a server as --out"),
         (["inspect", "HOPPER", "--load", "last_steps=auto"], "no name 'last_steps'; did you mean 'last_step'?"),
-        (["inspect", "HOPPER", "--load", "done=maybe"], "--load: done must be terminal or truncated, got 'maybe'"),
+        (["inspect", "HOPPER", "--load", "done=maybe"], "--load done must be terminal or truncated, got 'maybe'"),
         (["inspect", "HOPPER", "--load", "done"], "--load must be NAME=VALUE such as last_step=boundary, got 'done'"),
         (["inspect", "HOPPER", "--load", "done=a", "--load", "done=b"], "--load done must be passed only once"),
-        (["inspect", "HOPPER", "--load", "frame_stack=0"], "--load: frame_stack must be an integer >= 1, got '0'"),
+        (["inspect", "HOPPER", "--load", "frame_stack=0"], "--load frame_stack must be an integer >= 1, got '0'"),
         (
             ["convert", "HOPPER", "--out", "localhost:1", "--reward", "more"],
             "--reward: the reward recipe must be iql_locomotion",

@@ -39,7 +39,7 @@ def test_inspect_describes_runs_and_writes_reports_on_them(tmp_path, capsys, fig
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data.hdf5", "--report", "a.pdf"], "the file must end with .html, got 'a.pdf'"),
+        (["data.hdf5", "--report", "a.pdf"], "the file must end with .html or .htm, got 'a.pdf'"),
         (["data.hdf5", "--report", "no/a.html"], "the directory 'no' does not exist"),
         (["data.hdf5", "--report", "a.html", "--film"], "--film requires training runs and --report"),
         (["run", "--film"], "--film requires training runs and --report"),

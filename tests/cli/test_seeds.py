@@ -47,7 +47,7 @@ def command(data):
     return [
         *("train", "--algo", "bc", "--data", data / "d4rl" / "pendulum_mixed-v2.hdf5"),
         *("--env", "Pendulum-v1", "--steps", 20, "--batch-size", 8, "--log-every", 10, "--eval-every", 10),
-        *("--eval-episodes", 1, "--set", "hidden_sizes=(8,8)", "--max-episode-steps", 50),
+        *("--eval-episodes", 1, "--set", "hidden_sizes=(8,8)", "--load", "max_episode_steps=50"),
     ]
 
 

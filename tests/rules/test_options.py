@@ -197,19 +197,19 @@ def test_documentation_lists_the_options_of_each_format():
     assert listed == {file_format.name: file_format.options for file_format in BUILT_IN}
 
 
-#: Names of repeatable options of the command line.
-REPEATABLE = {"extra_fields": "extra_field", "cameras": "camera"}
-
-
 def test_help_lists_the_formats_of_each_option(capsys):
     run(["validate", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
+    run(["validate", "x", "--load", "help"])
+    load_text = " ".join(capsys.readouterr().out.split())
     for option in VALUES:
-        titles = ", ".join(
-            file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options
-        )
-        flag = "--" + REPEATABLE.get(option, option).replace("_", "-")
-        assert titles and re.search(rf"{flag}( \S+| / --no-\S+)? {titles}[:,]", help_text), (flag, titles)
+        titles = [file_format.title for file_format in BUILT_IN if file_format.title and option in file_format.options]
+        if option in ("split", "download"):
+            assert re.search(rf"--{option}( \S+)? {', '.join(titles)}[:,]", help_text), (option, titles)
+        else:
+            (text,) = re.findall(rf" {option}=\S+ (.*?)(?: \w+=|$)", load_text)
+            formats = text.partition(" only: ")[0].replace("RLDS", "TFDS")
+            assert all(title.removesuffix(" names") in formats for title in titles), (option, titles)
 
 
 def test_command_line_names_the_option_that_does_not_apply(sources, capsys):
@@ -372,7 +372,7 @@ def test_repeated_options_are_an_error_unless_all_values_count(capsys):
             assert run([*names, option.opts[0], *values, again, *values]) == 1
             assert f"{option.opts[0]} must be passed only once" in capsys.readouterr().err, names
             num_refused += 1
-    assert num_refused > 200
+    assert num_refused > 130
 
 
 def test_repeatable_options_and_flags_may_be_repeated(capsys):

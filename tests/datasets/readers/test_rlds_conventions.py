@@ -312,7 +312,7 @@ def test_command_reads_missing_values(data, capsys):
     assert run(["validate", path, "--load", "missing=discount:1", "--load", "last_step=transition"]) == 0
     assert "discount" not in capsys.readouterr().err
     assert run(["validate", path, "--load", "missing=discount"]) != 0
-    assert "FIELD=NUMBER such as discount=1" in " ".join(capsys.readouterr().err.split())
+    assert "--load missing must be FIELD:NUMBER such as discount:1" in " ".join(capsys.readouterr().err.split())
 
 
 # --- written features
