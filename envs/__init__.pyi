@@ -1,3 +1,4 @@
+from . import suite_dm_control as suite_dm_control, suite_gym as suite_gym
 from ._env_process import EnvironmentFailedError as EnvironmentFailedError
 from .action_noise import TemporallyCorrelatedNoise as TemporallyCorrelatedNoise
 from .batch_dimension import BatchDimension as BatchDimension

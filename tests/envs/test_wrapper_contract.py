@@ -237,7 +237,7 @@ class ReusesArrays(Wrapper):
     ],
 )
 def test_check_wrapper_finds_violations(wrapper, message):
-    with pytest.raises((AssertionError, envs.specs.SpecMismatchError), match=message):
+    with pytest.raises((AssertionError, envs.env_specs.SpecMismatchError), match=message):
         check_wrapper(lambda: wrapper(pendulum(6)), num_steps=20)
 
 
