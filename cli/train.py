@@ -124,8 +124,8 @@ def train(as_json: bool, **options: Any) -> int:
       rlds2reverb train --algo iql --data hopper.hdf5 --run-dir runs/5 --seeds 5
       rlds2reverb train --algo td3_bc --data hopper-medium-v2 --run-dir runs/td3 \\
           --preset td3_bc-locomotion --d4rl-score
-      rlds2reverb train --algo sac --data none --env Pendulum-v1 --run-dir runs/sac \\
-          --online 10000
+      rlds2reverb train --algo sac --data none --env Pendulum-v1 \\
+          --run-dir runs/sac --online 10000
 
     The command reads the dataset directly; no conversion is needed. The run directory then contains checkpoints, logs,
     the learning curve and the policy. Ctrl-C or SIGTERM saves a checkpoint and stops with exit code 75; the same

@@ -125,8 +125,8 @@ def load(
       missing: RLDS only: values of the fields 'reward', 'discount' and 'is_terminal' (at the end of each episode) for
         datasets without them. By default, a discount is 1, or 0 at terminal ends; an episode is terminal if its last
         discount is 0; and rewards are 0, from which only cloning can learn (see `Source.assumed_fields`).
-      image_decoding: TFDS and stores only: whether images become arrays. If False, they remain bytes in the encoding of the file,
-        such as JPEG.
+      image_decoding: TFDS and stores only: whether images become arrays. If False, they remain bytes in the encoding of
+        the file, such as JPEG.
       frame_stack: Atari DQN Replay only: number of frames in an observation, on the last axis, newest last; zeros stand
         before the first frame of an episode.
       done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
