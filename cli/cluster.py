@@ -10,7 +10,8 @@ import click
 
 from rlds2reverb.system.signals import raise_on_sigterm
 from rlds2reverb.training.cluster.cluster_config import ClusterConfig
-from rlds2reverb.training.config import TrainingConfig, declare_fields
+from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.option_fields import declare_fields
 from rlds2reverb.training.progress import Progress
 
 from . import output

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from rlds2reverb.learners.option_declarations import REQUIRED
-from rlds2reverb.training.config import TrainingConfig, TrainingOption, declare_fields, declared_options
+from rlds2reverb.training.config import TrainingConfig, declared_options
+from rlds2reverb.training.option_fields import TrainingOption, declare_fields
 
 from . import checks
 from .assignments import AssignmentOption

@@ -9,7 +9,7 @@ import click
 
 from rlds2reverb.policies.onnx_policies import is_onnx_file
 from rlds2reverb.system.text import format_columns
-from rlds2reverb.training.config import D4RL
+from rlds2reverb.training.config_validation import D4RL
 from rlds2reverb.types.scores import d4rl_score
 
 from . import output

@@ -12,7 +12,8 @@ import click
 
 from rlds2reverb.system.signals import raise_on_sigterm
 from rlds2reverb.system.text import suggest
-from rlds2reverb.training.config import D4RL, TrainingConfig, declared_options
+from rlds2reverb.training.config import TrainingConfig, declared_options
+from rlds2reverb.training.config_validation import D4RL
 from rlds2reverb.training.plans import plan_seeds
 from rlds2reverb.training.presets import get_preset, preset_names
 from rlds2reverb.training.progress import Progress

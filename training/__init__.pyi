@@ -1,4 +1,4 @@
-from .config import TrainingConfig as TrainingConfig, TrainingOption as TrainingOption
+from .config import TrainingConfig as TrainingConfig
 from .data import TrainingData as TrainingData
 from .evaluation_environment import (
     EvaluationEnvironment as EvaluationEnvironment,
@@ -16,6 +16,7 @@ from .off_policy_evaluation import (
     evaluate_offline as evaluate_offline,
     rank_policies as rank_policies,
 )
+from .option_fields import TrainingOption as TrainingOption
 from .plans import PlannedRun as PlannedRun, plan_seeds as plan_seeds
 from .policy_estimates import PolicyEstimate as PolicyEstimate, draw_estimates as draw_estimates
 from .presets import preset_names as preset_names

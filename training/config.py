@@ -8,124 +8,41 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from rlds2reverb.datasets.transforms import parse_reward, require_action_bounds
-from rlds2reverb.errors import ArgumentError, Message
+from rlds2reverb.datasets.transforms import require_action_bounds
+from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.algorithms import (
     RUN_HYPERPARAMETERS,
-    Algorithm,
     accepts_statistics,
     get_algorithm,
     restore_algorithm,
 )
-from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
-from rlds2reverb.learners.option_declarations import REQUIRED, Option, Range, declare, read_descriptions
-from rlds2reverb.learners.references import describe_callable, is_reference
+from rlds2reverb.learners.option_declarations import Range
+from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import CODE
 from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint_code
 from rlds2reverb.system.text import suggest
-from rlds2reverb.types.arguments import require_count
 
+from .config_validation import ignores, read_hooks, require_consistent
 from .environment_spec import describe_env
+from .option_fields import EVALUATION, ONLINE, TrainingOption, check_options, declare_fields, make_option
 from .presets import get_preset
 from .trackers import TENSORBOARD, require_trackers
 
 #: Values of `env`: the environment of the dataset, and no environment (as None).
 AUTO, NO_ENVIRONMENT = "auto", "none"
-#: Headings of the options of the online phase and of evaluation.
-_ONLINE = "Online phase"
-_EVALUATION = "Evaluation"
 DEFAULT_STEPS = 100_000
-#: The options that agents of some kinds of items do not have: their value, and the reason.
-_FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
-    "trajectories": {"n_step": (1, "which learns from the next action as well")},
-    "goals": {"n_step": (1, "which learns to reach goals"), "random_shift": (0, "which learns to reach goals")},
-    "windows": {
-        "n_step": (1, "which learns from windows of single steps"),
-        "reward": (None, "whose policy subtracts the environment's own rewards from its target return"),
-        "online_steps": (0, "which learns from the episodes of a dataset only"),
-        "random_shift": (0, "which does not learn from images"),
-    },
-}
-#: Options that only apply to a dataset.
-_OF_DATASETS = ("sampler", "cache_dir", "top_percent", "validation", "online_ratio", "drop_fields", "cut_at_terminal",
-                "clip_actions", "action_bounds")  # fmt: skip
 #: Makes products such as 3 * (1 / 3) integers.
 _ROUNDING = 1e-6
-NO_ENVIRONMENT_TO_COLLECT_IN = Message("requires an environment to collect in", about="online_steps", env=...)
-#: Value of `reference_returns` that selects D4RL's.
-D4RL = "d4rl"
-
-
-@dataclass(frozen=True)
-class TrainingOption(Option):
-    """The declaration of an option of `TrainingConfig` or `ClusterConfig`.
-
-    Attributes:
-      group: heading in `--help`.
-      metavar: placeholder of the value in `--help`.
-      default_text: description of the default if the value itself does not say enough.
-      values_text: description of the values if they are not declared by a type.
-      identifies: whether runs with different values are different runs, so that one cannot continue the other.
-    """
-
-    group: str
-    metavar: str | None = None
-    default_text: str | None = None
-    values_text: str = "text"
-    identifies: bool = False
-
-    def describe_default(self) -> str:
-        """Returns a description of the default."""
-        default = self.default
-        if self.default_text is not None or default is REQUIRED:
-            return self.default_text or "required"
-        if default is False or default == ():
-            return "no" if default is False else "none"
-        return f"{default:,}" if isinstance(default, int) else str(default)
-
-    def describe_values(self) -> str:
-        """Returns a description of the allowed values."""
-        if self.type != "any":
-            return self.describe()
-        return f"{self.values_text} or None" if self.default is None else self.values_text
-
-
-def make_option(group: str, default: Any = MISSING, default_text: str | None = None, **declaration: Any) -> Any:
-    """Returns the field of an option; see `TrainingOption` for what it declares besides the annotation."""
-    return field(default=default, metadata={"group": group, "default_text": default_text, **declaration})
-
 
 _run, _agent, _batches, _online, _evaluation, _logs, _preprocessing = (
     partial(make_option, group)
-    for group in ("Run", "Agent", "Batches", _ONLINE, _EVALUATION, "Checkpoints and logs", "Preprocessing")
+    for group in ("Run", "Agent", "Batches", ONLINE, EVALUATION, "Checkpoints and logs", "Preprocessing")
 )
-
-
-@cache
-def declare_fields(config: Any) -> dict[str, TrainingOption]:
-    """Returns the declarations of the fields of a dataclass by name; the descriptions are those of its docstring."""
-    hints, descriptions = get_type_hints(config, include_extras=True), read_descriptions(config)
-    declared = {}
-    for attribute in fields(config):
-        name, default = attribute.name, REQUIRED if attribute.default is MISSING else attribute.default
-        option = declare(name, default, hints[name], descriptions.get(name, ""))
-        declared[name] = TrainingOption(**vars(option), **attribute.metadata)
-    return declared
-
-
-def check_options(config: Any) -> None:
-    """Makes the values of a frozen dataclass Python's own types.
-
-    Raises:
-      ValueError: If a value is not of its type or not in its range.
-    """
-    for name, option in declare_fields(config.__class__).items():
-        object.__setattr__(config, name, option.check(getattr(config, name)))
 
 
 @dataclass(frozen=True)
@@ -205,9 +122,9 @@ class TrainingConfig:
     algo: Any = _run(metavar="NAME", values_text="name, class or function", identifies=True)  # noqa: RUF009 - immutable
     steps: Annotated[int, Range(0)] | None = _run(None, f"{DEFAULT_STEPS:,}, unless epochs are set")
     epochs: Annotated[int, Range(1)] | None = _run(None, "items are sampled with replacement")
-    seed: Annotated[int, Range(0, 2**31 - 1)] = _run(0, identifies=True)
+    seed: Annotated[int, Range(0, 2**31 - 1)] = _run(0, identifies=True, is_of_learner=True)
     deterministic: bool = _run(False)
-    allow_config_mismatch: bool = _run(False)
+    allow_config_mismatch: bool = _run(False, is_of_learner=True)
     hyperparameters: Mapping[str, Any] = field(
         default_factory=dict,
         metadata={"group": "Agent", "metavar": "NAME=VALUE", "default_text": "as published", "values_text": "dict"},
@@ -219,19 +136,25 @@ class TrainingConfig:
     action_mask: str | None = _agent(
         None, "action_mask, if there is such a field", metavar="FIELD", values_text="name", identifies=True
     )
-    jit_compile: bool = _agent(False)
+    jit_compile: bool = _agent(False, is_of_learner=True)
     batch_size: Annotated[int, Range(1)] | None = _batches(
-        None, "as published for the algorithm, mostly 256", identifies=True
+        None, "as published for the algorithm, mostly 256", identifies=True, is_of_learner=True
     )
-    sampler: Literal["uniform", "prioritized"] = _batches("uniform", identifies=True)
-    cache_dir: str | None = _batches(None, "data that fit are kept in memory", metavar="DIR", values_text="path")
+    sampler: Literal["uniform", "prioritized"] = _batches("uniform", identifies=True, needs_dataset=True)
+    cache_dir: str | None = _batches(
+        None, "data that fit are kept in memory", metavar="DIR", values_text="path", needs_dataset=True
+    )
     top_percent: Annotated[float, Range(0, 100, min_open=True)] | None = _batches(
-        None, "all episodes", metavar="P", identifies=True
+        None, "all episodes", metavar="P", identifies=True, needs_dataset=True
     )
-    validation: Annotated[float, Range(0, 1, max_open=True)] = _batches(0.0, "none", metavar="SHARE", identifies=True)
-    random_shift: Annotated[int, Range(0)] = _batches(0, "no shifts", metavar="PIXELS", identifies=True)
+    validation: Annotated[float, Range(0, 1, max_open=True)] = _batches(
+        0.0, "none", metavar="SHARE", identifies=True, needs_dataset=True
+    )
+    random_shift: Annotated[int, Range(0)] = _batches(
+        0, "no shifts", metavar="PIXELS", identifies=True, is_of_learner=True
+    )
     online_steps: Annotated[int, Range(0)] = _online(0, "no online phase", metavar="STEPS")
-    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = _online(0.5, identifies=True)
+    online_ratio: Annotated[float, Range(0, 1, min_open=True)] = _online(0.5, identifies=True, needs_dataset=True)
     updates_per_step: Annotated[float, Range(0, 1000, min_open=True)] = _online(1.0, identifies=True)
     update_every: Annotated[int, Range(1)] = _online(50, identifies=True)
     warmup_steps: Annotated[int, Range(1)] = _online(1_000, identifies=True)
@@ -252,25 +175,28 @@ class TrainingConfig:
     reference_returns: str | tuple[float, float] | None = _evaluation(
         None, "no scores", metavar="FILE|d4rl", values_text="two numbers or text"
     )
-    checkpoint_every: Annotated[int, Range(1)] = _logs(10_000)
-    checkpoint_every_secs: Annotated[float, Range(1)] = _logs(300.0)
-    keep_checkpoints: Annotated[int, Range(1)] = _logs(3)
-    log_every: Annotated[int, Range(1)] = _logs(500)
+    checkpoint_every: Annotated[int, Range(1)] = _logs(10_000, is_of_learner=True)
+    checkpoint_every_secs: Annotated[float, Range(1)] = _logs(300.0, is_of_learner=True)
+    keep_checkpoints: Annotated[int, Range(1)] = _logs(3, is_of_learner=True)
+    log_every: Annotated[int, Range(1)] = _logs(500, is_of_learner=True)
     hooks: tuple[Any, ...] = _logs((), metavar="MODULE:HOOK", values_text="hooks, dicts or text")
     track: tuple[Any, ...] = _logs((TENSORBOARD,), "tensorboard", metavar="NAME", values_text="names or objects")
-    drop_fields: tuple[str, ...] = _preprocessing((), metavar="PATH", values_text="paths", identifies=True)
-    cut_at_terminal: bool = _preprocessing(False, identifies=True)
+    drop_fields: tuple[str, ...] = _preprocessing(
+        (), metavar="PATH", values_text="paths", identifies=True, needs_dataset=True
+    )
+    cut_at_terminal: bool = _preprocessing(False, identifies=True, needs_dataset=True)
     reward: str | None = _preprocessing(None, "unchanged", metavar="RECIPE", identifies=True)
     normalize_observations: bool | None = _preprocessing(
         None, "as published; True for cloning, flows, goals and chunks", identifies=True
     )
-    clip_actions: bool = _preprocessing(False, identifies=True)
+    clip_actions: bool = _preprocessing(False, identifies=True, needs_dataset=True)
     action_bounds: tuple[float, float] | None = _preprocessing(
         None,
         "those of the environment, else those that the data contain",
         metavar="LOW HIGH",
         values_text="two numbers",
         identifies=True,
+        needs_dataset=True,
     )
 
     def __post_init__(self) -> None:
@@ -282,7 +208,7 @@ class TrainingConfig:
         algorithm = get_algorithm(self.algo)
         vars(self).update(
             algo=algorithm.name,
-            hooks=_read_hooks(self.hooks),
+            hooks=read_hooks(self.hooks),
             track=require_trackers(self.track),
             drop_fields=tuple(self.drop_fields),
             hyperparameters=dict(self.hyperparameters),
@@ -293,67 +219,9 @@ class TrainingConfig:
         vars(self).update({name: value for name, value in defaults.items() if getattr(self, name) is None})
         if isinstance(self.env, str) and self.env == NO_ENVIRONMENT:
             vars(self).update(env=None)
-        if self.reward is not None:
-            parse_reward(self.reward)
         if self.action_bounds is not None:
             vars(self).update(action_bounds=require_action_bounds(self.action_bounds))
-        _require_reference_returns(self.reference_returns)
-        self._require_consistent(algorithm)
-        self._require_chunks(algorithm)
-        self._require_online()
-
-    def _require_consistent(self, algorithm: Algorithm) -> None:
-        if self.epochs is not None and self.steps is not None:
-            sentence = f"cannot be combined with {self.steps:,} updates; leave out one of them"
-            raise ArgumentError(sentence, about="epochs", steps=...)
-        if self.epochs is not None and self.sampler == "prioritized":
-            raise ArgumentError("requires a uniform sampler", about="epochs", sampler="uniform")
-        for name, (value, reason) in _FIXED_OPTIONS.get(algorithm.items or "", {}).items():
-            if getattr(self, name) != value:
-                raise ArgumentError(f"must be {value} for {self.algo}, {reason}", about=name)
-        if self.sampler == "prioritized" and algorithm.has_td_errors is False:
-            sentence = f"must be 'uniform' for {self.algo}, which has no TD errors to use as priorities"
-            raise ArgumentError(sentence, about="sampler")
-        if self.deterministic and self.sampler == "prioritized":
-            sentence = "requires a uniform sampler; servers sample nondeterministically"
-            raise ArgumentError(sentence, about="deterministic", value=True, sampler="uniform")
-        for name in ("discount", "gamma"):
-            if name in self.hyperparameters:
-                sentence = f"the hyperparameter {name!r} cannot be set, because it must match the stored items"
-                raise ArgumentError(f"{sentence}; set the discount factor of the run", gamma=...)
-
-    def _require_chunks(self, algorithm: Algorithm) -> None:
-        if (self.execution_horizon or 1) > self.chunk_length:
-            sentence = f"must be at most chunk_length, which is {self.chunk_length}, got {self.execution_horizon}"
-            raise ArgumentError(sentence, about="execution_horizon")
-        if self.chunk_length == 1:
-            return
-        if (algorithm.actions, algorithm.items) != ("continuous", "transitions"):
-            sentence = f"must be 1 for {self.algo}, which does not learn from transitions with continuous actions"
-            raise ArgumentError(sentence, about="chunk_length")
-        if self.n_step > 1:
-            raise ArgumentError("must be 1 with chunks of actions, which span chunk_length steps", about="n_step")
-
-    def _require_online(self) -> None:
-        if not self.online_steps:
-            require_count("steps", 1 if self.steps is None else self.steps)
-            return
-        if not get_algorithm(self.algo).learns_from_rewards:
-            sentence = f"requires an algorithm that learns from rewards, unlike {self.algo}"
-            raise ArgumentError(sentence, about="online_steps")
-        if self.env is None:
-            raise ValueError(NO_ENVIRONMENT_TO_COLLECT_IN)
-        if self.online_steps <= self.warmup_steps:
-            raise ArgumentError(
-                f"must be greater than the {self.warmup_steps:,} steps of the warm-up, got {self.online_steps:,}",
-                about="online_steps",
-                warmup_steps=...,
-            )
-        if self.sampler == "prioritized":
-            raise ArgumentError("requires a uniform sampler", about="online_steps", sampler="uniform")
-        if self.deterministic and self.online_replay == "reverb":
-            sentence = "requires collected data in memory; servers sample nondeterministically"
-            raise ArgumentError(sentence, about="deterministic", value=True, online_replay="memory")
+        require_consistent(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the state for other processes, which may know a custom agent by this object only."""
@@ -442,8 +310,8 @@ class TrainingConfig:
             raise ArgumentError("requires a dataset, whose items each epoch contains once", about="epochs")
         if not self.online_steps:
             raise ArgumentError("training without a dataset requires a number of steps to collect", online_steps=...)
-        for name in _OF_DATASETS:
-            if getattr(self, name) != declared_options()[name].default:
+        for name, option in declared_options().items():
+            if option.needs_dataset and getattr(self, name) != option.default:
                 raise ArgumentError("requires a dataset, which it changes or selects from", about=name)
         if self.steps not in (0, DEFAULT_STEPS):
             raise ArgumentError(
@@ -529,7 +397,7 @@ class TrainingConfig:
                 value=True,
             )
         for option, arguments in {"gamma": "discount or gamma", "action_mask": "action_mask"}.items():
-            if self._ignores(option) and getattr(self, option) != declared_options()[option].default:
+            if ignores(self, option) and getattr(self, option) != declared_options()[option].default:
                 sentence = f"cannot be set, because {self.algo} has no argument {arguments}; declare one"
                 raise ArgumentError(sentence, about=option)
         determined = {name: getattr(self, option) for name, option in RUN_HYPERPARAMETERS.items() if name in names}
@@ -554,42 +422,11 @@ class TrainingConfig:
                 f"{num_density_updates:,}; the policy of {self.algo} learns only after them: set fewer, or train longer"
             )
 
-    def _ignores(self, option: str) -> bool:
-        """Returns whether an agent that may depend on an option that the run determines does not accept it."""
-        from rlds2reverb.learners.agents import get_hyperparameters
-
-        algorithm = get_algorithm(self.algo)
-        accepted = [RUN_HYPERPARAMETERS.get(name) for name in get_hyperparameters(self.algo)]
-        is_affected = option != "gamma" or algorithm.has_td_errors is not False
-        return algorithm.factory is not None and is_affected and option not in accepted
-
     def online_options(self) -> list[str]:
         """Returns the names of the options that an online phase adds to the identity of a run."""
         options = declared_options().items()
-        names = [name for name, option in options if option.identifies and option.group == _ONLINE]
+        names = [name for name, option in options if option.identifies and option.group == ONLINE]
         return [*names, "steps"] if self.online_steps else []
-
-    def describe_unused(self) -> list[str]:
-        """Returns sentences about options that were set, but have no effect in this run."""
-        sentences: list[str] = []
-        unused = {_ONLINE: "an online phase"} if not self.online_steps else {}
-        unused |= {_EVALUATION: "an environment"} if self.env is None else {}
-        declared = declared_options()
-        changed = [name for name, option in declared.items() if name != "env" and getattr(self, name) != option.default]
-        for group, missing in unused.items():
-            names = [name for name in changed if declared[name].group == group]
-            sentences += [Message(f"has no effect without {missing}", about=name) for name in names]
-        algorithm = get_algorithm(self.algo)
-        sentence = f"does not reach {self.algo}, which has no such argument"
-        sentences += [Message(sentence, about=name) for name in ("gamma", "seed") if self._ignores(name)]
-        if not algorithm.learns_from_rewards:
-            of_rewards = [] if algorithm.items == "goals" else ["gamma", "n_step"]
-            of_rewards += [] if self.top_percent else ["reward"]
-            sentence = f"has no effect on {self.algo}, which does not learn from rewards"
-            sentences += [Message(sentence, about=name) for name in changed if name in of_rewards]
-        if algorithm.items == "windows" and "gamma" in changed:
-            sentences.append(Message(f"has no effect on {self.algo}, whose returns are undiscounted", about="gamma"))
-        return sentences
 
     def identity(self, environment: str | None, spec: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the part of the run's identity that is known before the data are read, as JSON values.
@@ -600,7 +437,7 @@ class TrainingConfig:
         """
         options = declared_options().items()
         names = [
-            name for name, option in options if option.identifies and (self.online_steps or option.group != _ONLINE)
+            name for name, option in options if option.identifies and (self.online_steps or option.group != ONLINE)
         ]
         # `gamma` and `seed` are listed already, and the number of updates may grow when a run is continued.
         derived = RUN_HYPERPARAMETERS.keys() - self.hyperparameters.keys()
@@ -633,33 +470,6 @@ def options_table() -> str:
         for name, option in declared_options().items()
     ]
     return "\n".join(rows) + "\n"
-
-
-def _require_reference_returns(value: Any) -> None:
-    if value is None or isinstance(value, (str, Path)):
-        return
-    try:
-        random, expert = map(float, value)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"must be two numbers, {D4RL!r}, or the path of a JSON file, got {value!r}", about="reference_returns"
-        ) from None
-    if not 0 < abs(expert - random) < math.inf:
-        raise ValueError(f"the two reference returns must be finite and differ, got {random:g} and {expert:g}")
-
-
-def _read_hooks(hooks: Any) -> tuple[Any, ...]:
-    """Returns hooks as a tuple; raises `TypeError` or `ValueError` unless each is a hook, a dict or a reference."""
-    if isinstance(hooks, (str, Mapping)) or not isinstance(hooks, Iterable):
-        raise TypeError(f"hooks must be a list, such as ['my_module:MyHook'], got {hooks!r}")
-    hooks = tuple(hooks)
-    for hook in hooks:
-        if isinstance(hook, str) and not is_reference(hook) and read_shorthand(hook) == hook:
-            similar = suggest(hook.partition("=")[0], SHORTHAND)
-            raise ArgumentError(f"must be written as 'my_module:MyHook', got {hook!r}{similar}", about="hooks")
-        if not isinstance(hook, (str, Mapping)) and not callable(hook):
-            raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
-    return hooks
 
 
 def _is_plain(value: Any) -> bool:

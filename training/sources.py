@@ -26,7 +26,8 @@ from rlds2reverb.types.locations import TableLocation, find_tables
 from rlds2reverb.types.spaces import action_bounds
 from rlds2reverb.types.specs import ArraySpec, to_tensor_spec
 
-from .config import AUTO, NO_ENVIRONMENT_TO_COLLECT_IN, TrainingConfig
+from .config import AUTO, TrainingConfig
+from .config_validation import NO_ENVIRONMENT_TO_COLLECT_IN
 from .data import TrainingData, make_adder, require_trainable
 from .dataset import fit_reward, make_preparation, open_dataset
 from .evaluation_environment import EvaluationEnvironment, find_environment, make_evaluator

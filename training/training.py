@@ -27,6 +27,7 @@ from rlds2reverb.types.evaluations import Evaluation
 from rlds2reverb.types.scores import d4rl_score
 
 from .config import TrainingConfig
+from .config_validation import describe_unused
 from .data import Batches, TrainingData, identify_run, make_augmentation
 from .dataset import ItemData
 from .directories import find_run_dir, require_single_run
@@ -150,7 +151,7 @@ class Training(Closing):
             self.data = stack.enter_context(data)
             if self.evaluator is None:
                 self.environment = None
-            for note in config.describe_unused():
+            for note in describe_unused(config):
                 self._progress.note(note)
             self.config = config = self._resolve_steps()
             self.agent = make_run_agent(config, self.data)

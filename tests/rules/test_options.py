@@ -34,6 +34,7 @@ from rlds2reverb.datasets.loading import FORMATS
 from rlds2reverb.datasets.steps.stores import build_store
 from rlds2reverb.replay import BufferConfig
 from rlds2reverb.training.config import TrainingConfig
+from rlds2reverb.training.config_validation import describe_unused
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.training.training import Training
 from rlds2reverb.types.episodes import Episode
@@ -331,12 +332,12 @@ def test_training_lists_the_fields_that_it_does_not_use():
     ],
 )
 def test_training_lists_the_options_without_effect(options, sentences):
-    assert TrainingConfig("td3_bc", **options).describe_unused() == sentences
+    assert describe_unused(TrainingConfig("td3_bc", **options)) == sentences
 
 
 def test_options_of_rewards_have_no_effect_on_cloning():
     def describe(**options):
-        return TrainingConfig("bc", env=None, **options).describe_unused()
+        return describe_unused(TrainingConfig("bc", env=None, **options))
 
     sentence = "has no effect on bc, which does not learn from rewards"
     assert describe(n_step=3, reward="scale:2") == [f"n_step {sentence}", f"reward {sentence}"]
@@ -345,7 +346,7 @@ def test_options_of_rewards_have_no_effect_on_cloning():
 
 
 def test_discount_factor_has_no_effect_on_windows():
-    (sentence,) = TrainingConfig("decision_transformer", env=None, gamma=0.9).describe_unused()
+    (sentence,) = describe_unused(TrainingConfig("decision_transformer", env=None, gamma=0.9))
     assert sentence == "gamma has no effect on decision_transformer, whose returns are undiscounted"
 
 

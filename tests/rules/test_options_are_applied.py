@@ -8,6 +8,7 @@ from agent_data import ACTION_SPEC, TIME_STEP_SPEC
 from rlds2reverb import TrainingConfig
 from rlds2reverb.learners.agents import BCAgent, IQLAgent, Range, get_hyperparameters, make_agent
 from rlds2reverb.training.config import declared_options
+from rlds2reverb.training.config_validation import describe_unused
 from rlds2reverb.training.progress import Progress
 from rlds2reverb.training.sources import open_environment
 from rlds2reverb.training.table_data import require_table_options
@@ -96,9 +97,9 @@ def test_options_that_a_function_does_not_accept_are_refused_or_noted():
         ValueError, match="gamma cannot be set, because .*make_with_any has no argument discount or gam"
     ):
         _ = TrainingConfig(make_with_any, **RUN).resolved_hyperparameters
-    notes = TrainingConfig(make_with_any, steps=7, env=None).describe_unused()
+    notes = describe_unused(TrainingConfig(make_with_any, steps=7, env=None))
     assert [note.about for note in notes] == ["gamma", "seed"]
-    assert not TrainingConfig(Clones, steps=7, env=None).describe_unused()
+    assert not describe_unused(TrainingConfig(Clones, steps=7, env=None))
 
 
 # --- Every option, in every kind of run
@@ -182,7 +183,7 @@ def test_every_option_is_applied_refused_or_noted_by_name(option, kind):
             fit(kind, **options)
         return
     config = fit(kind, **options)
-    notes = [note.about for note in config.describe_unused()]
+    notes = [note.about for note in describe_unused(config)]
     assert (option in notes) == (kind in noted), notes
     saved = config.as_dict()[option]
     assert saved == (list(value) if isinstance(value, tuple) else value)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rlds2reverb.learners.option_declarations import Range
 
-from ..config import check_options, make_option
+from ..option_fields import check_options, make_option
 
 _cluster = partial(make_option, "Cluster")
 

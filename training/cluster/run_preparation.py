@@ -18,7 +18,7 @@ from rlds2reverb.reverb.wire.packing import Packing
 from rlds2reverb.types.locations import find_tables
 
 from ..collected_pieces import PieceConverter
-from ..config import TrainingConfig
+from ..config import TrainingConfig, declared_options
 from ..data import TrainingData, make_augmentation
 from ..dataset import PRIORITY_EXPONENT, EpisodeData
 from ..evaluation_environment import environment_key, evaluator_arguments
@@ -30,9 +30,6 @@ from ..training import agent_hyperparameters, describe_run
 from .reverb_comm_learner import COLLECTED_TABLE, OFFLINE_TABLE, ReplayTables
 
 _TASK = "train"
-#: Options of a run that are also those of a task.
-_TASK_OPTIONS = ("batch_size", "log_every", "checkpoint_every", "checkpoint_every_secs", "keep_checkpoints",
-                 "jit_compile", "random_shift", "seed", "allow_config_mismatch")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def _make_task(
         num_iterations=config.num_updates,
         hooks=config.as_dict()["hooks"],
         identity=identity,
-        **{name: getattr(config, name) for name in _TASK_OPTIONS},
+        **{name: getattr(config, name) for name, option in declared_options().items() if option.is_of_learner},
     )
 
 
