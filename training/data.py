@@ -56,8 +56,8 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The batches of a run.
+class RunFeed:
+    """What a run learns from: a feed of batches, and what belongs to it.
 
     Attributes:
       feed: the feed of the learner.
@@ -119,7 +119,7 @@ class TrainingData(Closing, ABC):
         """Stops the server that was started for the data, if there is one. Idempotent."""
 
     @abstractmethod
-    def open_batches(self, config: TrainingConfig) -> AbstractContextManager[Batches | None]:
+    def open_batches(self, config: TrainingConfig) -> AbstractContextManager[RunFeed | None]:
         """Returns a context manager that opens the batches of a run; None if there are only collected ones.
 
         At the end, it releases their iterators, closes connections and stops the run's own server.
@@ -173,7 +173,7 @@ def identify_run(
     return {**config.identity(environment, spec), **data.identity()}
 
 
-def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitStack, *, is_own: bool) -> Batches:
+def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitStack, *, is_own: bool) -> RunFeed:
     """Returns the batches of a table, whose connections `stack` closes.
 
     Prioritized ones have importance weights, whose exponent grows from 0.4 to 1 over the run, and update priorities.
@@ -193,13 +193,13 @@ def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitSta
         return feed
 
     if config.sampler == "uniform":
-        return Batches(open_feed(size), open_feed)
+        return RunFeed(open_feed(size), open_feed)
     lost = _warn_priorities_lost if len(split_servers(server)) > 1 else None
     writer = stack.enter_context(PriorityWriter(server, table, new_items_first=True, on_server_lost=lost))
     samples = SamplePlan(server, table, size, beta=1.0, prefetch=PREFETCH)
     feed = StreamingDataset(samples, beta=LinearSchedule(FIRST_BETA, LAST_BETA, config.num_offline_updates))
     stack.callback(feed.close)
-    return Batches(feed, open_feed, writer, server if is_own else None)
+    return RunFeed(feed, open_feed, writer, server if is_own else None)
 
 
 def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomShift | None:

@@ -38,8 +38,8 @@ from rlds2reverb.types.specs import ArraySpec, Nest, describe, to_tensor_spec
 
 from .config import TrainingConfig
 from .data import (
-    Batches,
     Moments,
+    RunFeed,
     TrainingData,
     find_goal_sampling,
     make_adder,
@@ -69,10 +69,10 @@ class ItemData(TrainingData):
     items: StoredItems
 
     @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """See `TrainingData.open_batches`."""
         feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
-        yield Batches(feed, self.items.resize)
+        yield RunFeed(feed, self.items.resize)
 
     def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
         """See `TrainingData.resolve_steps`."""
@@ -90,7 +90,7 @@ class EpisodeData(TrainingData):
     episodes: Source
 
     @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """See `TrainingData.open_batches`."""
         with ExitStack() as stack:
             server = stack.enter_context(start_isolated(self._start_server))

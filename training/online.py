@@ -21,7 +21,7 @@ from rlds2reverb.types.specs import Nest
 from .collected_pieces import ItemWriter, PieceConverter
 from .collector import Collector
 from .config import TrainingConfig
-from .data import PREFETCH, Batches, TrainingData
+from .data import PREFETCH, RunFeed, TrainingData
 
 TABLE = "collected"
 
@@ -41,7 +41,7 @@ class OnlinePhase:
     #: Checkpoints of the updates on the dataset contain nothing collected; see `checkpoints.Replay`.
     may_be_missing = True
 
-    def __init__(self, config: TrainingConfig, data: TrainingData, batches: Batches | None, make_env: Any, policy: Any):
+    def __init__(self, config: TrainingConfig, data: TrainingData, batches: RunFeed | None, make_env: Any, policy: Any):
         """Allocates memory for the items; `start` creates the environments.
 
         Args:

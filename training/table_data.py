@@ -38,7 +38,7 @@ from rlds2reverb.types.specs import ArraySpec, Nest, path_name, with_bounds
 from .config import TrainingConfig, declared_options
 from .data import (
     PREFETCH,
-    Batches,
+    RunFeed,
     TrainingData,
     find_goal_sampling,
     make_adder,
@@ -104,7 +104,7 @@ class TableData(TrainingData):
         self._resources.close()
 
     @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """See `TrainingData.open_batches`."""
         with ExitStack() as stack:
             yield sample_table(self.table.server, self.table.table, config, stack, is_own=self.owns_server)
@@ -120,7 +120,7 @@ class GoalTableData(TableData):
     """A table of whole episodes, in which an agent draws its goals."""
 
     @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[Batches]:
+    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """See `TrainingData.open_batches`."""
         goals = find_goal_sampling(config, self.time_step_spec, self.action_spec)
         options: Any = {"seed": config.seed, "convert": convert_columns, "goals": goals}
@@ -133,7 +133,7 @@ class GoalTableData(TableData):
             return feed
 
         with ExitStack() as stack:
-            yield Batches(open_feed(config.batch_size or 1), open_feed)
+            yield RunFeed(open_feed(config.batch_size or 1), open_feed)
 
 
 def open_table(location: TableLocation, config: TrainingConfig, action_space: Any) -> TableData:

@@ -28,7 +28,7 @@ from rlds2reverb.types.scores import d4rl_score
 
 from .config import TrainingConfig
 from .config_validation import describe_unused
-from .data import Batches, TrainingData, identify_run, make_augmentation
+from .data import RunFeed, TrainingData, identify_run, make_augmentation
 from .dataset import ItemData
 from .directories import find_run_dir, require_single_run
 from .evaluation_environment import environment_key
@@ -250,7 +250,7 @@ class Training(Closing):
         self._progress.log(step, numbers)
         self._trackers.log(step, numbers)
 
-    def _make_learner(self, batches: Batches | None, hooks: list[LearnerHook]) -> Learner:
+    def _make_learner(self, batches: RunFeed | None, hooks: list[LearnerHook]) -> Learner:
         config = self.config
         return Learner(
             self.run_dir,
@@ -268,7 +268,7 @@ class Training(Closing):
             on_log=self._log,
         )
 
-    def _make_online(self, batches: Batches | None, stack: ExitStack) -> OnlinePhase | None:
+    def _make_online(self, batches: RunFeed | None, stack: ExitStack) -> OnlinePhase | None:
         if not self.config.online_steps or self.environment is None:
             return None
         online = OnlinePhase(self.config, self.data, batches, self.environment.make_env, self.agent.collect_policy)
