@@ -12,7 +12,7 @@ from rlds2reverb.types.specs import Nest
 from .column_adder import ColumnAdder
 from .returns import generalized_advantage_estimation
 from .state_values import ValueFn, read_transitions, require_values
-from .steps import add_field_specs, count_steps_left, pad_transitions_to_steps, require_scalar_rewards
+from .step_fields import add_field_specs, count_steps_left, pad_transitions_to_steps, require_scalar_rewards
 
 ADVANTAGE, RETURN = "advantage", "return_"
 

@@ -19,7 +19,7 @@ from .padding import MASK
 from .places import columns_step_spec
 from .returns import td_errors
 from .state_values import ValueFn, compute_values, read_transitions, require_values
-from .steps import (
+from .step_fields import (
     add_field_specs,
     count_steps_left,
     get_rewards_and_discounts,

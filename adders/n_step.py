@@ -112,7 +112,7 @@ class NStep(ItemAdder):
 
     def require_steps(self, step_spec: Nest) -> None:
         """Implements `ItemAdder.require_steps`."""
-        from .steps import require_broadcast, require_fields, require_rewards
+        from .step_fields import require_broadcast, require_fields, require_rewards
 
         require_fields(step_spec, (fields.OBSERVATION, fields.ACTION), "NStep")
         require_rewards(step_spec, "NStep")
@@ -172,7 +172,7 @@ class NStep(ItemAdder):
             )
         from rlds2reverb.types.experience import as_transition
 
-        from .steps import require_fields
+        from .step_fields import require_fields
 
         require_fields(items, fields.TRANSITION_FIELDS, "NStep.as_transition", place="in the items")
         return as_transition(items)

@@ -11,7 +11,7 @@ from rlds2reverb.types.specs import Nest
 
 from .column_adder import ColumnAdder
 from .returns import discounted_returns
-from .steps import (
+from .step_fields import (
     add_field_specs,
     count_steps_left,
     get_rewards_and_discounts,

@@ -9,7 +9,13 @@ import tensorflow as tf
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest
 
-from .steps import count_steps_left, get_returns_dtype, get_rewards_and_discounts, mark_last_transitions, require_fields
+from .step_fields import (
+    count_steps_left,
+    get_returns_dtype,
+    get_rewards_and_discounts,
+    mark_last_transitions,
+    require_fields,
+)
 
 #: A function from observations `[N, ...]` to values `[N]` or `[N, 1]`: a Keras model, or anything TensorFlow can trace.
 ValueFn = Callable[[Nest], tf.Tensor]

@@ -58,7 +58,7 @@ class StepContextWindows(ContextAdder):
 
     def require_steps(self, step_spec: Nest) -> None:
         """Implements `ItemAdder.require_steps`."""
-        from .steps import require_new_fields
+        from .step_fields import require_new_fields
 
         require_new_fields(step_spec, (TIMESTEP, MASK), "StepContextWindows")
 

@@ -49,7 +49,7 @@ class StepEpisodes(WindowAdder):
 
     def require_steps(self, step_spec: Nest) -> None:
         """Implements `ItemAdder.require_steps`."""
-        from .steps import require_new_fields
+        from .step_fields import require_new_fields
 
         require_new_fields(step_spec, (MASK, ACTION_TAKEN), "StepEpisodes")
 

@@ -15,7 +15,7 @@ from rlds2reverb.types.specs import Nest
 from .arrays import Array, namespace
 from .padding import ACTION_TAKEN, MASK, add_masks, pad
 from .places import Places, Take
-from .steps import require_fields
+from .step_fields import require_fields
 from .window_adder import Ranges, WindowAdder
 
 #: What happens to the rows at the end of an episode; see `StepWindows`.
@@ -90,7 +90,7 @@ class StepWindows(WindowAdder):
 
     def require_steps(self, step_spec: Nest) -> None:
         """Implements `ItemAdder.require_steps`."""
-        from .steps import require_new_fields
+        from .step_fields import require_new_fields
 
         require_new_fields(step_spec, (MASK, ACTION_TAKEN), "StepWindows")
 

@@ -53,6 +53,13 @@ class WindowAdder(ItemAdder):
     squeeze: ClassVar[bool] = False
     must_be_last: ClassVar[bool] = True
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if cls.squeeze:
+            raise TypeError(
+                f"{cls.__name__} cannot set squeeze, because windows have a time axis; derive from ItemAdder"
+            )
+
     def find_ranges(self, places: Places) -> Ranges:
         """Returns the rows of windows, the starts and the ends of those of an episode in ascending order."""
         raise NotImplementedError(f"{type(self).__name__} must override find_ranges")

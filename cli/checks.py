@@ -84,8 +84,8 @@ def _require_new_file(path: Path, suffixes: Sequence[str] = ()) -> None:
 
 
 def _expand_destination(location: str) -> str:
-    if server_address(location) is not None:
-        _require_address(location)
+    if ":" in location and "/" not in location and "\\" not in location:
+        _require_address(location)  # Which a mistyped one also means; ./a:b is a path.
         return location
     return location if is_remote(location) else str(expand_path(location))
 

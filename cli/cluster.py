@@ -21,7 +21,7 @@ from .groups import Group
 from .options import GroupedCommand
 from .output import json_option
 from .quiet import import_quietly
-from .train import NO_DATA, format_results, read_options, run_dir_option
+from .train import NO_DATA, format_results, parse_hyperparameters, read_options, run_dir_option
 
 if TYPE_CHECKING:
     from rlds2reverb.learners.runs import Run
@@ -85,14 +85,13 @@ def train(as_json: bool, **options: Any) -> int:
     if source is None:
         raise click.UsageError("--data is required; pass none to learn only from what is collected")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
-    from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training.cluster import ClusterTraining
 
     algo = passed.pop("algo")
     passed["hyperparameters"] = {
         **dict(passed.get("hyperparameters") or {}),
-        **{name: parse_hyperparameter(algo, name, value) for name, value in values.items()},
+        **parse_hyperparameters(algo, values),
     }
     config = TrainingConfig.from_gin(algo, gin_files=gin_files, **passed)
     source = None if source == NO_DATA else source

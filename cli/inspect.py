@@ -94,6 +94,8 @@ def inspect(
     if report_path is None or not _is_run(src):
         require_unused({"has_films"}, "requires training runs and --report")
     are_runs, is_server = any(map(_is_run, sources)) or len(sources) > 1, server_address(src) is not None
+    if are_runs:
+        _require_runs(sources)
     if are_runs or is_server or is_table_directory(src):
         require_unused({"reference_returns", "is_d4rl", *READING_NAMES}, "requires a dataset")
         if are_runs:
@@ -143,12 +145,15 @@ def _is_run(location: str) -> bool:
         return False
 
 
-def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, has_films: bool, as_json: bool) -> None:
+def _require_runs(folders: tuple[str, ...]) -> None:
     for folder in folders:
         if not _is_run(folder):
             if not Path(folder).exists():
                 raise click.UsageError(f"there is no file or directory {folder!r}; check the path")
             raise click.UsageError(f"several SRC must all be directories of training runs, got {folder!r}")
+
+
+def _inspect_runs(folders: tuple[str, ...], report_path: Path | None, *, has_films: bool, as_json: bool) -> None:
     with status("loading"), quiet_imports():
         from rlds2reverb.training.reports.run_report import load_runs, report_runs
     runs = load_runs(folders)

@@ -27,6 +27,7 @@ from rlds2reverb.errors import (
 )
 from rlds2reverb.system.signals import Terminated, exit_on_sigint
 
+from .assignments import AssignmentOption
 from .groups import Group
 from .output import describe_error, fail, name_options, print_json
 
@@ -182,6 +183,10 @@ def _is_from_custom_code(error: BaseException) -> bool:
 def _describe_usage(error: click.UsageError) -> str:
     """Returns click's message as one sentence."""
     if isinstance(error, click.NoSuchOption):
+        argument = error.option_name.lstrip("-").replace("-", "_")
+        for option in [] if error.ctx is None else error.ctx.command.params:
+            if isinstance(option, AssignmentOption) and argument in option.assigned:
+                return f"there is no option {error.option_name}; pass {option.describe(argument, ...)}=VALUE"
         similar = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
         return f"there is no option {error.option_name}{similar}"
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):

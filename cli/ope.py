@@ -68,8 +68,8 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
     \b
     Examples:
       rlds2reverb ope runs/iql --data hopper_medium-v2.hdf5
-      rlds2reverb ope runs/dqn --data log.hdf5 --method fqe --method wdr --out estimates.json
-      rlds2reverb ope runs/iql runs/td3_bc --data held_out.hdf5 --out estimates.png
+      rlds2reverb ope runs/dqn --data log.hdf5 --method fqe --method wdr --out ope.json
+      rlds2reverb ope runs/iql runs/td3_bc --data held_out.hdf5 --out ope.png
 
     RUN is the --run-dir of rlds2reverb train, or a directory that TF-Agents' PolicySaver wrote, such as
     runs/iql/best_policy. Policies that take a single continuous action in each state have no probabilities; only fqe

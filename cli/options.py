@@ -179,7 +179,7 @@ _writing_options = combine(
     option("--key-seed", default=0, type=integer(), help="Seed of the item keys; change it if two keys collide."),
 )
 
-#: All that defines the items that `convert`, `push` and `serve` make of a dataset, and how they are written.
+#: All that defines the items that `convert` makes of a dataset, and how they are written.
 conversion_options = combine(
     reading_options, transform_options, _checking_options, item_options, _item_details_options, _writing_options
 )

@@ -26,15 +26,17 @@ from .quiet import status
 
 def _takers(name: str) -> str:
     """Returns the formats that take an option of `load`, for its help."""
-    titles = (file_format.title for file_format in FORMATS if name in file_format.options)
-    return ", ".join(title for title in titles if title)
+    titles = [file_format.title for file_format in FORMATS if name in file_format.options and file_format.title]
+    return ", ".join(title for title in titles if title.removesuffix(" names") not in titles or "names" not in title)
 
 
 def _parse_names(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
-    if not names or ("none" in names and len(names) > 1):
+    names = text.split(",")
+    if names in (["none"], [""]):
+        return []
+    if "none" in names or "" in names:
         raise ValueError(f"must be names separated by commas, or only none, got {text!r}")
-    return [] if names == ["none"] else names
+    return names
 
 
 def _parse_numbers(text: str) -> dict[str, float]:
@@ -47,16 +49,16 @@ def _parse_numbers(text: str) -> dict[str, float]:
 
 
 def _parse_choice(choices: Mapping[str, Any], text: str) -> Any:
-    if text not in choices:
+    if text.lower() not in choices:
         raise ValueError(f"must be {' or '.join(choices)}, got {text!r}")
-    return choices[text]
+    return choices[text.lower()]
 
 
 #: How values of each type are written, and read.
 _TYPES: dict[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("true|false", partial(_parse_choice, {"true": True, "false": False})),
     int: ("N", lambda text: at_least_1.convert(text, None, None)),
-    Sequence: ("NAME,...", _parse_names),
+    Sequence: ("NAME,...|none", _parse_names),
     Mapping: ("FIELD:NUMBER,...", _parse_numbers),
     str: ("PATH", expand_path),
 }
@@ -83,7 +85,7 @@ _ARGUMENTS = {
 def _show_arguments(ctx: click.Context) -> None:
     """Prints the arguments, with their descriptions in the docstring of `load`."""
     formatter, descriptions = ctx.make_formatter(), read_descriptions(load)
-    with formatter.section("Values of --load"):
+    with formatter.section("Values of --load; true or false may be left out for true"):
         formatter.write_dl([(f"{name}={values}", descriptions[name]) for name, (values, _) in _ARGUMENTS.items()])
     click.echo(formatter.getvalue().rstrip())
 
@@ -98,12 +100,12 @@ def _read_arguments(ctx: click.Context, param: click.Parameter, pairs: tuple[str
     arguments = {}
     for name, value in split_assignments("--load", "last_step=boundary", written).items():
         if name not in _ARGUMENTS:
-            advice = suggest(name, _ARGUMENTS) or "; --load help lists the names"
-            raise click.BadParameter(f"there is no name {name!r}{advice}", ctx, param)
+            advice = f"{suggest(name, _ARGUMENTS)} --load help lists the names".lstrip("; ")
+            raise click.BadParameter(f"there is no name {name!r}; {advice}", ctx, param)
         try:
             arguments[name] = _ARGUMENTS[name][1](value)
         except (ValueError, click.BadParameter) as error:
-            raise click.BadParameter(str(error), ctx, param, f"--load {name}") from error
+            raise click.BadParameter(f"{error}; --load help explains it", ctx, param, f"--load {name}") from error
     return arguments
 
 

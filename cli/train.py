@@ -151,13 +151,10 @@ def train(as_json: bool, **options: Any) -> int:
     else:
         require_unused(set(READING_NAMES), "requires a dataset; the items of a table are converted")
     import_quietly("tf_agents.agents.tf_agent", "rlds2reverb.training.training")
-    from rlds2reverb.learners.agents import parse_hyperparameter
     from rlds2reverb.learners.runs import load_run
     from rlds2reverb.training import Training
 
-    passed["hyperparameters"] = {
-        name: parse_hyperparameter(algo, name, value) for name, value in passed["hyperparameters"].items()
-    }
+    passed["hyperparameters"] = parse_hyperparameters(algo, passed["hyperparameters"])
     config = TrainingConfig.from_gin(algo, presets=options["presets"], gin_files=options["gin_files"], **passed)
     if options["seeds"]:
         plan = plan_seeds(source, config, options["seeds"])
@@ -210,11 +207,30 @@ def read_options(options: dict[str, Any]) -> dict[str, Any]:
             hyperparameters[name] = value
             continue
         if owner != "train" or attribute not in _SETTABLE:
-            raise click.UsageError(f"--set has no name {name!r}{suggest(attribute, _SETTABLE)}")
+            raise click.UsageError(f"--set has no name {name!r}{suggest(name, [f'train.{one}' for one in _SETTABLE])}")
         if attribute in passed:
-            raise click.UsageError(f"{name} must be passed only once")
-        passed[attribute] = declared_options()[attribute].parse(value)
+            flag = next(one.opts[0] for one in click.get_current_context().command.params if one.name == attribute)
+            raise click.UsageError(f"pass only one of {flag} and --set {name}")
+        option = declared_options()[attribute]
+        parsed = option.parse(value)
+        is_one_of_several = isinstance(option.default, tuple) and isinstance(parsed, str)
+        passed[attribute] = (parsed,) if is_one_of_several else parsed
     return passed
+
+
+def parse_hyperparameters(algo: str, values: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the values of hyperparameters that `--set` sets, from their texts."""
+    from rlds2reverb.learners.agents import parse_hyperparameter
+
+    parsed = {}
+    for name, value in values.items():
+        try:
+            parsed[name] = parse_hyperparameter(algo, name, value)
+        except ValueError as error:
+            if name not in _SETTABLE:
+                raise
+            raise click.UsageError(f"{error}; the option of the run is --set train.{name}") from error
+    return parsed
 
 
 def _require_seeds(passed: dict[str, Any], options: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from rlds2reverb.reverb.client import (
     Server,
     TableInfo,
     find_address,
+    find_addresses,
     format_selector,
     require_table,
     split_servers,
@@ -385,6 +386,7 @@ def _split_destination(destination: Any) -> Any:
     """Returns the list of shards that a destination stands for, or the destination itself if it is a single one."""
     is_sharded = hasattr(destination, "servers")
     if is_sharded or (isinstance(destination, str) and server_address(destination) and "," in destination):
+        find_addresses(destination)  # Raises if two of them are the same.
         return split_servers(destination)
     return destination
 

@@ -244,7 +244,8 @@ def _require_numbers(step_spec: Nest, names: Sequence[str]) -> None:
         if not isinstance(spec, ArraySpec) or spec.shape != () or spec.dtype.kind not in "fiu":
             got = "no such field" if spec is None else describe(spec) if isinstance(spec, ArraySpec) else "a nest"
             have = ", ".join(map(repr, sorted(step_spec)))
-            raise SourceError(f"the step field {name!r} must be a number, got {got}; the dataset has {have}")
+            sentence = f"the step field {name!r} must be a number, got {got}; the dataset has {have}"
+            raise SourceError(f"{sentence}; read it", extra_fields=[name]) if spec is None else SourceError(sentence)
 
 
 def _describe_odd(finding: Finding) -> Message:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlds2reverb.errors import CorruptFileError
+from rlds2reverb.errors import CorruptFileError, Message
 from rlds2reverb.learners.figure_style import COLOURS, GREY, escape_label, make_figure, style_axes
 from rlds2reverb.learners.value_estimators import ESTIMATORS
 from rlds2reverb.system.sealed_files import load_json, replace_text
@@ -96,9 +96,10 @@ def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]
     """Returns estimates from the highest to the lowest, the first with a warning if they are not comparable."""
     first, *others = sorted(estimates, key=lambda result: -result.estimate)
     if len({(result.gamma, result.num_episodes, result.data_return) for result in estimates}) > 1:
-        problem = (
+        problem = Message(
             "the estimates are not comparable, because the discounts or the held-out episodes of the policies differ; "
-            "set gamma, and use data that no policy was trained on"
+            "use data that no policy was trained on, and set the discount factor",
+            gamma=...,
         )
         first = replace(first, warnings=(problem, *first.warnings))
     return [first, *others]

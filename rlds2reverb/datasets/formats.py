@@ -23,6 +23,8 @@ class Format:
       open: function that opens such a location; its keyword arguments are the options that the user set.
       options: names of the options of `load` that apply; all others are errors.
       title: name of a family of formats in the help of the command line; '' for objects in memory.
+      suffixes: suffixes of its files, in lower case, such as '.hdf5'; () for other locations.
+      example: a name that stands for such a dataset, for messages.
     """
 
     name: str
@@ -30,6 +32,11 @@ class Format:
     open: Callable[..., Source]
     options: tuple[str, ...] = ()
     title: str = ""
+    suffixes: tuple[str, ...] = ()
+    example: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.example})" if self.example else self.name
 
 
 def require_applicable(options: Mapping[str, Any], allowed: Collection[str], name: str) -> None:

@@ -36,24 +36,20 @@ from .readers.rlds_conventions import LastStep
 from .source import Identity, Source
 from .steps import stores
 
-#: The formats, of which the first that matches is used.
-FORMATS = [
+_PATHS = [
     *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, d4rl.FILE),
     *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, stores.DIRECTORY),
-    *(d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME),
-    *(ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, in_memory.EPISODES),
 ]
+_NAMES = [d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME]
+_OBJECTS = [ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, in_memory.EPISODES]
+#: The formats, of which the first that matches is used; custom ones come first.
+FORMATS = [*_PATHS, *_NAMES, *_OBJECTS]
 _NUM_BUILT_IN = len(FORMATS)
-_FILES = (
-    "a D4RL or robomimic HDF5 file, an npz file of D4RL, OGBench or NeoRL, a directory that TFDS prepared, a Minari or "
-    "LeRobot directory, a pattern (*.hdf5) of these, a TFDS name (d4rl_mujoco_hopper/v2-medium), a Minari name "
-    "(mujoco/hopper/expert-v0), an OGBench name (cube-single-play-v0), or a D4RL name (hopper-medium-v2)"
-)
+_LOCATIONS = f"{', '.join(map(str, [*_PATHS, *_NAMES]))}, or a pattern (*.hdf5)"
 _SUPPORTED = (
-    f"{_FILES}; a list of these or of episodes, a function that returns an iterable of episodes, a dict of D4RL, "
-    "OGBench or NeoRL columns, a minari.MinariDataset, or an RLDS tf.data.Dataset"
+    f"{_LOCATIONS}; a list of these or of episodes, a function that returns an iterable of episodes, "
+    f"{', '.join(map(str, _OBJECTS[:-1]))}"
 )
-_FILE_SUFFIXES = (".hdf5", ".h5", ".npz", ".npy")
 #: Levels below a directory at which a dataset is searched for: name/config/version and namespace/name/version.
 _DEPTHS = ("*/", "*/*/", "*/*/*/")
 
@@ -248,19 +244,24 @@ def _locate(location: str | Path) -> Path | list[str] | str:
     return found or location
 
 
+def _list_suffixes() -> set[str]:
+    """Returns the suffixes of files that are datasets."""
+    return {suffix for file_format in FORMATS for suffix in file_format.suffixes}
+
+
 def _require_name(name: str) -> None:
     """Raises `FileNotFoundError` for a string that is meant to be a path."""
     shown = repr(name[:100])
-    if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _FILE_SUFFIXES:
+    if name and len(name) <= 300 and "\0" not in name and Path(name).suffix.lower() in _list_suffixes():
         raise FileNotFoundError(f"there is no file {shown}{_suggest_file(Path(name).expanduser())}")
     if not name or name.startswith(("/", ".", "~")) or ".." in name or len(name) > 300 or "\0" in name:
-        raise FileNotFoundError(f"there is no {shown}; pass {_FILES}")
+        raise FileNotFoundError(f"there is no {shown}; pass {_LOCATIONS}")
 
 
 def _suggest_file(path: Path) -> str:
     """Returns the end of a message about a missing file: the most similar name in its folder."""
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix.lower() in _FILE_SUFFIXES]
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix.lower() in _list_suffixes()]
     except OSError:
         return f"; the folder {str(path.parent)[:100]!r} does not exist either"
     # The suffix, which all of them have, would make any short name similar.
@@ -279,5 +280,5 @@ def _find_only_dataset(path: Path) -> Path:
     if is_table_directory(path):
         raise SourceError(f"{path} contains Reverb tables; pass the dataset that they were converted from")
     raise SourceError(
-        f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_FILES}"
+        f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_LOCATIONS}"
     )

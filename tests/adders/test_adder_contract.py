@@ -24,6 +24,7 @@ from rlds2reverb.adders import (
     TrajectoryEpisodes,
     TrajectoryWindows,
     Transitions,
+    WindowAdder,
     Windows,
     check_adder,
     compose,
@@ -358,3 +359,8 @@ def test_invalid_step_spec_raises():
     for spec in ({}, {"reward": 3}, None):
         with pytest.raises(ValueError, match="step_spec must be a nest of tf.TensorSpecs"):
             ReturnToGo().item_spec(spec)
+
+
+def test_window_adders_must_have_a_time_axis():
+    with pytest.raises(TypeError, match="NoAxis cannot set squeeze, because windows have a time axis; derive from ItemAdder"):
+        type("NoAxis", (WindowAdder,), {"squeeze": True})

@@ -70,9 +70,20 @@ def test_gin_file_sets_options(tmp_path, started):
     [
         ("sac.gin", "", ["--data", "none"], "--algo is required, because CONFIG is a gin file"),
         ("sac.gin", "", ["--algo", "sac"], "--data is required; pass none to learn only from what is collected"),
-        ("config.json", "{", ["--set", "train.batch=3"], "--set has no name 'train.batch'; did you mean 'batch_size'?"),
+        ("config.json", "{", ["--set", "train.batch=3"], "--set has no name 'train.batch'; did you mean"),
         ("config.json", "{", ["--set", "train.batch_size=x"], "batch_size must be an integer >= 1 or None, got 'x'"),
-        ("config.json", "{", ["--steps", "2", "--set", "train.steps=2"], "train.steps must be passed only once"),
+        (
+            "config.json",
+            "{",
+            ["--steps", "2", "--set", "train.steps=2"],
+            "pass only one of --steps and --set train.steps",
+        ),
+        (
+            "config.json",
+            "{",
+            ["--batch-size", "4"],
+            "there is no option --batch-size; pass --set train.batch_size=VALUE",
+        ),
         ("config.json", "{", [], "config.json is not a JSON file"),
         ("config.json", "{}", [], "config.json must be the config.json of a run"),
     ],

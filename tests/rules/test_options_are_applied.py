@@ -187,3 +187,17 @@ def test_every_option_is_applied_refused_or_noted_by_name(option, kind):
     assert (option in notes) == (kind in noted), notes
     saved = config.as_dict()[option]
     assert saved == (list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize(("pair", "expected"), [
+    ("train.hooks=my_module:Hook", ("my_module:Hook",)),
+    ("train.drop_fields=observation/x", ("observation/x",)),
+    ("train.track=wandb", ("wandb",)),
+    ("train.action_bounds=(-1,1)", (-1, 1)),
+])  # fmt: skip
+def test_set_makes_one_value_a_list_where_an_option_takes_several(pair, expected):
+    from rlds2reverb.cli.train import read_options, train
+
+    name = pair.partition("=")[0].removeprefix("train.")
+    with train.make_context("train", ["--data", "x", "--run-dir", "y", "--algo", "bc", "--set", pair]) as context:
+        assert read_options(context.params)[name] == expected

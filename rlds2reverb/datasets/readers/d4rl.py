@@ -461,5 +461,12 @@ def _select_extras(columns: dict[Any, np.ndarray]) -> dict[str, Nest]:
 
 
 OPTIONS = ("extra_fields", "max_episode_steps", "split_at_discontinuity", "independent_rows", "autoreset")
-FILE = Format("a D4RL file", lambda path: isinstance(path, Path) and not path.is_dir(), open_d4rl, OPTIONS, "D4RL")
+FILE = Format(
+    "a D4RL file",
+    lambda path: isinstance(path, Path) and not path.is_dir(),
+    open_d4rl,
+    OPTIONS,
+    "D4RL",
+    suffixes=(".hdf5", ".h5", ".npz", ".npy"),
+)
 COLUMNS = Format("a dict of D4RL columns", lambda source: isinstance(source, Mapping), from_rows, OPTIONS)

@@ -47,7 +47,7 @@ def _raise_missing(name: str, **options: Any) -> Source:
 
 
 #: The name of a dataset that is not in D4RL's own directory.
-NAME = Format("a D4RL name", _is_missing, _raise_missing, (*d4rl.OPTIONS, "download"))
+NAME = Format("a D4RL name", _is_missing, _raise_missing, (*d4rl.OPTIONS, "download"), example="hopper-medium-v2")
 
 
 @functools.cache

@@ -281,5 +281,12 @@ def _open_dataset(dataset: Any, **options: Any) -> Source:
 
 
 DIRECTORY = Format("a Minari directory", _is_directory, open_minari, ("extra_fields", "autoreset"), "Minari")
-NAME = Format("a Minari name", is_minari_name, open_minari, ("extra_fields", "autoreset", "download"), "Minari names")
+NAME = Format(
+    "a Minari name",
+    is_minari_name,
+    open_minari,
+    ("extra_fields", "autoreset", "download"),
+    "Minari names",
+    example="mujoco/hopper/expert-v0",
+)
 OBJECT = Format("a MinariDataset", _is_dataset, _open_dataset, ("extra_fields", "autoreset"))

@@ -258,6 +258,13 @@ def _is_dict(source: Any) -> bool:
     return isinstance(source, Mapping) and _has_columns(source)
 
 
-FILE = Format("an OGBench file", _is_file, open_ogbench, ("extra_fields",), "OGBench")
-NAME = Format("an OGBench name", _is_name, open_name, ("split", "data_dir", "extra_fields"), "OGBench names")
+FILE = Format("an OGBench file", _is_file, open_ogbench, ("extra_fields",), "OGBench", suffixes=(".npz",))
+NAME = Format(
+    "an OGBench name",
+    _is_name,
+    open_name,
+    ("split", "data_dir", "extra_fields"),
+    "OGBench names",
+    example="cube-single-play-v0",
+)
 COLUMNS = Format("a dict of OGBench columns", _is_dict, from_columns, ("extra_fields",))

@@ -469,6 +469,11 @@ def _is_dataset(source: Any) -> bool:
 _OPTIONS = ("split", "last_step", "missing", "image_decoding", "autoreset")
 DIRECTORY = Format("a directory prepared by TFDS", _is_prepared, open_directory, _OPTIONS, "TFDS")
 NAME = Format(
-    "a TFDS name", lambda name: isinstance(name, str), open_builder, (*_OPTIONS, "data_dir", "download"), "TFDS names"
+    "a TFDS name",
+    lambda name: isinstance(name, str),
+    open_builder,
+    (*_OPTIONS, "data_dir", "download"),
+    "TFDS names",
+    example="d4rl_mujoco_hopper/v2-medium",
 )
 DATASET = Format("an RLDS tf.data.Dataset", _is_dataset, from_rlds_dataset, ("last_step", "missing", "autoreset"))

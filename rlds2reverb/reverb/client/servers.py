@@ -42,8 +42,16 @@ def find_address(server: Server) -> str:
 
 
 def find_addresses(servers: Server | Sequence[Server]) -> list[str]:
-    """Returns the address of each of one or more servers; see `split_servers` and `find_address`."""
-    return [find_address(server) for server in split_servers(servers)]
+    """Returns the address of each of one or more servers; see `split_servers` and `find_address`.
+
+    Raises:
+      ValueError: If two of them are the same, whose items would count twice; or as `find_address`.
+    """
+    addresses = [find_address(server) for server in split_servers(servers)]
+    for number, address in enumerate(addresses):
+        if address in addresses[:number]:
+            raise ValueError(f"the servers must differ, but {address} is named twice; leave out one of them")
+    return addresses
 
 
 def split_servers(servers: Server | Sequence[Server]) -> list[Server]:

@@ -34,7 +34,9 @@ def count_items(server):
 def test_find_address_accepts_every_kind_of_server(server):
     for kind in (server, server.client, server.address, server.port):
         assert find_address(kind) == server.address
-    assert find_addresses([server, server.address]) == [server.address] * 2
+    assert find_addresses([server, "localhost:1"]) == [server.address, "localhost:1"]
+    with pytest.raises(ValueError, match=f"the servers must differ, but {server.address} is named twice"):
+        find_addresses([server, server.address])
     assert find_addresses(server) == [server.address]
     stock = reverb.Server([reverb.Table.queue("q", 1)], port=None)
     assert find_address(stock) == f"localhost:{stock.port}"
