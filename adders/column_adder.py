@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +13,7 @@ from rlds2reverb.types.items import ItemBatch, Items
 from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
+from .arrays import Array
 from .places import columns_step_spec
 from .tf_data import count_rows, map_to_rows
 
@@ -35,6 +36,8 @@ class ColumnAdder(ItemAdder):
     """
 
     squeeze: ClassVar[bool] = False
+    #: Whether `make_rows` also accepts NumPy arrays, and returns them then. If not, it is called with tensors only.
+    runs_on_arrays: ClassVar[bool] = False
 
     @abc.abstractmethod
     def row_spec(self, step_spec: Nest) -> Nest:
@@ -45,10 +48,12 @@ class ColumnAdder(ItemAdder):
         """
 
     def make_rows(self, columns: Nest) -> Nest:
-        """Returns the rows `[R, ...]` of one episode, given its columns `[N, ...]`, tensors with N >= 1."""
-        return self.make_batch_rows(columns, count_rows(columns)[None])[0]
+        """Returns the rows `[R, ...]` of one episode, given its columns `[N, ...]`, with N >= 1."""
+        first = tree.flatten(columns)[0]
+        num_steps = np.array([len(first)]) if isinstance(first, np.ndarray) else count_rows(columns)[None]
+        return self.make_batch_rows(columns, num_steps)[0]
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def make_batch_rows(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Returns the rows of several episodes and the number of rows of each, bit for bit as for each episode alone.
 
         Args:
@@ -63,21 +68,19 @@ class ColumnAdder(ItemAdder):
         own = type(self)
         return own.make_rows is ColumnAdder.make_rows and own.make_batch_rows is not ColumnAdder.make_batch_rows
 
-    def transform(self, columns: Nest, num_steps: Any) -> tuple[Nest, Any]:
+    def transform(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Implements `ItemAdder.transform`."""
-        if not isinstance(num_steps, np.ndarray):
+        if not isinstance(num_steps, np.ndarray) or self.runs_on_arrays:
             return self._make_checked_rows(columns, num_steps)
         tensors = map_structure(tf.convert_to_tensor, columns)
-        make = _get_graph(self, columns_step_spec(columns)) if self.supports_batches else self._make_checked_rows
-        made = make(tensors, tf.convert_to_tensor(num_steps))
-        rows, num_rows = tree.map_structure(lambda tensor: tensor.numpy(), made)
-        return rows, num_rows
+        rows, num_rows = self._make_checked_rows(tensors, tf.convert_to_tensor(num_steps))
+        return tree.map_structure(lambda row: row.numpy(), rows), num_rows.numpy()
 
     def cut(self, columns: Nest, num_steps: np.ndarray) -> ItemBatch:
         """Implements `ItemAdder.cut`: an item for each episode with rows."""
         return episodes_as_items(*self.transform(columns, num_steps))
 
-    def _make_checked_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def _make_checked_rows(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Returns `make_batch_rows`, or `make_rows` of one episode, checked against `row_spec`."""
         spec = self.row_spec(columns_step_spec(columns))
         if self.supports_batches:
@@ -85,35 +88,23 @@ class ColumnAdder(ItemAdder):
             return _require_rows(rows, spec), num_rows
 
         def make_none() -> Nest:
-            return tree.map_structure(lambda leaf: tf.zeros([0, *(size or 0 for size in leaf.shape)], leaf.dtype), spec)
+            return tree.map_structure(
+                lambda leaf: np.zeros([0, *(size or 0 for size in leaf.shape)], leaf.dtype.as_numpy_dtype), spec
+            )
 
-        is_any = count_rows(columns) > 0
-        rows = tf.cond(is_any, lambda: _require_rows(self.make_rows(columns), spec), make_none)
+        def make_some() -> Nest:
+            return _require_rows(self.make_rows(columns), spec)
+
+        if isinstance(num_steps, np.ndarray):
+            rows = make_some() if num_steps.any() else make_none()
+            return rows, np.array([len(tree.flatten(rows)[0])])
+        rows = tf.cond(
+            count_rows(columns) > 0, make_some, lambda: tree.map_structure(tf.convert_to_tensor, make_none())
+        )
         return rows, count_rows(rows)[None]
 
     def _convert_dataset(self, columns: tf.data.Dataset) -> tf.data.Dataset:
         return map_to_rows(self, columns).filter(lambda rows: count_rows(rows) > 0)
-
-
-#: The graphs of adders by spec, since tracing takes half a second. They are global, so that equal adders share them.
-_GRAPHS: dict[Any, Any] = {}
-_MAX_GRAPHS = 128
-
-
-def _get_graph(adder: ColumnAdder, step_spec: Nest) -> Any:
-    """Returns `_make_checked_rows` of an adder as a graph for any number of steps, or as is if it is not hashable."""
-    key = adder, repr(adder), repr(step_spec)
-    try:
-        graph = _GRAPHS.get(key)
-    except TypeError:
-        return adder._make_checked_rows
-    if graph is None:
-        if len(_GRAPHS) >= _MAX_GRAPHS:
-            _GRAPHS.clear()
-        columns = tree.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), step_spec)
-        function = tf.function(adder._make_checked_rows, autograph=False)
-        graph = _GRAPHS[key] = function.get_concrete_function(columns, tf.TensorSpec([None], tf.int64))
-    return graph
 
 
 def episodes_as_items(rows: Nest, num_rows: np.ndarray) -> ItemBatch:
@@ -125,6 +116,9 @@ def episodes_as_items(rows: Nest, num_rows: np.ndarray) -> ItemBatch:
 def _require_rows(rows: Nest, spec: Nest) -> Nest:
     """Returns the rows if they match `row_spec`."""
     for (path, row), leaf in zip(tree.flatten_with_path(rows), tree.flatten(spec), strict=True):
-        if row.dtype != leaf.dtype:
-            raise ValueError(f"rows{list(path)} must be {leaf.dtype.name} according to row_spec, got {row.dtype.name}")
+        if tf.as_dtype(row.dtype) != leaf.dtype:
+            got = tf.as_dtype(row.dtype).name
+            raise ValueError(f"rows{list(path)} must be {leaf.dtype.name} according to row_spec, got {got}")
+    if isinstance(tree.flatten(rows)[0], np.ndarray):
+        return rows
     return tree.map_structure(lambda row, leaf: tf.ensure_shape(row, (None, *leaf.shape)), rows, spec)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from rlds2reverb.errors import ArgumentError
@@ -33,9 +32,6 @@ Transition = dict[str, Any]
 
 #: What happens to the transitions that do not fill a chunk; see `Adder.get_train_sample`.
 LAST_FNS = ("last", "drop", "null_padding")
-
-#: Traced once for all lengths, which is faster than calling each operation from Python.
-_estimate_advantages = tf.function(generalized_advantage_estimation, autograph=False, reduce_retracing=True)
 
 
 class _Method:
@@ -167,7 +163,7 @@ class Adder:
         if next_values is None:
             next_values = _shift_values(values, last_value, truncated & ~done)
         next_values = np.asarray(next_values, dtype).reshape(len(trajectory), -1)
-        advantages = _estimate_advantages(
+        advantages = generalized_advantage_estimation(
             np.broadcast_to(rewards, values.shape),
             np.broadcast_to((~done).astype(dtype)[:, None], values.shape),
             values=values,
@@ -176,7 +172,7 @@ class Adder:
             gamma=float(gamma),
             lambda_=float(gae_lambda),
         )
-        advantages = advantages.numpy().reshape(shape)
+        advantages = advantages.reshape(shape)
         return [{**step, "adv": advantage} for step, advantage in zip(trajectory, advantages, strict=True)]
 
     @_Method
@@ -411,7 +407,7 @@ def _make_n_step_transitions(part: list[Transition], nstep: int, *, cum_reward: 
     rewards = _stack_field(part, "reward")
     if cum_reward:
         floats = rewards.astype(rewards.dtype if rewards.dtype.kind == "f" else np.float32)
-        n_step_rewards = n_step_returns(floats, np.ones_like(floats), n=nstep, gamma=gamma)[0].numpy()
+        n_step_rewards = n_step_returns(floats, np.ones_like(floats), n=nstep, gamma=gamma)[0]
     else:
         padded = np.concatenate([rewards, np.zeros((nstep - 1, *rewards.shape[1:]), rewards.dtype)])
         n_step_rewards = padded[np.arange(len(part))[:, None] + np.arange(nstep)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import tensorflow as tf
 
 from rlds2reverb.types.arguments import require_number
 from rlds2reverb.types.specs import Nest
 
+from .arrays import Array
 from .column_adder import ColumnAdder
 from .returns import generalized_advantage_estimation
 from .state_values import ValueFn, read_transitions, require_values
@@ -37,6 +39,7 @@ class GAE(ColumnAdder):
       value_fn: function that returns the values of all observations of an episode; None to use the column `value`.
     """
 
+    runs_on_arrays: ClassVar[bool] = True
     gamma: float
     lambda_: float
     value_fn: ValueFn | None = field(default=None, repr=False)
@@ -51,7 +54,7 @@ class GAE(ColumnAdder):
         require_values(step_spec, self.value_fn, "GAE")
         return add_field_specs(step_spec, "GAE", **{ADVANTAGE: spec, RETURN: spec})
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def make_batch_rows(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Implements `ColumnAdder.make_batch_rows`."""
         left, transitions = count_steps_left(num_steps), read_transitions(columns, num_steps, self.value_fn)
         advantages = generalized_advantage_estimation(**transitions, gamma=self.gamma, lambda_=self.lambda_)

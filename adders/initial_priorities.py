@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -11,8 +11,9 @@ import tensorflow as tf
 from rlds2reverb.types import fields
 from rlds2reverb.types.arguments import require_count, require_defaults, require_number, require_one_of
 from rlds2reverb.types.items import Items
-from rlds2reverb.types.specs import Nest, map_structure
+from rlds2reverb.types.specs import Nest
 
+from .arrays import Array, cast, namespace
 from .column_adder import ColumnAdder
 from .n_step import NStep
 from .padding import MASK
@@ -89,6 +90,7 @@ class InitialPriorities(ColumnAdder):
       value_fn: see `GAE`; None to use the column `value`.
     """
 
+    runs_on_arrays: ClassVar[bool] = True
     kind: str = "constant"
     constant: float = 1.0
     lowest: float = 0.0
@@ -120,7 +122,7 @@ class InitialPriorities(ColumnAdder):
             require_values(step_spec, self.value_fn, f"InitialPriorities({self.kind!r})")
         return add_field_specs(step_spec, "InitialPriorities", **{PRIORITY: tf.TensorSpec((), tf.float32)})
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def make_batch_rows(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Implements `ColumnAdder.make_batch_rows`."""
         return {**columns, PRIORITY: self._compute_step_priorities(columns, num_steps)}, num_steps
 
@@ -129,14 +131,14 @@ class InitialPriorities(ColumnAdder):
         """False with a `value_fn` or for 'return', since networks and sums may round differently in batches."""
         return super().supports_batches and self.value_fn is None and self.kind != "return"
 
-    def _compute_step_priorities(self, columns: Nest, num_steps: tf.Tensor) -> tf.Tensor:
-        num_rows = tf.shape(columns[fields.IS_LAST])[0]
+    def _compute_step_priorities(self, columns: Nest, num_steps: Array) -> Array:
+        xp, ones = namespace(num_steps), cast(columns[fields.IS_LAST], np.float64) * 0 + 1
         if self.kind == "constant":
-            return tf.fill([num_rows], tf.constant(self.constant, tf.float32))
+            return cast(ones * self.constant, np.float32)
         if self.kind == "return":
             rewards, _ = get_rewards_and_discounts(columns)
-            scaled = (tf.reduce_sum(tf.cast(rewards, tf.float64)) - self.lowest) / (self.highest - self.lowest)
-            return tf.fill([num_rows], tf.cast(tf.clip_by_value(scaled, self.eps, 1), tf.float32))
+            scaled = (xp.sum(cast(rewards, np.float64)) - self.lowest) / (self.highest - self.lowest)
+            return cast(ones * xp.clip(scaled, self.eps, 1.0), np.float32)
         errors = td_errors(**read_transitions(columns, num_steps, self.value_fn), n=self.n, gamma=self.gamma)
         return self.convert_errors(pad_transitions_to_steps(errors, count_steps_left(num_steps)))
 
@@ -151,8 +153,7 @@ class InitialPriorities(ColumnAdder):
         if n_step is None or self.kind not in ("td", "max"):
             return self.transform(columns, num_steps)
         require_scalar_rewards(columns_step_spec(columns), "InitialPriorities")
-        values = compute_values(map_structure(tf.convert_to_tensor, columns), self.value_fn)
-        return {**columns, _VALUE: values.numpy()}, num_steps
+        return {**columns, _VALUE: compute_values(columns, self.value_fn)}, num_steps
 
     def convert_column(self, rows: Nest, n_step: NStep) -> Nest:
         """Returns rows of NStep with the priority of their own TD error instead of the values of `add_column`."""
@@ -162,11 +163,11 @@ class InitialPriorities(ColumnAdder):
         discounts = n_step.target_discounts(rows[fields.DISCOUNT]).astype(rewards.dtype)
         errors = td_errors(rewards, discounts, values=rows[_VALUE], next_values=rows[f"next_{_VALUE}"])
         kept = {name: rows[name] for name in rows if name not in (_VALUE, f"next_{_VALUE}")}
-        return {**kept, PRIORITY: self.convert_errors(errors).numpy()}
+        return {**kept, PRIORITY: self.convert_errors(errors)}
 
-    def convert_errors(self, errors: tf.Tensor) -> tf.Tensor:
+    def convert_errors(self, errors: Array) -> Array:
         """Returns the priorities for TD errors, float32."""
-        return tf.cast(tf.abs(errors) + self.eps, tf.float32)
+        return cast(namespace(errors).abs(errors) + self.eps, np.float32)
 
     def __call__(self, episodes: Any, items: Items | None = None) -> Any:
         """Implements `ColumnAdder.__call__`. With an episode and its items, returns their priorities, float64 `[M]`.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from rlds2reverb.types.arguments import require_number
 
+from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
+from .arrays import Array, multiply_no_nan, namespace
 from .recurrence import scan, shift
 from .returns import apply_along
-from .tensor_checks import TensorLike, make_continues, select_next_values, to_matching_tensors
 
 
 class VTrace(NamedTuple):
@@ -25,19 +24,19 @@ class VTrace(NamedTuple):
       advantages: `[T]`, the factors of the policy gradient of a_t, including rho_t.
     """
 
-    targets: tf.Tensor
-    advantages: tf.Tensor
+    targets: Array
+    advantages: Array
 
 
 def v_trace(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
-    values: TensorLike,
-    ratios: TensorLike,
-    bootstrap_value: TensorLike | None = None,
-    next_values: TensorLike | None = None,
-    is_last: TensorLike | None = None,
+    values: ArrayLike,
+    ratios: ArrayLike,
+    bootstrap_value: ArrayLike | None = None,
+    next_values: ArrayLike | None = None,
+    is_last: ArrayLike | None = None,
     gamma: float,
     lambda_: float = 1.0,
     clip_rho: float = 1.0,
@@ -81,30 +80,31 @@ def v_trace(
     require_number("lambda_", lambda_, 0, 1)
     require_number("clip_c", clip_c, 0)
     require_number("clip_rho", clip_rho, clip_c)
-    rewards, discounts, values, ratios = to_matching_tensors(
+    rewards, discounts, values, ratios = to_matching_arrays(
         time_axis, rewards=rewards, discounts=discounts, values=values, ratios=ratios
     )
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
-    rhos, traces = tf.minimum(ratios, clip_rho), lambda_ * tf.minimum(ratios, clip_c)
-    deltas = rhos * (rewards + tf.math.multiply_no_nan(following, factors) - values)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    xp = namespace(ratios)
+    rhos, traces = xp.minimum(ratios, float(clip_rho)), float(lambda_) * xp.minimum(ratios, float(clip_c))
+    deltas = rhos * (rewards + multiply_no_nan(following, factors) - values)
     corrections = apply_along(time_axis, scan, factors * traces * continues, deltas)
-    after = following + tf.math.multiply_no_nan(apply_along(time_axis, _shift_by_one, corrections), continues)
-    return VTrace(values + corrections, rhos * (rewards + tf.math.multiply_no_nan(after, factors) - values))
+    after = following + multiply_no_nan(apply_along(time_axis, _shift_by_one, corrections), continues)
+    return VTrace(values + corrections, rhos * (rewards + multiply_no_nan(after, factors) - values))
 
 
 def retrace(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
-    values: TensorLike,
-    next_values: TensorLike,
-    ratios: TensorLike,
-    is_last: TensorLike | None = None,
+    values: ArrayLike,
+    next_values: ArrayLike,
+    ratios: ArrayLike,
+    is_last: ArrayLike | None = None,
     gamma: float,
     lambda_: float,
     time_axis: int = 0,
-) -> tf.Tensor:
+) -> Array:
     """Returns Retrace(lambda) targets of action values.
 
         delta_t = r_t + gamma_t * E_pi[Q(s_{t+1}, .)] - Q(s_t, a_t),   c_t = lambda * min(1, ratios_t)
@@ -133,14 +133,14 @@ def retrace(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values, following, ratios = to_matching_tensors(
+    rewards, discounts, values, following, ratios = to_matching_arrays(
         time_axis, rewards=rewards, discounts=discounts, values=values, next_values=next_values, ratios=ratios
     )
-    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
-    deltas = rewards + tf.math.multiply_no_nan(following, factors) - values
-    next_traces = lambda_ * tf.minimum(apply_along(time_axis, _shift_by_one, ratios), 1)
-    return values + apply_along(time_axis, scan, factors * tf.math.multiply_no_nan(next_traces, continues), deltas)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    deltas = rewards + multiply_no_nan(following, factors) - values
+    next_traces = float(lambda_) * namespace(ratios).minimum(apply_along(time_axis, _shift_by_one, ratios), 1.0)
+    return values + apply_along(time_axis, scan, factors * multiply_no_nan(next_traces, continues), deltas)
 
 
-def _shift_by_one(tensor: tf.Tensor) -> tf.Tensor:
+def _shift_by_one(tensor: Array) -> Array:
     return shift(tensor, 1, 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 
 from rlds2reverb.types.arguments import require_number
 from rlds2reverb.types.specs import Nest
 
+from .arrays import Array, namespace
 from .column_adder import ColumnAdder
 from .returns import discounted_returns
 from .step_fields import (
@@ -39,6 +41,7 @@ class ReturnToGo(ColumnAdder):
       gamma: discount factor, in [0, 1]; 1 as in the paper.
     """
 
+    runs_on_arrays: ClassVar[bool] = True
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -49,10 +52,10 @@ class ReturnToGo(ColumnAdder):
         dtype = require_scalar_rewards(step_spec, "ReturnToGo")
         return add_field_specs(step_spec, "ReturnToGo", **{RETURN_TO_GO: tf.TensorSpec((), dtype)})
 
-    def make_batch_rows(self, columns: Nest, num_steps: tf.Tensor) -> tuple[Nest, tf.Tensor]:
+    def make_batch_rows(self, columns: Nest, num_steps: Array) -> tuple[Nest, Array]:
         """Implements `ColumnAdder.make_batch_rows`."""
         left = count_steps_left(num_steps)
         rewards, _ = get_rewards_and_discounts(columns)
-        is_last = mark_last_transitions(left, rewards)
-        returns = discounted_returns(rewards, tf.ones_like(rewards), gamma=self.gamma, is_last=is_last)
+        ones = namespace(rewards).ones_like(rewards)
+        returns = discounted_returns(rewards, ones, gamma=self.gamma, is_last=mark_last_transitions(left))
         return {**columns, RETURN_TO_GO: pad_transitions_to_steps(returns, left)}, num_steps

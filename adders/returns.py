@@ -2,6 +2,7 @@
 
 Shapes: `[T]`, `[T, ...]`, or `[B, T]` with `time_axis=1`. Index convention: `rewards[t]` follows the action taken at
 `s_t` and leads to `s_{t+1}`; `discounts[t]` belongs to the same transition and is 0 if `s_{t+1}` is terminal.
+The results are NumPy arrays, or tensors if one of the arguments is a tensor.
 Below, gamma_t stands for `gamma * discounts[t]`.
 """
 
@@ -11,24 +12,25 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
+import tree
 
 from rlds2reverb.types.arguments import require_count, require_number
 
+from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
+from .arrays import Array, multiply_no_nan, namespace
 from .recurrence import MAX_STEPS, compose_windows, scan, shift
-from .tensor_checks import TensorLike, make_continues, select_next_values, to_matching_tensors
 
 
 def discounted_returns(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
     gamma: float = 1.0,
-    bootstrap_value: TensorLike | None = None,
-    next_values: TensorLike | None = None,
-    is_last: TensorLike | None = None,
+    bootstrap_value: ArrayLike | None = None,
+    next_values: ArrayLike | None = None,
+    is_last: ArrayLike | None = None,
     time_axis: int = 0,
-) -> tf.Tensor:
+) -> Array:
     """Returns the discounted sum of the rewards from each step to the end of its episode.
 
         G_t = r_t + gamma_t * G_{t+1},  G_T = bootstrap_value
@@ -55,18 +57,20 @@ def discounted_returns(
       ValueError: If shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
     """
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts)
     if bootstrap_value is not None and next_values is not None:
         raise ValueError("pass either bootstrap_value or next_values, not both")
     if bootstrap_value is None and next_values is None:
         bootstrap_value = 0.0
-    following = select_next_values(rewards, tf.zeros_like(rewards), bootstrap_value, next_values, time_axis)
-    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
-    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - continues))
+    following = select_next_values(
+        rewards, namespace(rewards).zeros_like(rewards), bootstrap_value, next_values, time_axis
+    )
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
+    terms = rewards + multiply_no_nan(following, factors * (1 - continues))
     return apply_along(time_axis, scan, factors * continues, terms)
 
 
-def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0) -> tf.Tensor:
+def returns_to_go(rewards: ArrayLike, *, gamma: float = 1.0, time_axis: int = 0) -> Array:
     """Returns the discounted sum of the rewards from each step to the end, which may be a truncation.
 
         R_t = r_t + gamma * R_{t+1},  R_T = 0
@@ -84,21 +88,22 @@ def returns_to_go(rewards: TensorLike, *, gamma: float = 1.0, time_axis: int = 0
     Raises:
       ValueError: If gamma is outside [0, 1] or the rewards are not floats.
     """
-    return discounted_returns(rewards, tf.ones_like(rewards), gamma=gamma, time_axis=time_axis)
+    (rewards,) = to_matching_arrays(time_axis, rewards=rewards)
+    return discounted_returns(rewards, namespace(rewards).ones_like(rewards), gamma=gamma, time_axis=time_axis)
 
 
 def td_errors(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
-    values: TensorLike,
-    bootstrap_value: TensorLike | None = None,
-    next_values: TensorLike | None = None,
-    is_last: TensorLike | None = None,
+    values: ArrayLike,
+    bootstrap_value: ArrayLike | None = None,
+    next_values: ArrayLike | None = None,
+    is_last: ArrayLike | None = None,
     n: int = 1,
     gamma: float = 1.0,
     time_axis: int = 0,
-) -> tf.Tensor:
+) -> Array:
     """Returns temporal-difference errors over one or n steps.
 
         delta_t = r_t + gamma_t * V(s_{t+1}) - V(s_t)
@@ -128,40 +133,38 @@ def td_errors(
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts, values = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts, values=values)
+    rewards, discounts, values = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    factors, continues = gamma * discounts, make_continues(is_last, rewards, time_axis)
+    factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
     if n == 1:
-        return rewards + tf.math.multiply_no_nan(following, factors) - values
+        return rewards + multiply_no_nan(following, factors) - values
     compute_targets = functools.partial(_compute_n_step_targets, n)
     return apply_along(time_axis, compute_targets, rewards, factors, following, continues) - values
 
 
-def _compute_n_step_targets(
-    n: int, rewards: tf.Tensor, factors: tf.Tensor, following: tf.Tensor, continues: tf.Tensor
-) -> tf.Tensor:
+def _compute_n_step_targets(n: int, rewards: Array, factors: Array, following: Array, continues: Array) -> Array:
     """Returns `R_t + D_t * V(s_{t+m})`.
 
     If a window reaches the end of an episode, the value there is one of the window's terms. Otherwise the value after
     its n-th step is used, which is n - 1 rows below the first.
     """
-    at_ends = tf.math.multiply_no_nan(following, factors * (1 - continues))
+    at_ends = multiply_no_nan(following, factors * (1 - continues))
     sums, products = compose_windows(factors * continues, rewards + at_ends, n)
-    return sums + tf.math.multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products)
+    return sums + multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products)
 
 
 def generalized_advantage_estimation(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
-    values: TensorLike,
-    bootstrap_value: TensorLike | None = None,
-    next_values: TensorLike | None = None,
-    is_last: TensorLike | None = None,
+    values: ArrayLike,
+    bootstrap_value: ArrayLike | None = None,
+    next_values: ArrayLike | None = None,
+    is_last: ArrayLike | None = None,
     gamma: float,
     lambda_: float,
     time_axis: int = 0,
-) -> tf.Tensor:
+) -> Array:
     """Returns advantages as exponentially weighted sums of TD errors.
 
         delta_t = r_t + gamma_t * V(s_{t+1}) - V(s_t)
@@ -191,23 +194,24 @@ def generalized_advantage_estimation(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts, values=values)
+    rewards, discounts, values = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts, values=values)
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
-    deltas = rewards + tf.math.multiply_no_nan(following, gamma * discounts) - values
-    weights = lambda_ * gamma * discounts * make_continues(is_last, rewards, time_axis)
+    factors = float(gamma) * discounts
+    deltas = rewards + multiply_no_nan(following, factors) - values
+    weights = float(lambda_) * float(gamma) * discounts * make_continues(is_last, rewards, time_axis)
     return apply_along(time_axis, scan, weights, deltas)
 
 
 def lambda_returns(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
-    next_values: TensorLike,
-    is_last: TensorLike | None = None,
+    next_values: ArrayLike,
+    is_last: ArrayLike | None = None,
     gamma: float,
     lambda_: float,
     time_axis: int = 0,
-) -> tf.Tensor:
+) -> Array:
     """Returns exponentially weighted means of all n-step returns.
 
         G_t = r_t + gamma_t * ((1 - lambda) * V(s_{t+1}) + lambda * G_{t+1}),  G_T = V(s_T)
@@ -233,24 +237,24 @@ def lambda_returns(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, following = to_matching_tensors(
+    rewards, discounts, following = to_matching_arrays(
         time_axis, rewards=rewards, discounts=discounts, next_values=next_values
     )
-    factors = gamma * discounts
-    trace = lambda_ * make_continues(is_last, rewards, time_axis)
-    terms = rewards + tf.math.multiply_no_nan(following, factors * (1 - trace))
+    factors = float(gamma) * discounts
+    trace = float(lambda_) * make_continues(is_last, rewards, time_axis)
+    terms = rewards + multiply_no_nan(following, factors * (1 - trace))
     return apply_along(time_axis, scan, factors * trace, terms)
 
 
 def n_step_returns(
-    rewards: TensorLike,
-    discounts: TensorLike,
+    rewards: ArrayLike,
+    discounts: ArrayLike,
     *,
     n: int,
-    is_last: TensorLike | None = None,
+    is_last: ArrayLike | None = None,
     gamma: float = 1.0,
     time_axis: int = 0,
-) -> tuple[tf.Tensor, tf.Tensor]:
+) -> tuple[Array, Array]:
     """Returns discounted sums of at most n rewards, and the discounts of the values after them.
 
         R_t = sum_{k=0}^{m-1} (prod_{j<k} gamma_{t+j}) * r_{t+k},   D_t = prod_{j<m} gamma_{t+j},   m = min(n, T - t)
@@ -277,8 +281,8 @@ def n_step_returns(
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_tensors(time_axis, rewards=rewards, discounts=discounts)
-    factors = gamma * discounts
+    rewards, discounts = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts)
+    factors = float(gamma) * discounts
     if is_last is None:
         return apply_along(time_axis, functools.partial(compose_windows, n=n), factors, rewards)
     continues = make_continues(is_last, rewards, time_axis)
@@ -290,8 +294,9 @@ def n_step_returns(
     return sums, products + end_products
 
 
-def apply_along(time_axis: int, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
-    """Applies a function of `[T, ...]` tensors along the given time axis."""
+def apply_along(time_axis: int, function: Callable[..., Any], *arrays: Array) -> Any:
+    """Applies a function of `[T, ...]` arrays along the given time axis."""
     if time_axis == 0:
-        return function(*tensors)
-    return tf.nest.map_structure(tf.transpose, function(*[tf.transpose(tensor) for tensor in tensors]))
+        return function(*arrays)
+    transpose = namespace(arrays[0]).transpose
+    return tree.map_structure(transpose, function(*map(transpose, arrays)))

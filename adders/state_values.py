@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from rlds2reverb.types import fields
-from rlds2reverb.types.specs import Nest
+from rlds2reverb.types.specs import Nest, map_structure
 
+from .arrays import Array, cast
 from .step_fields import (
     count_steps_left,
     get_returns_dtype,
@@ -37,28 +39,33 @@ def require_values(step_spec: Nest, value_fn: ValueFn | None, adder: str) -> Non
         raise ValueError(f"{adder} requires one float per step, but step['{VALUE}'] is {spec}")
 
 
-def compute_values(columns: Nest, value_fn: ValueFn | None) -> tf.Tensor:
+def compute_values(columns: Nest, value_fn: ValueFn | None) -> Array:
     """Returns the values `[N]` in the dtype of the returns, including that of the final observation.
 
     Raises:
       ValueError: If the function does not return one value per observation.
     """
+    rewards = columns[fields.REWARD]
+    dtype = get_returns_dtype(tf.as_dtype(rewards.dtype)).as_numpy_dtype
     values = columns[VALUE] if value_fn is None else _call_value_fn(value_fn, columns[fields.OBSERVATION])
-    if values.shape.rank == 2 and values.shape[1] == 1:
+    values = values.numpy() if isinstance(rewards, np.ndarray) and tf.is_tensor(values) else values
+    if len(values.shape) == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    num_steps = columns[fields.REWARD].shape[0]
-    if not values.shape.is_compatible_with([num_steps]):
+    num_steps = rewards.shape[0]
+    if not tf.TensorShape(values.shape).is_compatible_with([num_steps]):
         raise ValueError(
             f"value_fn must return one value per observation, got {values.shape} for {num_steps or 'N'} observations"
         )
+    if isinstance(values, np.ndarray):
+        return cast(values, dtype)
     values = tf.ensure_shape(values, [None])
     message = "value_fn must return one value per observation, got a different number of values"
-    num_values, num_rewards = tf.shape(values)[0], tf.shape(columns[fields.REWARD])[0]
+    num_values, num_rewards = tf.shape(values)[0], tf.shape(rewards)[0]
     with tf.control_dependencies([tf.debugging.assert_equal(num_values, num_rewards, message)]):
-        return tf.cast(tf.identity(values), get_returns_dtype(columns[fields.REWARD].dtype))
+        return cast(tf.identity(values), dtype)
 
 
-def read_transitions(columns: Nest, num_steps: tf.Tensor, value_fn: ValueFn | None) -> dict[str, tf.Tensor]:
+def read_transitions(columns: Nest, num_steps: Array, value_fn: ValueFn | None) -> dict[str, Array]:
     """Returns the arguments of `returns.td_errors` for all transitions of some episodes, each `[R - 1]`.
 
     Args:
@@ -68,14 +75,14 @@ def read_transitions(columns: Nest, num_steps: tf.Tensor, value_fn: ValueFn | No
     """
     rewards, discounts = get_rewards_and_discounts(columns)
     values = compute_values(columns, value_fn)
-    is_last = mark_last_transitions(count_steps_left(num_steps), rewards)
+    is_last = mark_last_transitions(count_steps_left(num_steps))
     following = {"next_values": values[1:], "is_last": is_last}
     return {"rewards": rewards, "discounts": discounts, "values": values[:-1], **following}
 
 
 def _call_value_fn(value_fn: ValueFn, observations: Nest) -> tf.Tensor:
     try:
-        return tf.convert_to_tensor(value_fn(observations))
+        return tf.convert_to_tensor(value_fn(map_structure(tf.convert_to_tensor, observations)))
     except (NotImplementedError, AttributeError, TypeError) as error:
         raise ValueError(
             f"value_fn failed on tensors ({type(error).__name__}: {str(error).splitlines()[0]}); wrap numpy code in "

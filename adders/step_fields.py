@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tree
 
 from rlds2reverb.types import fields
 from rlds2reverb.types.specs import Nest, leaves, path_name
 from rlds2reverb.types.trajectories import transition_discounts
+
+from .arrays import Array, arange, cast, keep_where, namespace, repeat, to_numpy_dtype
 
 
 def require_fields(spec: Nest, names: Sequence[str], adder: str, *, place: str = "in every step") -> None:
@@ -57,25 +60,20 @@ def get_returns_dtype(reward_dtype: tf.DType) -> tf.DType:
     return reward_dtype if reward_dtype.is_floating else tf.float32
 
 
-def get_rewards_and_discounts(columns: Nest) -> tuple[tf.Tensor, tf.Tensor]:
+def get_rewards_and_discounts(columns: Nest) -> tuple[Array, Array]:
     """Returns rewards and discounts `[T]` of the T = N - 1 transitions between N steps.
 
     The discount is that of the step, but 0 if the transition leads into a terminal state (`transition_discounts` with
     'product'). Reward and discount of the last step are meaningless and left out.
     """
     rewards = columns[fields.REWARD]
-    dtype = get_returns_dtype(rewards.dtype)
-    return tf.cast(rewards[:-1], dtype), get_transition_discounts(columns, columns[fields.DISCOUNT], dtype)
-
-
-def get_transition_discounts(columns: Nest, discounts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns the discounts `[T, ...]` of transitions, given those of steps, `[N, ...]`; 0 into a terminal state."""
+    dtype = get_returns_dtype(tf.as_dtype(rewards.dtype)).as_numpy_dtype
     current = {name: columns[name][:-1] for name in (fields.IS_LAST, fields.IS_TERMINAL)}
     following = {fields.IS_TERMINAL: columns[fields.IS_TERMINAL][1:]}
-    step_discounts = tf.cast(discounts[:-1], dtype)
-    ones = tf.ones_like(step_discounts, tf.float32)
-    continues = transition_discounts(current, following, ones, "product", tf.where)
-    return step_discounts * tf.cast(continues, dtype)
+    discounts = cast(columns[fields.DISCOUNT][:-1], dtype)
+    xp = namespace(discounts)
+    continues = transition_discounts(current, following, cast(xp.ones_like(discounts), np.float32), "product", xp.where)
+    return cast(rewards[:-1], dtype), discounts * cast(continues, dtype)
 
 
 def require_new_fields(step_spec: Nest, names: Iterable[str], adder: str) -> None:
@@ -91,7 +89,7 @@ def add_field_specs(step_spec: Nest, adder: str, **added: tf.TensorSpec) -> Nest
     return {**step_spec, **added}
 
 
-def count_steps_left(num_steps: tf.Tensor) -> tf.Tensor:
+def count_steps_left(num_steps: Array) -> Array:
     """Returns how many steps follow each step in its episode: 2 1 0 1 0 for episodes of 3 and 2 steps.
 
     Args:
@@ -100,24 +98,24 @@ def count_steps_left(num_steps: tf.Tensor) -> tf.Tensor:
     Returns:
       int64 `[R]`.
     """
-    return tf.repeat(tf.cumsum(num_steps), num_steps) - tf.range(tf.reduce_sum(num_steps)) - 1
+    xp = namespace(num_steps)
+    return repeat(xp.cumsum(num_steps), num_steps) - arange(xp.sum(num_steps), num_steps) - 1
 
 
-def mark_last_transitions(steps_left: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Returns a bool tensor, shaped as `like`, that is True for the last transition of each episode.
+def mark_last_transitions(steps_left: Array) -> Array:
+    """Returns bool `[R - 1]`, True for the last transition of each episode.
 
     All `R - 1` pairs of steps `t, t + 1` count as transitions, including those that join two episodes; such a pair
     comes right after a last transition and is meaningless.
 
     Args:
       steps_left: int64 `[R]`, from `count_steps_left`.
-      like: tensor `[R - 1, ...]`.
     """
-    flags = tf.reshape(steps_left[:-1] == 1, [-1] + [1] * (like.shape.rank - 1))
-    return tf.ensure_shape(tf.broadcast_to(flags, tf.shape(like)), like.shape)
+    return steps_left[:-1] == 1
 
 
-def pad_transitions_to_steps(column: tf.Tensor, steps_left: tf.Tensor) -> tf.Tensor:
+def pad_transitions_to_steps(column: Array, steps_left: Array) -> Array:
     """Returns a column of transitions `[R - 1]` as a column of steps `[R]`, with 0 at the last step of each episode."""
-    padded = tf.pad(column, [[0, tf.minimum(tf.shape(steps_left)[0], 1)]])
-    return tf.where(steps_left > 0, padded, tf.zeros_like(padded))
+    xp = namespace(column)
+    padded = xp.concatenate([column, cast(xp.zeros_like(steps_left[:1]), to_numpy_dtype(column))])
+    return keep_where(steps_left > 0, padded)

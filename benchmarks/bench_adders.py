@@ -27,7 +27,7 @@ from tf_agents.utils import value_ops
 
 from rlds2reverb.adders import GAE, NStep, generalized_advantage_estimation
 from rlds2reverb.adders.di_engine import Adder
-from rlds2reverb.adders.steps import get_rewards_and_discounts
+from rlds2reverb.adders.step_fields import get_rewards_and_discounts
 from rlds2reverb.adders.tf_data import map_to_rows
 
 GAMMA, LAMBDA, N = 0.99, 0.95, 3

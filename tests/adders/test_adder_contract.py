@@ -362,5 +362,7 @@ def test_invalid_step_spec_raises():
 
 
 def test_window_adders_must_have_a_time_axis():
-    with pytest.raises(TypeError, match="NoAxis cannot set squeeze, because windows have a time axis; derive from ItemAdder"):
+    with pytest.raises(
+        TypeError, match="NoAxis cannot set squeeze, because windows have a time axis; derive from ItemAdder"
+    ):
         type("NoAxis", (WindowAdder,), {"squeeze": True})

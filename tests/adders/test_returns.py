@@ -87,8 +87,8 @@ def assert_close(got, expected, dtype=np.float32):
 def test_discounted_returns_match_hand_computed_values():
     # G_2 = 3 + 8/2 = 7, G_1 = 2 + 7/2 = 5.5, G_0 = 1 + 5.5/2 = 3.75; a terminal after step 1: G_1 = 2, G_0 = 1 + 2/2
     for discounts, expected in (([1.0, 1, 1], [3.75, 5.5, 7]), ([1.0, 0, 1], [2, 2, 7])):
-        assert discounted_returns([1.0, 2, 3], discounts, gamma=0.5, bootstrap_value=8).numpy().tolist() == expected
-    assert returns_to_go([1.0, 2, 3]).numpy().tolist() == [6, 5, 3]
+        assert discounted_returns([1.0, 2, 3], discounts, gamma=0.5, bootstrap_value=8).tolist() == expected
+    assert returns_to_go([1.0, 2, 3]).tolist() == [6, 5, 3]
 
 
 def test_n_step_returns_match_hand_computed_values():
@@ -97,18 +97,18 @@ def test_n_step_returns_match_hand_computed_values():
     assert_close(n_step_returns(np.ones(6), np.ones(6), n=3, gamma=0.9)[1], [0.729] * 4 + [0.81, 0.9], np.float64)
     # Terminal after step 1: 10 + 11/2 and 0; 11 and 0; 12 + 13/2 and 1/4; 13 and 1/2.
     sums, discounts = n_step_returns([10.0, 11, 12, 13], [1.0, 0, 1, 1], n=2, gamma=0.5)
-    assert (sums.numpy().tolist(), discounts.numpy().tolist()) == ([15.5, 11, 18.5, 13], [0, 0, 0.25, 0.5])
+    assert (sums.tolist(), discounts.tolist()) == ([15.5, 11, 18.5, 13], [0, 0, 0.25, 0.5])
 
 
 def test_td_errors_gae_and_lambda_returns_match_hand_computed_values():
     # All deltas are 1: 1 + 4/2 - 2, 2 + 6/2 - 4, 3 + 8/2 - 6; with the weight 1/4: 1, 1 + 1/4, 1 + 1.25/4.
     numbers = {"values": [2.0, 4, 6], "bootstrap_value": 8.0, "gamma": 0.5}
-    assert td_errors([1.0, 2, 3], [1.0, 1, 1], **numbers).numpy().tolist() == [1, 1, 1]
+    assert td_errors([1.0, 2, 3], [1.0, 1, 1], **numbers).tolist() == [1, 1, 1]
     advantages = generalized_advantage_estimation([1.0, 2, 3], [1.0, 1, 1], **numbers, lambda_=0.5)
-    assert advantages.numpy().tolist() == [1.3125, 1.25, 1]
+    assert advantages.tolist() == [1.3125, 1.25, 1]
     # G_2 = 3 + 8/2 = 7, G_1 = 2 + (6/2 + 7/2)/2 = 5.25, G_0 = 1 + (4/2 + 5.25/2)/2 = 3.3125
     returns = lambda_returns([1.0, 2, 3], [1.0, 1, 1], next_values=[4.0, 6, 8], gamma=0.5, lambda_=0.5)
-    assert returns.numpy().tolist() == [3.3125, 5.25, 7]
+    assert returns.tolist() == [3.3125, 5.25, 7]
 
 
 def test_truncation_keeps_the_bootstrap():
@@ -117,9 +117,9 @@ def test_truncation_keeps_the_bootstrap():
     rewards, discounts, values = [1.0, 2, 3, 4], [1.0, 1, 1, 0], [2.0, 4, 8, 6]
     numbers = {"next_values": [4.0, 10, 6, 99], "is_last": [False, True, False, True], "gamma": 0.5, "lambda_": 0.5}
     advantages = generalized_advantage_estimation(rewards, discounts, values=values, **numbers)
-    assert advantages.numpy().tolist() == [1.75, 3, -2.5, -2]
+    assert advantages.tolist() == [1.75, 3, -2.5, -2]
     # The lambda-returns are the advantages plus the values.
-    assert lambda_returns(rewards, discounts, **numbers).numpy().tolist() == [3.75, 7, 5.5, 4]
+    assert lambda_returns(rewards, discounts, **numbers).tolist() == [3.75, 7, 5.5, 4]
 
 
 CUT = {"is_last": [False, True, False, False]}
@@ -128,16 +128,16 @@ CUT = {"is_last": [False, True, False, False]}
 def test_truncation_inside_the_chunk_separates_episodes():
     rewards, ones = [0.0, 0, 100, 0], [1.0, 1, 1, 1]
     sums, discounts = n_step_returns(rewards, ones, n=3, gamma=0.5, **CUT)
-    assert sums.numpy().tolist() == [0, 0, 100, 0]
-    assert discounts.numpy().tolist() == [0.25, 0.5, 0.25, 0.5]  # These multiply the values after steps 1 and 3.
-    assert discounted_returns(rewards, ones, **CUT).numpy().tolist() == [0, 0, 100, 0]
-    assert discounted_returns(rewards, ones, bootstrap_value=8, **CUT).numpy().tolist() == [0, 0, 108, 8]
+    assert sums.tolist() == [0, 0, 100, 0]
+    assert discounts.tolist() == [0.25, 0.5, 0.25, 0.5]  # These multiply the values after steps 1 and 3.
+    assert discounted_returns(rewards, ones, **CUT).tolist() == [0, 0, 100, 0]
+    assert discounted_returns(rewards, ones, bootstrap_value=8, **CUT).tolist() == [0, 0, 108, 8]
     # The value after step 1 is 4, after step 3 it is 8: 4/4, 4/2; 100 + 8/4, 8/2.
     numbers = {"next_values": [99.0, 4, 99, 8], "gamma": 0.5, **CUT}
-    assert discounted_returns(rewards, ones, **numbers).numpy().tolist() == [1, 2, 102, 4]
+    assert discounted_returns(rewards, ones, **numbers).tolist() == [1, 2, 102, 4]
     errors = td_errors(rewards, ones, values=[1.0, 1, 1, 1], n=3, **numbers)
-    assert errors.numpy().tolist() == [0, 1, 101, 3]
-    assert td_errors(rewards, ones, values=[1.0, 1, 1, 1], **numbers).numpy().tolist() == [48.5, 1, 148.5, 3]
+    assert errors.tolist() == [0, 1, 101, 3]
+    assert td_errors(rewards, ones, values=[1.0, 1, 1, 1], **numbers).tolist() == [48.5, 1, 148.5, 3]
 
 
 @pytest.mark.parametrize("function", [td_errors, generalized_advantage_estimation])
@@ -154,7 +154,7 @@ def test_is_last_requires_next_values(function):
 @given(chunks())
 @few_examples
 def test_functions_match_the_slow_loops(name, case):
-    got = FUNCTIONS[name](case).numpy()
+    got = FUNCTIONS[name](case)
     assert got.dtype == case.rewards.dtype and got.shape == case.rewards.shape
     assert_close(got, REFERENCES[name](case), got.dtype)
 
@@ -181,7 +181,7 @@ def test_batched_matches_looped_for_either_time_axis(name, length):
 def test_axes_after_time_hold_independent_trajectories(name):
     case = random_chunk((5, 6), 1, np.float64)
     deep = case.map_columns(lambda column: column.reshape(5, 2, 3))._replace(final=case.final.reshape(2, 3))
-    np.testing.assert_array_equal(FUNCTIONS[name](deep), FUNCTIONS[name](case).numpy().reshape(5, 2, 3))
+    np.testing.assert_array_equal(FUNCTIONS[name](deep), FUNCTIONS[name](case).reshape(5, 2, 3))
 
 
 @pytest.mark.parametrize("name", mark_slow_except(["discounted_last", "n_step_sum_last", "gae_next"], FUNCTIONS))
