@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlds2reverb.types.arguments import require_number
 
 from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
-from .arrays import Array, multiply_no_nan, namespace
+from .arrays import Array, multiply_no_nan, namespace, without_warnings
 from .recurrence import scan, shift
 from .returns import apply_along
 
@@ -28,6 +28,7 @@ class VTrace(NamedTuple):
     advantages: Array
 
 
+@without_warnings
 def v_trace(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -93,6 +94,7 @@ def v_trace(
     return VTrace(values + corrections, rhos * (rewards + multiply_no_nan(after, factors) - values))
 
 
+@without_warnings
 def retrace(
     rewards: ArrayLike,
     discounts: ArrayLike,

@@ -17,10 +17,11 @@ import tree
 from rlds2reverb.types.arguments import require_count, require_number
 
 from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
-from .arrays import Array, multiply_no_nan, namespace
+from .arrays import Array, multiply_no_nan, namespace, without_warnings
 from .recurrence import MAX_STEPS, compose_windows, scan, shift
 
 
+@without_warnings
 def discounted_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -92,6 +93,7 @@ def returns_to_go(rewards: ArrayLike, *, gamma: float = 1.0, time_axis: int = 0)
     return discounted_returns(rewards, namespace(rewards).ones_like(rewards), gamma=gamma, time_axis=time_axis)
 
 
+@without_warnings
 def td_errors(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -153,6 +155,7 @@ def _compute_n_step_targets(n: int, rewards: Array, factors: Array, following: A
     return sums + multiply_no_nan(shift(following, min(n, MAX_STEPS) - 1, 0), products)
 
 
+@without_warnings
 def generalized_advantage_estimation(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -202,6 +205,7 @@ def generalized_advantage_estimation(
     return apply_along(time_axis, scan, weights, deltas)
 
 
+@without_warnings
 def lambda_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,
@@ -246,6 +250,7 @@ def lambda_returns(
     return apply_along(time_axis, scan, factors * trace, terms)
 
 
+@without_warnings
 def n_step_returns(
     rewards: ArrayLike,
     discounts: ArrayLike,

@@ -135,7 +135,8 @@ def describe_unused(config: TrainingConfig) -> list[str]:
     sentences: list[str] = []
     unused = {ONLINE: "an online phase"} if not config.online_steps else {}
     unused |= {EVALUATION: "an environment"} if config.env is None else {}
-    declared = declare_fields(type(config))
+    kind: Any = type(config)
+    declared = declare_fields(kind)
     changed = [name for name, option in declared.items() if name != "env" and getattr(config, name) != option.default]
     for group, missing in unused.items():
         names = [name for name in changed if declared[name].group == group]
