@@ -57,7 +57,7 @@ class ColumnAdder(ItemAdder):
         """Returns the rows of several episodes and the number of rows of each, bit for bit as for each episode alone.
 
         Args:
-          columns: the concatenated columns of all episodes, tensors.
+          columns: the concatenated columns of all episodes: tensors, or also arrays with `runs_on_arrays`.
           num_steps: int64 `[E]`, the number of steps of each episode; 0 if a preceding adder left none.
         """
         raise NotImplementedError(f"{type(self).__name__} must override make_rows or make_batch_rows")

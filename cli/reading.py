@@ -85,7 +85,7 @@ _ARGUMENTS = {
 def _show_arguments(ctx: click.Context) -> None:
     """Prints the arguments, with their descriptions in the docstring of `load`."""
     formatter, descriptions = ctx.make_formatter(), read_descriptions(load)
-    with formatter.section("Values of --load; true or false may be left out for true"):
+    with formatter.section("Values of --load (=true may be left out)"):
         formatter.write_dl([(f"{name}={values}", descriptions[name]) for name, (values, _) in _ARGUMENTS.items()])
     click.echo(formatter.getvalue().rstrip())
 

@@ -135,8 +135,9 @@ def train(as_json: bool, **options: Any) -> int:
     from .main import OK, TEMPORARY_FAILURE
 
     passed = read_options(options)
-    if options["reference_file"] and options["is_d4rl"]:
-        raise click.UsageError("pass only one of --reference-file and --d4rl-score")
+    if bool(options["reference_file"]) + options["is_d4rl"] + ("reference_returns" in passed) > 1:
+        ways = "--reference-file, --d4rl-score and --set train.reference_returns"
+        raise click.UsageError(f"pass only one of {ways}")
     if options["reference_file"] or options["is_d4rl"]:
         passed["reference_returns"] = D4RL if options["is_d4rl"] else str(options["reference_file"])
     _require_seeds(passed, options)

@@ -260,7 +260,8 @@ WRONG_OPTIONS = {
         "discount=0.9",
     ): "'discount' cannot be set, because it must match the stored items; set the discount factor of the run (--gamma)",
     ("--algo", "bc", "--sampler", "prioritized"): "--sampler must be 'uniform' for bc",
-    ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file and --d4rl-score",
+    ("--d4rl-score", "--reference-file", __file__): "pass only one of --reference-file, --d4rl-score and --set train.",
+    ("--d4rl-score", "--set", "train.reference_returns=d4rl"): "pass only one of --reference-file, --d4rl-score and",
     ("--config", "missing.gin"): "'missing.gin' does not exist",
     ("--preset", "iql-antmace"): "unknown preset 'iql-antmace'; did you mean 'iql-antmaze'?",
 }
