@@ -86,9 +86,9 @@ def train(path: str, cache: str, updates: str) -> float:
 
 def decode(path: str, seconds: str) -> float:
     """Returns the images per second of the decoder alone."""
-    from rlds2reverb.datasets.steps.image_files import decode_images
     from rlds2reverb.datasets.steps.step_columns import StepColumns
     from rlds2reverb.datasets.steps.stores import open_columns
+    from rlds2reverb.learners.stored_items import decode_images
 
     columns: StepColumns = open_columns(Path(path))
     number = columns.layout.select(["observation"])[0]

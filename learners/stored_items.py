@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from rlds2reverb.adders.adder import ItemAdder
+from rlds2reverb.datasets.steps import image_files
 from rlds2reverb.datasets.steps.goals import NUM_NUMBERS, GoalSampling
 from rlds2reverb.datasets.steps.item_index import ItemIndex, draw_numbers, permute_epochs, sample_uniformly
 from rlds2reverb.datasets.steps.step_columns import StepColumns
@@ -19,7 +20,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.reverb.wire.packing import Packing, pack_columns, packed_signature, unpack
 from rlds2reverb.types.arguments import require_count
 from rlds2reverb.types.experience import convert_data
-from rlds2reverb.types.specs import Nest, map_structure
+from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
 from .feeds import SEED_SALT, Feed
 
@@ -165,6 +166,28 @@ class StoredItems(Feed):
         if names is None:
             names = [*self.steps.layout.step_spec, *self._added]
         stored = [name for name in names if name not in self._added]
-        taken = self.convert(self.steps.take(rows, stored))
+        taken = self.convert(self.steps.take(rows, stored, decode=decode_images))
         added = {name: self._added[name] for name in names if name in self._added}
         return taken | map_structure(lambda column: column[rows], added)
+
+
+def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
+    """Decodes images with TensorFlow on all cores, or with Pillow if one must be converted; see `Decoder`."""
+    if not all(image_files.needs_no_conversion(file, pixels) for file in files if file):
+        return image_files.decode_images(files, pixels)
+    has_content = np.array([bool(file) for file in files])
+    shape: Any = pixels.shape
+    images = np.zeros((len(files), *shape), pixels.dtype)
+    if has_content.any():
+        decoded = _decode(tf.constant([file for file in files if file]), shape, pixels.dtype.name).numpy()
+        images[has_content] = decoded
+    return images
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _decode(files: tf.Tensor, shape: tuple[int, ...], dtype: str) -> tf.Tensor:
+    def decode(file: tf.Tensor) -> tf.Tensor:
+        image = tf.io.decode_image(file, channels=shape[-1], dtype=tf.as_dtype(dtype), expand_animations=False)
+        return tf.ensure_shape(image, shape)
+
+    return tf.map_fn(decode, files, fn_output_signature=tf.TensorSpec(shape, dtype), parallel_iterations=32)

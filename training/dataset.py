@@ -26,7 +26,7 @@ from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.datasets.transforms import ScaleRewards, clip_actions, parse_reward
 from rlds2reverb.errors import Message, SourceError
 from rlds2reverb.learners.algorithms import get_algorithm
-from rlds2reverb.learners.stored_items import StoredItems
+from rlds2reverb.learners.stored_items import StoredItems, decode_images
 from rlds2reverb.reverb.wire.packing import Packing
 from rlds2reverb.reverb.writing.report import IngestWarning
 from rlds2reverb.system.platform import cache_folder
@@ -214,7 +214,7 @@ def _read_or_store(
         _require_numbers(step_spec, other_fields)
 
     names = (*fields.STEP_FIELDS, *other_fields)
-    functions: dict[str, Any] = {"require": require, "progress": progress}
+    functions: dict[str, Any] = {"require": require, "decode_images": decode_images, "progress": progress}
     read = partial(read_steps, source, names=names, **functions, on_note=notes.append)
     preparation = make_preparation(config)
     try:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,10 @@ from rlds2reverb.types.specs import ArraySpec, describe
 #: Returns the pixels `[N, H, W, C]` of image files, given the spec of one image; empty files become zeros.
 Decoder = Callable[[Sequence[bytes], ArraySpec], np.ndarray]
 _FORMATS = ("PNG", "JPEG", "WEBP")
-#: The number of images from which a thread saves more time than its start takes.
-_MIN_PER_THREAD = 8
 #: Pillow's modes of pixels by the number of channels.
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+#: The colour types of PNG by the number of channels.
+_PNG_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 #: Modes that are converted first, because their values are bits or places in a palette.
 _EXPANDED = {"1": "L", "P": "RGB"}
 _GREY_16 = "I;16"
@@ -95,21 +93,12 @@ def _convert(image: Any, channels: int | None) -> Any:
 
 
 def decode_images(files: Sequence[bytes], pixels: ArraySpec) -> np.ndarray:
-    """Decodes images with Pillow, on all cores if there are many; see `Decoder`."""
+    """Decodes images with Pillow; see `Decoder`."""
     shape: Any = pixels.shape
     images = np.zeros((len(files), *shape), pixels.dtype)
-
-    def decode(places: range) -> None:
-        for place in places:
-            if files[place]:
-                images[place] = decode_image(files[place], pixels)
-
-    num_threads = min(os.cpu_count() or 1, len(files) // _MIN_PER_THREAD)
-    if num_threads < 2:
-        decode(range(len(files)))
-    else:
-        with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(decode, (range(first, len(files), num_threads) for first in range(num_threads))))
+    for place, file in enumerate(files):
+        if file:
+            images[place] = decode_image(file, pixels)
     return images
 
 
@@ -163,6 +152,13 @@ def encode_png(image: np.ndarray) -> bytes:
 def is_grey_16(content: bytes) -> bool:
     """Returns whether a file is a PNG image of 16-bit greyscale."""
     return content.startswith(b"\x89PNG") and content[24:26] == b"\x10\0"
+
+
+def needs_no_conversion(content: bytes, pixels: ArraySpec) -> bool:
+    """Returns whether a file is PNG or JPEG with the channels and bits of a spec, so that no decoder converts it."""
+    if content.startswith(b"\x89PNG"):
+        return content[24:26] == bytes((8 * pixels.dtype.itemsize, _PNG_COLOURS.get(pixels.shape[2] or 0, 0)))
+    return pixels.dtype == np.uint8 and _find_jpeg_shape(content) == pixels.shape
 
 
 def _find_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:

@@ -28,7 +28,7 @@ from ..checks.transition_blocks import Block
 from ..moments import ObservationMoments, mark_transitions
 from ..source import Source
 from ..transforms import CastFloats, Clipping, CutAtTerminal, DropFields, EpisodeFn, Transform, apply_transforms
-from .image_files import decode_images
+from .image_files import Decoder, decode_images
 from .layout import Layout, find_image, has_images
 from .step_columns import MemoryColumns, StepColumns
 from .stores import cache_store, find_store, open_columns
@@ -147,6 +147,7 @@ def read_steps(
     names: Sequence[str],
     *,
     require: Callable[[dict[str, Nest]], None],
+    decode_images: Decoder,
     progress: ProgressCallback,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> LoadedSteps:
@@ -160,6 +161,7 @@ def read_steps(
       preparation: how it is changed, and whether its steps are stored.
       names: names of the fields to keep in memory.
       require: function that raises an error if a dataset with these specs of one step is of no use.
+      decode_images: decodes the images of files that are in the encoding of the dataset.
       progress: callback for each episode.
       on_note: see `stores.cache_store`.
 
@@ -182,7 +184,7 @@ def read_steps(
             num_empty += len(batch.num_steps)
             continue
         if builder is None:
-            builder = _Builder(source, stored, batch, names, require)
+            builder = _Builder(source, stored, batch, names, require, decode_images)
         builder.add(batch)
     if builder is None or not builder.returns:
         raise SourceError("the dataset has no transitions, but training requires them")
@@ -193,7 +195,7 @@ def compute_fingerprint(source: Source, preparation: Preparation) -> str:
     """Returns the fingerprint that `read_steps` finds; raises as `Source`."""
     if preparation.cache_dir is not None or find_store(source) is not None:
         no_checks: Any = {"require": lambda spec: None, "progress": lambda stage, episode: None}
-        return read_steps(source, preparation, fields.STEP_FIELDS, **no_checks).fingerprint
+        return read_steps(source, preparation, fields.STEP_FIELDS, decode_images=decode_images, **no_checks).fingerprint
     fingerprint, is_raw = Fingerprint(), None
     for batch in batch_episodes(_drop_texts(preparation.transform(source), [])):
         if batch.num_steps.any():
@@ -264,9 +266,10 @@ class _Builder:
         first: EpisodeBatch,
         names: Sequence[str],
         require: Callable[[dict[str, Nest]], None],
+        decode_images: Decoder,
     ):
         """Checks the first episodes; see `read_steps`."""
-        self._source, self._stored, self._names = source, stored, names
+        self._source, self._stored, self._names, self._decode_images = source, stored, names, decode_images
         self._observations = Layout.of_steps({fields.OBSERVATION: first.steps[fields.OBSERVATION]})
         self.step_spec = {**make_step_spec(first.steps), **self._observations.step_spec}
         action_spec: Any = make_step_spec(join_actions(first.steps[fields.ACTION]))
@@ -301,7 +304,7 @@ class _Builder:
         if self._stored is not None:
             return
         if self._source.decodes_images:
-            kept = self._observations.decode_images(kept, decode_images)
+            kept = self._observations.decode_images(kept, self._decode_images)
         steps = {name: kept.steps[name] for name in self._names}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
         self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.datasets import load
+from rlds2reverb.datasets.steps.image_files import decode_images
 from rlds2reverb.datasets.steps.loaded_steps import Preparation, compute_fingerprint, read_steps
 from rlds2reverb.types import fields
 
@@ -29,7 +30,7 @@ def make_steps(length):
 
 
 def read(source, *, require=lambda step_spec: None, **preparation):
-    options = {"require": require, "progress": lambda stage, episode: None}
+    options = {"require": require, "decode_images": decode_images, "progress": lambda stage, episode: None}
     return read_steps(source, Preparation(**preparation), fields.STEP_FIELDS, **options)
 
 
