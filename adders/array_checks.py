@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,23 +14,24 @@ from .arrays import Array, cast, namespace, to_numpy_dtype
 ArrayLike = Any
 
 
-def to_matching_arrays(time_axis: int, **named: ArrayLike) -> list[Array]:
-    """Returns values as arrays, or all as tensors if one of them is a tensor.
+def to_matching_arrays(time_axis: int, *, others: Iterable[ArrayLike | None] = (), **named: ArrayLike) -> list[Array]:
+    """Returns values as arrays, or all as tensors if one of them, or of the other arguments of the call, is a tensor.
 
     Raises:
       ValueError: Unless all have the same float dtype and shape.
     """
     if time_axis not in (0, 1):
         raise ValueError(f"time_axis must be 0 or 1, got {time_axis}")
-    has_tensor = any(map(_is_tensor, named.values()))
-    (name, value), *others = named.items()
+    has_tensor = any(map(_is_tensor, [*named.values(), *others]))
+    (name, value), *later = named.items()
     first = _convert(value, None, has_tensor=has_tensor)
     shapes = "[T] or [T, ...]" if time_axis == 0 else "[B, T]"
     rank = _find_rank(first)
-    if to_numpy_dtype(first).kind != "f" or not rank or (time_axis == 1 and rank != 2):
+    is_floating = first.dtype.is_floating if has_tensor else first.dtype.kind == "f"
+    if not is_floating or not rank or (time_axis == 1 and rank != 2):
         raise ValueError(f"{name} must be floats {shapes}, got {_describe(first)}")
     arrays = [first]
-    for other, value in others:
+    for other, value in later:
         array = _convert(value, first, has_tensor=has_tensor)
         if to_numpy_dtype(array) != to_numpy_dtype(first) or not _is_compatible(array.shape, first.shape):
             expected = f"the dtype and shape of {name}, {_describe(first)}"

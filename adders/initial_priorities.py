@@ -132,7 +132,8 @@ class InitialPriorities(ColumnAdder):
         return super().supports_batches and self.value_fn is None and self.kind != "return"
 
     def _compute_step_priorities(self, columns: Nest, num_steps: Array) -> Array:
-        xp, ones = namespace(num_steps), cast(columns[fields.IS_LAST], np.float64) * 0 + 1
+        xp = namespace(num_steps)
+        ones = xp.ones_like(columns[fields.IS_LAST], np.float64)
         if self.kind == "constant":
             return cast(ones * self.constant, np.float32)
         if self.kind == "return":

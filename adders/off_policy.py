@@ -82,7 +82,12 @@ def v_trace(
     require_number("clip_c", clip_c, 0)
     require_number("clip_rho", clip_rho, clip_c)
     rewards, discounts, values, ratios = to_matching_arrays(
-        time_axis, rewards=rewards, discounts=discounts, values=values, ratios=ratios
+        time_axis,
+        others=(bootstrap_value, next_values, is_last),
+        rewards=rewards,
+        discounts=discounts,
+        values=values,
+        ratios=ratios,
     )
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
@@ -136,7 +141,13 @@ def retrace(
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, values, following, ratios = to_matching_arrays(
-        time_axis, rewards=rewards, discounts=discounts, values=values, next_values=next_values, ratios=ratios
+        time_axis,
+        others=(is_last,),
+        rewards=rewards,
+        discounts=discounts,
+        values=values,
+        next_values=next_values,
+        ratios=ratios,
     )
     factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
     deltas = rewards + multiply_no_nan(following, factors) - values

@@ -58,7 +58,9 @@ def discounted_returns(
       ValueError: If shapes or dtypes differ, gamma is outside [0, 1], or both kinds of values are passed.
     """
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = to_matching_arrays(
+        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts
+    )
     if bootstrap_value is not None and next_values is not None:
         raise ValueError("pass either bootstrap_value or next_values, not both")
     if bootstrap_value is None and next_values is None:
@@ -135,7 +137,9 @@ def td_errors(
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts, values = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts, values=values)
+    rewards, discounts, values = to_matching_arrays(
+        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts, values=values
+    )
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     factors, continues = float(gamma) * discounts, make_continues(is_last, rewards, time_axis)
     if n == 1:
@@ -197,7 +201,9 @@ def generalized_advantage_estimation(
     """
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
-    rewards, discounts, values = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts, values=values)
+    rewards, discounts, values = to_matching_arrays(
+        time_axis, others=(bootstrap_value, next_values, is_last), rewards=rewards, discounts=discounts, values=values
+    )
     following = select_next_values(rewards, values, bootstrap_value, next_values, time_axis, is_last)
     factors = float(gamma) * discounts
     deltas = rewards + multiply_no_nan(following, factors) - values
@@ -242,7 +248,7 @@ def lambda_returns(
     require_number("gamma", gamma, 0, 1)
     require_number("lambda_", lambda_, 0, 1)
     rewards, discounts, following = to_matching_arrays(
-        time_axis, rewards=rewards, discounts=discounts, next_values=next_values
+        time_axis, others=(is_last,), rewards=rewards, discounts=discounts, next_values=next_values
     )
     factors = float(gamma) * discounts
     trace = float(lambda_) * make_continues(is_last, rewards, time_axis)
@@ -286,7 +292,7 @@ def n_step_returns(
     """
     require_count("n", n)
     require_number("gamma", gamma, 0, 1)
-    rewards, discounts = to_matching_arrays(time_axis, rewards=rewards, discounts=discounts)
+    rewards, discounts = to_matching_arrays(time_axis, others=(is_last,), rewards=rewards, discounts=discounts)
     factors = float(gamma) * discounts
     if is_last is None:
         return apply_along(time_axis, functools.partial(compose_windows, n=n), factors, rewards)

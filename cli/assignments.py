@@ -24,9 +24,11 @@ class AssignmentOption(click.Option):
         words = f"{self.opts[0]} {self.assigned[argument]}"
         if value is ... or value is True:
             return words
-        if isinstance(value, (list, tuple)):
-            value = ",".join(map(str, value))
-        return f"{words}={str(value).lower() if value in (False, None) else value or 'none'}"
+        if isinstance(value, Mapping):
+            value = ",".join(f"{key}:{number}" for key, number in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = ",".join(map(str, value)) or "none"
+        return f"{words}={str(value).lower() if value is None or value is False else value}"
 
 
 def split_assignments(flag: str, example: str, pairs: Iterable[str]) -> dict[str, str]:

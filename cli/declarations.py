@@ -57,19 +57,14 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: functools.reduce(lambda decorated, decorate: decorate(decorated), reversed(options), command)
 
 
-def list_parameters(*decorators: Callable[[Any], Any]) -> list[click.Parameter]:
-    """Returns the parameters that option decorators add, in order."""
+def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
+    """Returns the names of the parameters that option decorators add, in order."""
 
     def command() -> None: ...
 
     for decorator in reversed(decorators):
         decorator(command)
-    return list(reversed(getattr(command, "__click_params__", [])))
-
-
-def parameter_names(*decorators: Callable[[Any], Any]) -> list[str]:
-    """Returns the names of the parameters that option decorators add, in order."""
-    return [parameter.name or "" for parameter in list_parameters(*decorators)]
+    return [parameter.name for parameter in reversed(getattr(command, "__click_params__", []))]
 
 
 def is_on_command_line(name: str) -> bool:

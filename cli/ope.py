@@ -81,11 +81,14 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
     paths = list(dict.fromkeys(policies))
     if len(paths) > 1 and len(methods) > 1:
         raise click.UsageError(f"several policies are compared by one --method, got {', '.join(methods)}")
+    is_figure = out is not None and out.suffix.lower() == ".png"
+    if is_figure and len(methods) > 1:
+        raise click.UsageError(f"a figure shows the estimates of one --method, got {', '.join(methods)}")
     estimates = _run_estimates(paths, methods, options, as_json=as_json)
     from rlds2reverb.training.policy_estimates import draw_estimates, format_estimates, order_estimates, save_estimates
 
     estimates = order_estimates(estimates) if len(paths) > 1 else estimates
-    if out is not None and out.suffix == ".json":
+    if out is not None and not is_figure:
         save_estimates(estimates, out)
     elif out is not None:
         with quiet_imports():

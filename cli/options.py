@@ -51,17 +51,15 @@ transform_options = combine(
     config_options("reward", "normalize_observations", "clip_actions", "action_bounds", without_default=True),
 )
 
-table_names_option = option(
-    "--table",
-    "table_names",
-    multiple=True,
-    metavar="NAME",
-    show_default="replay",
-    help="Name of a table; each table stores every item. Repeatable.",
-)
-
 table_options = combine(
-    table_names_option,
+    option(
+        "--table",
+        "table_names",
+        multiple=True,
+        metavar="NAME",
+        show_default="replay",
+        help="Name of a table; each table stores every item. Repeatable.",
+    ),
     option(
         "--sampler",
         default="prioritized:0.6",

@@ -1,4 +1,4 @@
-"""How a dataset is read: `--split`, `--download`, and the other arguments of `load` as `--load NAME=VALUE`."""
+"""The options for reading a dataset: `--split`, `--download`, and the others of `load` as `--load NAME=VALUE`."""
 
 from __future__ import annotations
 

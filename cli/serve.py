@@ -238,7 +238,7 @@ def _make_signature(source: Source) -> Any:
     from rlds2reverb.adders import TrajectoryWindows
     from rlds2reverb.reverb.writing.item_conversion import drop_strings
 
-    return TrajectoryWindows(2).item_spec(drop_strings(source.step_spec))
+    return TrajectoryWindows().item_spec(drop_strings(source.step_spec))
 
 
 def _fill(server: ReplayServer | ShardedReplayServer, source: Source, options: dict[str, Any]) -> None:

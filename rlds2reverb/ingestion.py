@@ -19,8 +19,8 @@ from rlds2reverb.reverb.client import (
     Server,
     TableInfo,
     find_address,
-    find_addresses,
     format_selector,
+    require_distinct,
     require_table,
     split_servers,
     table_infos,
@@ -179,6 +179,7 @@ def ingest(
         return report
     if not destination:
         raise ValueError("destination must be a server, a directory or a list of these, got an empty list")
+    require_distinct([str(_find_directory(place) or find_address(place)) for place in destination], "destinations")
     opened = [run.open(server_or_path) for server_or_path in destination]
     source, num_shards = _load(source), len(opened)
     require_no_empty_shard(source, num_shards)
@@ -386,7 +387,6 @@ def _split_destination(destination: Any) -> Any:
     """Returns the list of shards that a destination stands for, or the destination itself if it is a single one."""
     is_sharded = hasattr(destination, "servers")
     if is_sharded or (isinstance(destination, str) and server_address(destination) and "," in destination):
-        find_addresses(destination)  # Raises if two of them are the same.
         return split_servers(destination)
     return destination
 

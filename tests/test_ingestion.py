@@ -560,3 +560,12 @@ def test_too_many_items_raise_when_an_adder_repeats_rows():
 def test_table_without_max_size_has_reverbs_maximum():
     with ReplayServer([TableConfig()]) as server:
         assert server.client.server_info(timeout=10)["replay"].max_size == 2**31 - 1
+
+
+def test_repeated_destinations_raise_before_anything_is_written(tmp_path):
+    episodes = [episode(3, terminal=True), episode(4, terminal=True)]
+    with pytest.raises(ValueError, match=f"the destinations must differ, but {tmp_path}/a is named twice"):
+        ingest(episodes, [tmp_path / "a", str(tmp_path / "a")], TableConfig("t"))
+    with pytest.raises(ValueError, match="the destinations must differ, but localhost:1 is named twice"):
+        ingest(episodes, ["localhost:1", 1], "t")
+    assert not list(tmp_path.iterdir())

@@ -57,7 +57,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFeed:
-    """What a run learns from: a feed of batches, and what belongs to it.
+    """The feed of a run, and what belongs to it.
 
     Attributes:
       feed: the feed of the learner.

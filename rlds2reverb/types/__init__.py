@@ -1,1 +1,1 @@
-"""What the other parts exchange: episodes, items and tables, their specs and fields, and checks of arguments."""
+"""The types that the other parts exchange: episodes, items and tables, with their specs and fields."""

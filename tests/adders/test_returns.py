@@ -196,6 +196,30 @@ def test_tracing_with_unknown_length_matches_eager(name):
         assert_close(got, FUNCTIONS[name](case))
 
 
+@each_function
+def test_result_is_a_tensor_if_any_argument_is_one(name):
+    case = random_chunk((7,), 1)
+    expected = FUNCTIONS[name](case)
+    assert isinstance(expected, np.ndarray)
+    used = []
+    for column in CHUNK_COLUMNS:
+        got = FUNCTIONS[name](case._replace(**{column: tf.constant(getattr(case, column))}))
+        used.append(tf.is_tensor(got))
+        assert_close(got, expected)
+    assert any(used) and used[0]  # All functions have rewards, but not all of them every other argument.
+
+
+def test_bootstrap_value_of_a_network_keeps_its_gradient():
+    rewards, final = np.ones(3, np.float32), tf.Variable(2.0)
+    for compute in (
+        lambda: discounted_returns(rewards, rewards, gamma=0.5, bootstrap_value=final),
+        lambda: td_errors(rewards, rewards, values=rewards, gamma=0.5, bootstrap_value=final),
+    ):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(compute())
+        assert tape.gradient(total, final) is not None
+
+
 # --- properties
 
 

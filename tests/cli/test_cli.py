@@ -498,7 +498,10 @@ def test_convert_to_a_server_exits_with_75_when_no_server_answers(data, capsys):
         (["convert", "HOPPER", "--out", "localhost:70000"], "the address must be HOST:PORT"),
         (["convert", "HOPPER", "--out", "localhost:"], "the address must be HOST:PORT such as localhost:8000, got"),
         (["convert", "HOPPER", "--out", "localhost:1, localhost:2"], "the address must be HOST:PORT such as"),
-        (["convert", "HOPPER", "--out", "localhost:1,localhost:1"], "localhost:1 is named twice; leave out one"),
+        (
+            ["convert", "HOPPER", "--out", "localhost:1,localhost:1"],
+            "the destinations must differ, but localhost:1 is named twice",
+        ),
         (["inspect", "HOPPER", "--max-episode-steps", "5"], "pass --load max_episode_steps=VALUE"),
         (["inspect", "HOPPER", "HOPPER", "--load", "done=terminal"], "several SRC must all be directories of training"),
         (

@@ -53,6 +53,8 @@ def test_invalid_arguments_are_reported(data, tmp_path, capsys):
     assert run(["ope", str(tmp_path), "--data", "missing.hdf5", "--out", str(tmp_path / "new/out.png")]) == 1
     assert f"--out: the directory '{tmp_path}/new' does not exist; create it" in capsys.readouterr().err
     methods = ["--method", "fqe", "--method", "wis"]
+    assert run(["ope", str(tmp_path), "--data", dataset, *methods, "--out", str(tmp_path / "ope.PNG")]) == 1
+    assert "a figure shows the estimates of one --method, got fqe, wis" in capsys.readouterr().err
     assert run(["ope", str(tmp_path), str(data), "--data", dataset, *methods]) == 1
     assert "several policies are compared by one --method, got fqe, wis" in capsys.readouterr().err
     for share in ("100%", "x%"):

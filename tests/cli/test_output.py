@@ -5,6 +5,7 @@ import pickle
 import click
 import pytest
 
+from rlds2reverb.cli.assignments import AssignmentOption
 from rlds2reverb.cli.output import describe_error, name_options
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.system.task_process import TaskProcess
@@ -97,3 +98,16 @@ def test_messages_from_other_processes_keep_their_arguments():
     with TaskProcess(fail_with_a_message) as process, pytest.raises(ValueError) as raised:
         process.result()
     assert describe_error(raised.value, COMMAND) == "part 1: --sequence-length 7 is too long"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (..., "--load name"), (True, "--load name"), (False, "--load name=false"), (None, "--load name=none"),
+        (3, "--load name=3"), (0, "--load name=0"), (["a", "b"], "--load name=a,b"), ([], "--load name=none"),
+        ({"discount": 1.0}, "--load name=discount:1.0"), ("boundary", "--load name=boundary"),
+    ],
+)  # fmt: skip
+def test_assignments_are_described_as_they_are_written(value, written):
+    option = AssignmentOption(["--load", "load_arguments"], assigned={"argument": "name"})
+    assert option.describe("argument", value) == written

@@ -15,6 +15,7 @@ from .servers import (
     batch_port as batch_port,
     find_address as find_address,
     find_addresses as find_addresses,
+    require_distinct as require_distinct,
     split_servers as split_servers,
 )
 from .table_info import (

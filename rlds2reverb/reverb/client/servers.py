@@ -48,10 +48,15 @@ def find_addresses(servers: Server | Sequence[Server]) -> list[str]:
       ValueError: If two of them are the same, whose items would count twice; or as `find_address`.
     """
     addresses = [find_address(server) for server in split_servers(servers)]
-    for number, address in enumerate(addresses):
-        if address in addresses[:number]:
-            raise ValueError(f"the servers must differ, but {address} is named twice; leave out one of them")
+    require_distinct(addresses, "servers")
     return addresses
+
+
+def require_distinct(places: Sequence[str], noun: str) -> None:
+    """Raises `ValueError` if two of the places, which messages call by the noun, are the same."""
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise ValueError(f"the {noun} must differ, but {place} is named twice; leave out one of them")
 
 
 def split_servers(servers: Server | Sequence[Server]) -> list[Server]:
