@@ -44,14 +44,14 @@ class PieceConverter:
         """Sets the conversion.
 
         Args:
-          adder: `NStep`, `ChunkTransitions` or `TrajectoryWindows`.
+          adder: adder of the items, which has `n` or a `length`.
           reward_transform: transform of the rewards, as applied to the dataset; None to leave them unchanged.
           step_info: names of the numbers to add to each step; see `Algorithm.step_info`.
           gamma: discount factor of the returns among them.
         """
         self._adder, self._reward_transform = adder, reward_transform
         self._step_info, self._gamma = tuple(step_info), gamma
-        self.squeeze = getattr(adder, "squeeze", False)
+        self.squeeze: bool = adder.squeeze
         self.num_kept: int = adder.n - 1 if self.squeeze else adder.length - 1
         if step_info:
             self.num_kept = sys.maxsize  # All steps, until the episode has ended.

@@ -6,13 +6,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer, TrajectoryWindows
-from rlds2reverb.adders import ChunkTransitions, NStep
+from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer
+from rlds2reverb.adders import ChunkTransitions, ItemAdder, Transitions
+from rlds2reverb.adders.trajectory_windows import PaddedTrajectoryWindows, TrajectoryWindows
 from rlds2reverb.datasets.action_specs import ADVICE, describe_bounds
 from rlds2reverb.datasets.action_statistics import require_joined
 from rlds2reverb.datasets.moments import ObservationMoments
@@ -88,7 +89,7 @@ class TrainingData(Closing, ABC):
       time_step_spec: TF-Agents' spec of the time steps.
       action_spec: the bounded spec of the actions.
       fingerprint: fingerprint of the content before rewards and actions were changed, or an identifier of the table.
-      adder: the adder of the items: `NStep`, `ChunkTransitions` or `TrajectoryWindows`.
+      adder: the adder of the items, which `make_adder` returns.
       num_transitions: number of transitions, or of the table's items.
       returns: float64 `[E]`, the undiscounted return of each episode in the dataset's own rewards, or None.
       num_episodes: number of episodes to train on; None without a dataset.
@@ -104,7 +105,7 @@ class TrainingData(Closing, ABC):
     time_step_spec: Any
     action_spec: Any
     fingerprint: str
-    adder: Any
+    adder: ItemAdder
     num_transitions: int = 0
     returns: np.ndarray | None = None
     num_episodes: int | None = None
@@ -133,7 +134,7 @@ class TrainingData(Closing, ABC):
         return config
 
     @property
-    def collected_adder(self) -> Any:
+    def collected_adder(self) -> ItemAdder:
         """The adder of the items that the agent collects."""
         return self.adder
 
@@ -336,11 +337,11 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
 
 def make_adder(
     config: TrainingConfig, time_step_spec: Any, action_spec: Any, *, has_trajectories: bool | None = None
-) -> Any:
-    """Returns the adder of the items that the algorithm learns from: transitions, or trajectories of two steps.
+) -> ItemAdder:
+    """Returns the adder of the items that the algorithm learns from: transitions, trajectories or windows.
 
-    For windows of a dataset, which `dataset.make_cut` pads, it has their length. A custom agent that does not declare
-    its items is created once, to read its `train_sequence_length`.
+    A custom agent that does not declare its items is created once, to read its `train_sequence_length`, and one that
+    learns from goals, to read which.
 
     Args:
       config: the options of the run.
@@ -350,17 +351,25 @@ def make_adder(
         that are not yet converted.
     """
     algorithm, length = get_algorithm(config.algo), 2
+    learns = algorithm.learns_from_rewards
+    transitions = Transitions(
+        config.n_step, config.gamma, (fields.POLICY_INFO,) if algorithm.step_info else (), reads_next=learns
+    )
     if config.chunk_length > 1:
-        return ChunkTransitions(config.chunk_length, config.gamma)
+        options = {**vars(transitions), "n": config.chunk_length}
+        return ChunkTransitions(**options, repeats_last=not learns)
     if algorithm.items == "windows":
-        return TrajectoryWindows(config.resolved_hyperparameters["context_length"])
+        return PaddedTrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:
-        return TrajectoryWindows(length) if has_trajectories else NStep(config.n_step, config.gamma)
-    if algorithm.items in ("transitions", "goals") or config.n_step > 1:
-        return NStep(config.n_step, config.gamma)
+        return TrajectoryWindows(length) if has_trajectories else transitions
+    if algorithm.items == "goals":
+        goals = find_goal_sampling(config, time_step_spec, action_spec)
+        return replace(transitions, reads_next=learns or (goals is not None and goals.actor is not None))
+    if algorithm.items == "transitions" or config.n_step > 1:
+        return transitions
     if algorithm.factory is not None:
         agent = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters)
         length = agent.train_sequence_length or 1
         if algorithm.items is None and length == 1:
-            return NStep(1, config.gamma)
+            return transitions
     return TrajectoryWindows(length)

@@ -14,13 +14,11 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, ingest, packed_signature
-from rlds2reverb.adders import ChunkTransitions, ItemAdder, NStep, Transitions
-from rlds2reverb.adders.trajectory_windows import PaddedTrajectoryWindows, TrajectoryWindows
 from rlds2reverb.datasets import Source
 from rlds2reverb.datasets.action_specs import OF_DATA, describe_bounds, make_action_spec
 from rlds2reverb.datasets.checks import Finding
 from rlds2reverb.datasets.selection import select_episodes
-from rlds2reverb.datasets.steps.goals import GoalSampling, add_goal
+from rlds2reverb.datasets.steps.goals import add_goal
 from rlds2reverb.datasets.steps.loaded_steps import LoadedSteps, Preparation, TooLargeError, convert_columns, read_steps
 from rlds2reverb.datasets.steps.step_columns import StepColumns
 from rlds2reverb.datasets.transforms import ScaleRewards, clip_actions, parse_reward
@@ -98,7 +96,7 @@ class EpisodeData(TrainingData):
 
     def _start_server(self, *, isolate: bool) -> ReplayServer:
         """Starts a server with an empty table."""
-        packing = Packing(self.adder.item_spec(self.episodes.step_spec), getattr(self.adder, "squeeze", False))
+        packing = Packing(self.adder.item_spec(self.episodes.step_spec), self.adder.squeeze)
         tables = [TableConfig(_TABLE, sampler=Selector("prioritized", PRIORITY_EXPONENT))]
         return ReplayServer(tables, packed_signature(packing), isolate=isolate)
 
@@ -180,7 +178,7 @@ def open_dataset(
     items = partial(
         StoredItems,
         dataset.steps,
-        make_cut(common["adder"], config.algo, goals),
+        common["adder"],
         1,
         seed=config.seed,
         convert=convert,
@@ -271,21 +269,6 @@ def _describe_observations(
         observations = add_goal(observations, observations)
         moments = Moments(*(add_goal(part, part) for part in moments))
     return time_step.time_step_spec(to_tensor_spec(observations)), moments
-
-
-def make_cut(adder: NStep | TrajectoryWindows, algo: str, goals: GoalSampling | None = None) -> ItemAdder:
-    """Returns the cut that makes the items of an adder from `data.make_adder` for an algorithm."""
-    algorithm = get_algorithm(algo)
-    if isinstance(adder, TrajectoryWindows) and algorithm.items == "windows":
-        return PaddedTrajectoryWindows(adder.length)
-    if isinstance(adder, TrajectoryWindows):
-        return adder
-    other_fields = (fields.POLICY_INFO,) if algorithm.step_info else ()
-    learns = algorithm.learns_from_rewards
-    reads_next = learns or (goals is not None and goals.actor is not None)
-    if isinstance(adder, ChunkTransitions):
-        return ChunkTransitions(adder.n, adder.gamma, other_fields, reads_next=learns, repeats_last=not learns)
-    return Transitions(adder.n, adder.gamma, other_fields, reads_next=reads_next)
 
 
 def _read_step_info(steps: StepColumns, convert: _Convert, config: TrainingConfig) -> dict[str, Nest]:

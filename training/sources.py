@@ -141,7 +141,7 @@ def open_environment(
     Args:
       source: see `open_data`; None for a run that only collects in the environment.
       config: the options of the run.
-      progress: prints a note about an environment that the user did not choose.
+      progress: prints notes about an environment that the user did not choose, or without a time limit.
 
     Returns:
       The opened source, and the environment and the evaluator; None for both without evaluation.
@@ -159,6 +159,9 @@ def open_environment(
     if environment is not None and environment.note:
         progress.note(environment.note)
     evaluator = make_evaluator(config, environment, progress.warn)
+    if evaluator is not None and not evaluator.is_limited:
+        sentence = f"{evaluator.name} has no time limit; evaluations truncate episodes after"
+        progress.note(Message(f"{sentence} {evaluator.max_episode_steps:,} steps", eval_max_episode_steps=...))
     return source, None if evaluator is None else environment, evaluator
 
 

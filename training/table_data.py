@@ -17,6 +17,7 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, ShardedReplayServer, TrajectoryWindows, sample_dataset
+from rlds2reverb.adders import ItemAdder
 from rlds2reverb.datasets.action_specs import make_action_spec
 from rlds2reverb.datasets.action_statistics import ActionStatistics
 from rlds2reverb.datasets.moments import ObservationMoments
@@ -47,7 +48,6 @@ from .data import (
     start_isolated,
     warn_large,
 )
-from .dataset import make_cut
 from .legal_values import LegalValues
 from .sampled_episodes import SampledEpisodes
 
@@ -110,7 +110,7 @@ class TableData(TrainingData):
             yield sample_table(self.table.server, self.table.table, config, stack, is_own=self.owns_server)
 
     @property
-    def collected_adder(self) -> Any:
+    def collected_adder(self) -> ItemAdder:
         """The adder of collected items of the same kind as those of the table."""
         return TrajectoryWindows(2) if self.table.has_trajectories else self.adder
 
@@ -124,11 +124,10 @@ class GoalTableData(TableData):
         """See `TrainingData.open_batches`."""
         goals = find_goal_sampling(config, self.time_step_spec, self.action_spec)
         options: Any = {"seed": config.seed, "convert": convert_columns, "goals": goals}
-        cut = make_cut(self.adder, config.algo, goals)
         plan = SamplePlan(self.table.server, self.table.table, _NUM_EPISODES, beta=0.0, prefetch=PREFETCH)
 
         def open_feed(size: int) -> SampledEpisodes:
-            feed = SampledEpisodes(plan, lambda steps: StoredItems(steps, cut, size, **options))
+            feed = SampledEpisodes(plan, lambda steps: StoredItems(steps, self.adder, size, **options))
             stack.callback(feed.close)
             return feed
 
@@ -311,13 +310,13 @@ def make_table_action_spec(
     return make_action_spec(actions, action_space, data_space, is_complete=False, **options)
 
 
-def require_matching_items(table: ServedTable, config: TrainingConfig, adder: Any, sample: Any) -> bool:
+def require_matching_items(table: ServedTable, config: TrainingConfig, adder: ItemAdder, sample: Any) -> bool:
     """Checks that an agent can learn from the items of a table, and that they use the discount factor of the run.
 
     Args:
       table: the table.
       config: the options of the run.
-      adder: adder of the items that the agent requires, `NStep` or `TrajectoryWindows`.
+      adder: adder of the items that the agent requires.
       sample: some items of the table.
 
     Returns:

@@ -130,43 +130,30 @@ class Training(Closing):
           SpecMismatchError, SourceError, InvalidEpisodeError, ValueError: As `open_data`, for data that the agent
             cannot learn from; as `Evaluator`, for an environment that does not match the data.
         """
-        self.config = config = fit_config(source, config)
+        requested = fit_config(source, config)
         self.run_dir = find_run_dir(run_dir)
         require_single_run(self.run_dir)
         self._progress = progress or Progress(quiet=True)
-        self._trackers = RunTrackers(config.track, self.run_dir, self._progress.warn)
-        config.require_valid_hyperparameters()  # Before any data are read.
-        custom_hooks = make_hooks(config.hooks)
+        self._trackers = RunTrackers(requested.track, self.run_dir, self._progress.warn)
+        requested.require_valid_hyperparameters()  # Before any data are read.
+        custom_hooks = make_hooks(requested.hooks)
         with ExitStack() as stack:
             stack.callback(self._progress.close)
-            if config.deterministic:
+            if requested.deterministic:
                 stack.enter_context(op_determinism())
-            opened, self.environment, self.evaluator = open_environment(source, config, self._progress)
-            if self.evaluator is not None and not self.evaluator.is_limited:
-                sentence = f"{self.evaluator.name} has no time limit; evaluations truncate episodes after"
-                steps = f"{self.evaluator.max_episode_steps:,} steps"
-                self._progress.note(Message(f"{sentence} {steps}", eval_max_episode_steps=...))
-            require_same_run(self.run_dir, config, environment_key(self.environment))
-            data, self.evaluator = open_evaluated_data(opened, config, self.evaluator, self._progress)
+            opened, environment, evaluator = open_environment(source, requested, self._progress)
+            require_same_run(self.run_dir, requested, environment_key(environment))
+            data, self.evaluator = open_evaluated_data(opened, requested, evaluator, self._progress)
             self.data = stack.enter_context(data)
-            if self.evaluator is None:
-                self.environment = None
-            for note in describe_unused(config):
-                self._progress.note(note)
-            self.config = config = self._resolve_steps()
-            self.agent = make_run_agent(config, self.data)
-            batches = stack.enter_context(self.data.open_batches(config))
+            self.environment = None if self.evaluator is None else environment
+            self.config = self._resolve_steps(requested)
+            self.agent = make_run_agent(self.config, self.data)
+            batches = stack.enter_context(self.data.open_batches(self.config))
             self._online = self._make_online(batches, stack)
             with full_disk_as_error(self.run_dir):
                 self.learner = stack.enter_context(self._make_learner(batches, self._make_hooks(custom_hooks)))
                 is_continued = self._restore(batches.fill if batches else lambda: None)
-                if self._online is not None:
-                    with self._progress.activity("creating the environments"):
-                        self._online.start()
-                self._write_config()
-                self._require_export()
-                self.learner.run.writes_events = TENSORBOARD in config.track
-                self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
+                self._prepare(is_continued=is_continued)
             self._resources = stack.pop_all()
 
     def __exit__(self, *raised: Any) -> None:
@@ -227,6 +214,16 @@ class Training(Closing):
         raise_if_interrupted(self.learner.stop_reason, f"{run}; the same training continues it")
         return run
 
+    def _prepare(self, *, is_continued: bool) -> None:
+        """Does what remains before the first update."""
+        if self._online is not None:
+            with self._progress.activity("creating the environments"):
+                self._online.start()
+        self._write_config()
+        self._require_export()
+        self.learner.run.writes_events = TENSORBOARD in self.config.track
+        self._trackers.start(read_run_config(self.run_dir), is_continued=is_continued)
+
     def _require_export(self) -> None:
         """Raises what would otherwise fail after the last update, or at the first checkpoint.
 
@@ -277,13 +274,15 @@ class Training(Closing):
             self._progress.note(f"the collected items are in the table 'collected' of {online.address}")
         return online
 
-    def _resolve_steps(self) -> TrainingConfig:
+    def _resolve_steps(self, requested: TrainingConfig) -> TrainingConfig:
         """Returns the options of the run, whose number of updates is known now.
 
         Raises:
           CheckpointError: If the run has already made more updates than the epochs take.
         """
-        config = self.data.resolve_steps(self.config)
+        for note in describe_unused(requested):
+            self._progress.note(note)
+        config = self.data.resolve_steps(requested)
         self._progress.num_iterations = config.num_updates
         if config.epochs is not None:
             config.require_valid_hyperparameters()

@@ -50,24 +50,24 @@ class AWACAgent(ActorCriticAgent):
         mean = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
         self._create_critics(final_scale=3e-3)
         actor = GaussianActor(mean, self._actions.size, log_std_bounds=self.log_std_bounds)
-        self._actor_optimizer = Adam(actor.trainable_variables, self.actor_learning_rate)
+        self.actor_optimizer = Adam(actor.trainable_variables, self.actor_learning_rate)
         return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as critic_tape:
-            q_both = critic_values(self._critic, batch.observation, batch.action)
+            q_both = critic_values(self.critic, batch.observation, batch.action)
             td = q_both - targets
             critic_loss = tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0))
         q = tf.reduce_min(q_both, axis=0)
         advantage = q - self.values(batch)
         with tf.GradientTape() as actor_tape:
             actor_loss = self.actor_loss(batch, advantage)
-        self._critic_optimizer.minimize(critic_loss, critic_tape)
-        gradients = self._actor_optimizer.gradients(actor_loss, actor_tape)
-        decay, variables = self.actor_weight_decay, self._actor_optimizer.trained_variables
-        self._actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
-        self._target_critic.track(self._critic, self.target_update_rate)
+        self.critic_optimizer.minimize(critic_loss, critic_tape)
+        gradients = self.actor_optimizer.gradients(actor_loss, actor_tape)
+        decay, variables = self.actor_weight_decay, self.actor_optimizer.trained_variables
+        self.actor_optimizer.apply([g + decay * w for g, w in zip(gradients, variables, strict=True)])
+        self.target_critic.track(self.critic, self.target_update_rate)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -79,14 +79,14 @@ class AWACAgent(ActorCriticAgent):
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the smaller target value of an action sampled from the actor."""
-        action = self._actor.sample(batch.next_observation, self.noise_seed(0))
-        values = critic_values(self._target_critic, batch.next_observation, action)
+        action = self.actor.sample(batch.next_observation, self.noise_seed(0))
+        values = critic_values(self.target_critic, batch.next_observation, action)
         return batch.reward + self.discount * batch.discount * tf.reduce_min(values, axis=0)
 
     def values(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: V(s), the smaller value of an action sampled from the actor."""
-        action = self._actor.sample(batch.observation, self.noise_seed(1))
-        return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+        action = self.actor.sample(batch.observation, self.noise_seed(1))
+        return tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
 
     def advantage_weights(self, advantage: tf.Tensor) -> tf.Tensor:
         """Returns the weights for advantages [B], float32 [B]; if normalised, their mean is 1."""
@@ -97,4 +97,4 @@ class AWACAgent(ActorCriticAgent):
     def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.stop_gradient(self.advantage_weights(advantage))
-        return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))
+        return -tf.reduce_mean(weight * self.actor.log_prob(batch.observation, batch.action))

@@ -44,16 +44,16 @@ class BCAgent(OfflineAgent):
         actor: GaussianActor | TanhActor = TanhActor(network, exploration_noise=self.exploration_noise)
         if self.distribution == "gaussian":
             actor = GaussianActor(network, size)
-        self._optimizer = Adam(actor.trained_variables, self.learning_rate)
+        self.optimizer = Adam(actor.trained_variables, self.learning_rate)
         return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))
+        loss = self.optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))
         return loss, {"actor_loss": loss}
 
     def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
         weights = batch.action_weights()
-        if isinstance(self._actor, GaussianActor):
-            return -tf.reduce_sum(weights * self._actor.log_probs(batch.observation, batch.action), axis=-1)
-        return tf.reduce_mean(weights * tf.square(self._actor.mode(batch.observation) - batch.action), axis=-1)
+        if isinstance(self.actor, GaussianActor):
+            return -tf.reduce_sum(weights * self.actor.log_probs(batch.observation, batch.action), axis=-1)
+        return tf.reduce_mean(weights * tf.square(self.actor.mode(batch.observation) - batch.action), axis=-1)

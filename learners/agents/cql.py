@@ -99,9 +99,9 @@ class CQLAgent(ActorCriticAgent):
         self._create_critics(final_scale=3e-3)
         entropy = -float(width) if self.target_entropy is None else self.target_entropy
         self._temperature = Temperature(entropy, self.actor_learning_rate)
-        self._log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
-        self._actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
-        self._penalty_optimizer = Adam([self._log_penalty_weight], self.critic_learning_rate)
+        self.log_penalty_weight = tf.Variable(0.0, name="log_penalty_weight")
+        self.actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
+        self.penalty_optimizer = Adam([self.log_penalty_weight], self.critic_learning_rate)
         return SquashedGaussianActor(gaussian)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -109,11 +109,11 @@ class CQLAgent(ActorCriticAgent):
         noise = tf.random.stateless_normal([2, 1 + num_samples, *shape], self.noise_seed(0))
         uniform = tf.random.stateless_uniform([num_samples, *shape], self.noise_seed(1), -1.0, 1.0)
         with tf.GradientTape() as actor_tape:
-            mean, log_std = self._actor.gaussian(batch.observation)
+            mean, log_std = self.actor.gaussian(batch.observation)
             action, log_prob = squash(mean, log_std, noise[0, 0])
             self._temperature.update(log_prob)
             actor_loss = self.actor_loss(batch, action, log_prob)
-        next_mean, next_log_std = self._actor.gaussian(batch.next_observation)
+        next_mean, next_log_std = self.actor.gaussian(batch.next_observation)
         target_noise = noise[1, 1:] if self.max_q_backup else noise[1, :1]
         targets = self.critic_targets(batch, *squash(next_mean, next_log_std, target_noise))
         uniform_log_densities = tf.fill(tf.shape(uniform)[:2], np.float32(-np.log(2) * action.shape[-1]))
@@ -124,8 +124,8 @@ class CQLAgent(ActorCriticAgent):
         with tf.GradientTape() as critic_tape:
             td, penalty = self.critic_terms(batch, targets, sampled, log_densities)
             critic_loss = self.critic_loss(batch, td, penalty)
-        self._actor_optimizer.minimize(actor_loss, actor_tape)
-        self._critic_optimizer.minimize(critic_loss, critic_tape)
+        self.actor_optimizer.minimize(actor_loss, actor_tape)
+        self.critic_optimizer.minimize(critic_loss, critic_tape)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -137,17 +137,17 @@ class CQLAgent(ActorCriticAgent):
             "q_mean": tf.reduce_mean(targets + td),
         }
         self._update_penalty_weight(penalty)
-        self._target_critic.track(self._critic, self.target_update_rate)
+        self.target_critic.track(self.critic, self.target_update_rate)
         return critic_loss + actor_loss, extra
 
     def actor_loss(self, batch: TransitionBatch, action: tf.Tensor, log_prob: tf.Tensor) -> tf.Tensor:
         """Returns the loss, float32 [], of the actor's actions [B, A] with log densities [B]."""
 
         def value() -> tf.Tensor:
-            return tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+            return tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
 
         def likelihood() -> tf.Tensor:
-            return self._actor.log_prob(batch.observation, batch.action)
+            return self.actor.log_prob(batch.observation, batch.action)
 
         is_cloning = self.train_step_counter < self.num_bc_updates
         gain = tf.cond(is_cloning, likelihood, value) if self.num_bc_updates else value()
@@ -161,7 +161,7 @@ class CQLAgent(ActorCriticAgent):
           next_actions: float32 [N, B, A]; each critic contributes the maximum value of the N actions.
           next_log_probs: float32 [N, B].
         """
-        values = self._values(self._target_critic, batch.next_observation, next_actions)
+        values = self._values(self.target_critic, batch.next_observation, next_actions)
         if not self.deterministic_backup:
             values -= self._temperature() * next_log_probs
         return batch.reward + self.discount * batch.discount * tf.reduce_min(tf.reduce_max(values, axis=1), axis=0)
@@ -178,7 +178,7 @@ class CQLAgent(ActorCriticAgent):
           log_densities: float32 [N, B].
         """
         actions = tf.concat([batch.action[tf.newaxis], sampled], axis=0)
-        values = self._values(self._critic, batch.observation, actions)
+        values = self._values(self.critic, batch.observation, actions)
         q, uniform_values, policy_values = tf.split(values, [1, self.num_samples, -1], axis=1)
         if self.is_calibrated:
             if "return_to_go" not in batch.step_info:
@@ -209,10 +209,10 @@ class CQLAgent(ActorCriticAgent):
         """Returns the learned factor of `min_q_weight`, float32 []; 1 unless it is learned."""
         if self.lagrange_threshold is None:
             return tf.constant(1.0)
-        return tf.minimum(tf.exp(self._log_penalty_weight), 1e6)
+        return tf.minimum(tf.exp(self.log_penalty_weight), 1e6)
 
     def _update_penalty_weight(self, penalty: tf.Tensor) -> None:
         """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""
         if self.lagrange_threshold is not None:
             gap = self.min_q_weight * tf.reduce_mean(penalty) - self.lagrange_threshold
-            self._penalty_optimizer.apply([-self.penalty_weight() * gap])
+            self.penalty_optimizer.apply([-self.penalty_weight() * gap])

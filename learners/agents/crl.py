@@ -51,19 +51,19 @@ class CRLAgent(GoalAgent):
         super()._create()
         self._parts, sizes = Parts(self._observations.spec), [*self.hidden_sizes, self.latent_size]
         latent = {"copies": 2, "layer_norm": True}
-        self._phi = self._make_network(
+        self.phi = self._make_network(
             None, sizes, observations=self._parts.state, action_size=self._actions.size, name="phi", **latent
         )
-        self._psi = self._make_network(None, sizes, observations=self._parts.goal, name="psi", **latent)
+        self.psi = self._make_network(None, sizes, observations=self._parts.goal, name="psi", **latent)
         self._scale = np.float32(1 / np.sqrt(self.latent_size))
         actor = self._make_actor()
-        self._create_optimizers(critic_loss=[self._phi, self._psi], actor_loss=[actor.network])
+        self._create_optimizers(critic_loss=[self.phi, self.psi], actor_loss=[actor.network])
         return actor
 
     def represent(self, inputs: tf.Tensor, action: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns phi(s, a) and psi(g), float32 [2, B, latent_size] each, of observations [B, D] and actions [B, A]."""
         state, goal = self._parts.split(inputs)
-        return self._phi(tf.concat([state, action], axis=-1)), self._psi(goal)
+        return self.phi(tf.concat([state, action], axis=-1)), self.psi(goal)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of critics and actor, float32 []."""
@@ -77,6 +77,6 @@ class CRLAgent(GoalAgent):
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the actor, float32 []."""
         inputs = batch.goals["actor"]
-        phi, psi = self.represent(inputs, tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0))
+        phi, psi = self.represent(inputs, tf.clip_by_value(self.actor.mode(inputs), -1.0, 1.0))
         log_q = tf.reduce_min(tf.reduce_sum(phi * psi, axis=-1) * self._scale, axis=0)
-        return ddpg_bc_loss(tf.maximum(log_q, _MIN_LOG_Q), self._actor.log_prob(inputs, batch.action), self.alpha)
+        return ddpg_bc_loss(tf.maximum(log_q, _MIN_LOG_Q), self.actor.log_prob(inputs, batch.action), self.alpha)

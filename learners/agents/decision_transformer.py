@@ -228,7 +228,7 @@ class DecisionTransformerAgent(OfflineAgent):
             max_time_steps=self.max_time_steps,
             seed=self.seed,
         )
-        self._optimizer = Adam(
+        self.optimizer = Adam(
             model.trainable_variables,
             self.learning_rate,
             warmup_steps=self.num_warmup_updates,
@@ -243,7 +243,7 @@ class DecisionTransformerAgent(OfflineAgent):
             action_spec,
             self._observations,
             self._actions,
-            self._actor,
+            self.actor,
             context_length=self._num_steps,
             return_scale=self.return_scale,
             target_return=self.target_return,  # type: ignore[arg-type]  # `_create` requires it.
@@ -268,12 +268,12 @@ class DecisionTransformerAgent(OfflineAgent):
         )
 
     def _update(self, batch: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        loss = self._optimizer.minimize(lambda: self.loss(batch, self._make_dropout()))
+        loss = self.optimizer.minimize(lambda: self.loss(batch, self._make_dropout()))
         return loss, {"actor_loss": loss}
 
     def loss(self, batch: Window, dropout: Dropout = tf.identity) -> tf.Tensor:
         """Returns the loss, float32 []."""
-        errors = tf.reduce_mean(tf.square(self._actor(batch, dropout) - batch.action), axis=-1)
+        errors = tf.reduce_mean(tf.square(self.actor(batch, dropout) - batch.action), axis=-1)
         mask = tf.cast(batch.mask, tf.float32)
         return tf.reduce_sum(batch.weights[:, tf.newaxis] * mask * errors) / tf.reduce_sum(mask)
 

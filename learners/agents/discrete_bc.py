@@ -29,13 +29,13 @@ class DiscreteBCAgent(DiscreteAgent):
     def _create(self) -> Any:
         sizes = [*self.hidden_sizes, self._actions.size]
         actor = CategoricalActor(self._make_network(self.actor_network, sizes, name="actor"))
-        self._optimizer = Adam(actor.trained_variables, self.learning_rate)
+        self.optimizer = Adam(actor.trained_variables, self.learning_rate)
         return actor
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        loss = self._optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))
+        loss = self.optimizer.minimize(lambda: tf.reduce_mean(batch.weights * self.losses(batch)))
         return loss, {"actor_loss": loss}
 
     def losses(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the unweighted loss of each item, float32 [B]."""
-        return -self._actor.log_prob(batch.observation, batch.action)
+        return -self.actor.log_prob(batch.observation, batch.action)

@@ -48,23 +48,19 @@ class DiscreteBCQAgent(DQNAgent):
     def _create(self) -> Any:
         super()._create()
         sizes = [*self.hidden_sizes, self._actions.size]
-        self._imitation = self._make_network(self.imitation_network, sizes, name="imitation")
-        self._imitation_optimizer = Adam(
-            self._imitation.trained_variables, self.learning_rate, epsilon=self.adam_epsilon
-        )
-        return ConstrainedActor(
-            self._critic, self._imitation, threshold=self.threshold, epsilon=self.exploration_epsilon
-        )
+        self.imitation = self._make_network(self.imitation_network, sizes, name="imitation")
+        self.imitation_optimizer = Adam(self.imitation.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
+        return ConstrainedActor(self.critic, self.imitation, threshold=self.threshold, epsilon=self.exploration_epsilon)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss, extra = super()._update(batch)
-        imitation_loss = self._imitation_optimizer.minimize(lambda: self.imitation_loss(batch))
+        imitation_loss = self.imitation_optimizer.minimize(lambda: self.imitation_loss(batch))
         del extra["penalty"]
         return loss + imitation_loss, {**extra, "imitation_loss": imitation_loss}
 
     def imitation_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of G, float32 []."""
-        logits = self._imitation(batch.observation)
+        logits = self.imitation(batch.observation)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.action, logits)
         squares = tf.where(logits > ILLEGAL, tf.square(logits), 0.0)
         penalty = self.logit_penalty * tf.reduce_mean(squares, axis=-1)

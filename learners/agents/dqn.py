@@ -52,37 +52,37 @@ class DQNAgent(DiscreteAgent):
 
     def _create(self) -> Any:
         sizes = [*self.hidden_sizes, self._actions.size]
-        self._critic = self._make_network(self.q_network, sizes, name="critic")
-        self._target_critic = self._critic.copy()
-        self._optimizer = Adam(self._critic.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
-        return EpsilonGreedyActor(self._critic, epsilon=self.exploration_epsilon)
+        self.critic = self._make_network(self.q_network, sizes, name="critic")
+        self.target_critic = self.critic.copy()
+        self.optimizer = Adam(self.critic.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
+        return EpsilonGreedyActor(self.critic, epsilon=self.exploration_epsilon)
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
         """Returns 'q', Q(s, a), and 'v', Q of the greedy action, float32 [B]; see `OfflineAgent.estimate_values`."""
         inputs = self._observations(observation)
-        q = tf.gather(self._critic(inputs), self._unit_action(action), batch_dims=1)
-        return {"q": q, "v": tf.reduce_max(self._actor.values(inputs), axis=-1)}
+        q = tf.gather(self.critic(inputs), self._unit_action(action), batch_dims=1)
+        return {"q": q, "v": tf.reduce_max(self.actor.values(inputs), axis=-1)}
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         targets = self.critic_targets(batch)
         with tf.GradientTape() as tape:
             td, penalty = self.critic_terms(batch, targets)
             loss = self.critic_loss(batch, td, penalty)
-        self._optimizer.minimize(loss, tape)
+        self.optimizer.minimize(loss, tape)
         self._update_target()
         means = {"penalty": tf.reduce_mean(penalty), "q_mean": tf.reduce_mean(targets + td)}
         return loss, {"td_error": tf.abs(td), "critic_loss": loss, **means}
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the selected next action."""
-        values = self._target_critic(batch.next_observation)
-        next_action = self._actor.mode(batch.next_observation) if self.double else tf.argmax(values, axis=-1)
+        values = self.target_critic(batch.next_observation)
+        next_action = self.actor.mode(batch.next_observation) if self.double else tf.argmax(values, axis=-1)
         value = tf.gather(values, next_action, batch_dims=1)
         return batch.reward + self.discount * batch.discount * value
 
     def critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns Q(s, a) - targets and CQL's penalty, float32 [B] each."""
-        values = self._critic(batch.observation)
+        values = self.critic(batch.observation)
         q = tf.gather(values, batch.action, batch_dims=1)
         return q - targets, tf.reduce_logsumexp(values, axis=-1) - q
 
@@ -97,7 +97,7 @@ class DQNAgent(DiscreteAgent):
 
     def _update_target(self) -> None:
         def track() -> tf.Tensor:
-            self._target_critic.track(self._critic, self.target_update_rate)
+            self.target_critic.track(self.critic, self.target_update_rate)
             return tf.constant(True)
 
         is_due = tf.equal((self.train_step_counter + 1) % self.target_update_period, 0)

@@ -65,10 +65,10 @@ class FQLAgent(ActorCriticAgent):
         width = self._actions.size
         sizes = [*self.hidden_sizes, width]
         actor = OneStepFlowActor(self._make_network(self.actor_network, sizes, action_size=width, name="actor"), width)
-        self._flow = self._make_network(self.flow_network, sizes, action_size=width + 1, name="flow")
+        self.flow = self._make_network(self.flow_network, sizes, action_size=width + 1, name="flow")
         self._create_critics(layer_norm=True)
-        actor_variables = [*actor.network.trained_variables, *self._flow.trained_variables]
-        self._actor_optimizer = Adam(actor_variables, self.actor_learning_rate)
+        actor_variables = [*actor.network.trained_variables, *self.flow.trained_variables]
+        self.actor_optimizer = Adam(actor_variables, self.actor_learning_rate)
         self._aggregate = tf.reduce_mean if self.q_agg == "mean" else tf.reduce_min
         return actor
 
@@ -77,16 +77,16 @@ class FQLAgent(ActorCriticAgent):
         with tf.GradientTape() as tape:
             flow_loss, actor_loss = self.flow_loss(batch), self.actor_loss(batch)
             loss = flow_loss + actor_loss
-        self._actor_optimizer.minimize(loss, tape)
+        self.actor_optimizer.minimize(loss, tape)
         critic_loss, td_error, q_mean = self._update_critic(batch, targets)
-        self._target_critic.track(self._critic, self.target_update_rate)
+        self.target_critic.track(self.critic, self.target_update_rate)
         losses = {"critic_loss": critic_loss, "flow_loss": flow_loss, "actor_loss": actor_loss}
         return critic_loss + loss, {"td_error": td_error, **losses, "q_mean": q_mean}
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the target values y, float32 [B]."""
-        action = self._actor.sample(batch.next_observation, self.noise_seed(0))
-        value = self._aggregate(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        action = self.actor.sample(batch.next_observation, self.noise_seed(0))
+        value = self._aggregate(critic_values(self.target_critic, batch.next_observation, action), axis=0)
         return batch.reward + self.discount * batch.discount * value
 
     def flow_loss(self, batch: TransitionBatch) -> tf.Tensor:
@@ -94,15 +94,15 @@ class FQLAgent(ActorCriticAgent):
         start = tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(1))
         time = tf.random.stateless_uniform([tf.shape(batch.action)[0], 1], self.noise_seed(2))
         point = (1.0 - time) * start + time * batch.action
-        velocity = self._flow(tf.concat([batch.observation, point, time], axis=1))
+        velocity = self.flow(tf.concat([batch.observation, point, time], axis=1))
         return tf.reduce_mean(tf.square(velocity - (batch.action - start)))
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the one-step policy, float32 []."""
         noise = tf.random.stateless_normal(tf.shape(batch.action), self.noise_seed(3))
-        action = self._actor(batch.observation, noise)
+        action = self.actor(batch.observation, noise)
         distance = tf.square(action - tf.stop_gradient(self.integrate(batch.observation, noise)))
-        value = critic_values(self._critic, batch.observation, tf.clip_by_value(action, -1.0, 1.0))
+        value = critic_values(self.critic, batch.observation, tf.clip_by_value(action, -1.0, 1.0))
         value = tf.reduce_mean(value, axis=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value))) if self.normalize_q_loss else 1.0
         return self.alpha * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
@@ -115,7 +115,7 @@ class FQLAgent(ActorCriticAgent):
         point = noise
         for step in range(self.flow_steps):
             time = tf.fill([tf.shape(noise)[0], 1], step / self.flow_steps)
-            point += self._flow(tf.concat([observation, point, time], axis=1)) / self.flow_steps
+            point += self.flow(tf.concat([observation, point, time], axis=1)) / self.flow_steps
         return tf.clip_by_value(point, -1.0, 1.0)
 
 

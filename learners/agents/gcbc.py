@@ -39,5 +39,5 @@ class GCBCAgent(GoalAgent):
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the loss, float32 []."""
-        log_prob = self._actor.log_prob(batch.observation, batch.action)
+        log_prob = self.actor.log_prob(batch.observation, batch.action)
         return {"actor_loss": -tf.reduce_mean(batch.weights * log_prob)}

@@ -41,23 +41,23 @@ class GCIQLAgent(GoalValueAgent):
     def _create(self) -> Any:
         super()._create()
         sizes = [*self.hidden_sizes, 1]
-        self._value = self._make_network(self.value_network, sizes, layer_norm=True, name="value")
+        self.value = self._make_network(self.value_network, sizes, layer_norm=True, name="value")
         options = {"action_size": self._actions.size, "copies": 2, "layer_norm": True}
-        self._critic = self._make_network(self.critic_network, sizes, name="critic", **options)
-        self._target_critic = self._critic.copy()
-        self._targets = [(self._target_critic, self._critic)]
+        self.critic = self._make_network(self.critic_network, sizes, name="critic", **options)
+        self.target_critic = self.critic.copy()
+        self.targets = [(self.target_critic, self.critic)]
         actor = self._make_actor(self.actor_network)
-        self._create_optimizers(value_loss=[self._value], critic_loss=[self._critic], actor_loss=[actor.network])
+        self._create_optimizers(value_loss=[self.value], critic_loss=[self.critic], actor_loss=[actor.network])
         return actor
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values, critics and actor, float32 []."""
-        old_q = tf.reduce_min(critic_values(self._target_critic, batch.observation, batch.action), axis=0)
-        both = critic_values(self._value, tf.concat([batch.observation, batch.next_observation], axis=0))
+        old_q = tf.reduce_min(critic_values(self.target_critic, batch.observation, batch.action), axis=0)
+        both = critic_values(self.value, tf.concat([batch.observation, batch.next_observation], axis=0))
         value, next_value = tf.split(both, 2)
         u = old_q - value
         targets = batch.reward + self.discount * batch.discount * next_value
-        td = critic_values(self._critic, batch.observation, batch.action) - targets
+        td = critic_values(self.critic, batch.observation, batch.action) - targets
         return {
             "value_loss": tf.reduce_mean(batch.weights * expectile_loss(u, u, self.expectile)),
             "critic_loss": tf.reduce_mean(batch.weights * tf.reduce_sum(tf.square(td), axis=0)),
@@ -67,9 +67,9 @@ class GCIQLAgent(GoalValueAgent):
     def policy_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the loss of the actor, float32 []."""
         inputs, is_weighted = batch.goals["actor"], self.actor_loss == "awr"
-        log_prob = self._actor.log_prob(inputs, batch.action)
-        action = batch.action if is_weighted else tf.clip_by_value(self._actor.mode(inputs), -1.0, 1.0)
-        q = tf.reduce_min(critic_values(self._critic, inputs, action), axis=0)
+        log_prob = self.actor.log_prob(inputs, batch.action)
+        action = batch.action if is_weighted else tf.clip_by_value(self.actor.mode(inputs), -1.0, 1.0)
+        q = tf.reduce_min(critic_values(self.critic, inputs, action), axis=0)
         if is_weighted:
-            return weighted_likelihood_loss(q - critic_values(self._value, inputs), log_prob, self.alpha)
+            return weighted_likelihood_loss(q - critic_values(self.value, inputs), log_prob, self.alpha)
         return ddpg_bc_loss(q, log_prob, self.alpha)

@@ -35,21 +35,21 @@ class GCIVLAgent(GoalValueAgent):
     def _create(self) -> Any:
         super()._create()
         sizes = [*self.hidden_sizes, 1]
-        self._values = self._make_network(self.value_network, sizes, copies=2, layer_norm=True, name="value")
-        self._target_values = self._values.copy()
-        self._targets = [(self._target_values, self._values)]
+        self.values = self._make_network(self.value_network, sizes, copies=2, layer_norm=True, name="value")
+        self.target_values = self.values.copy()
+        self.targets = [(self.target_values, self.values)]
         actor = self._make_actor(self.actor_network)
-        self._create_optimizers(value_loss=[self._values], actor_loss=[actor.network])
+        self._create_optimizers(value_loss=[self.values], actor_loss=[actor.network])
         return actor
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values and actor, float32 []."""
-        values = critic_values(self._values, batch.observation)
+        values = critic_values(self.values, batch.observation)
         old, old_next = (
-            critic_values(self._target_values, inputs) for inputs in (batch.observation, batch.next_observation)
+            critic_values(self.target_values, inputs) for inputs in (batch.observation, batch.next_observation)
         )
-        advantage = value_advantage(self._values, batch.goals["actor"], batch.goals["next_actor"])
-        log_prob = self._actor.log_prob(batch.goals["actor"], batch.action)
+        advantage = value_advantage(self.values, batch.goals["actor"], batch.goals["next_actor"])
+        log_prob = self.actor.log_prob(batch.goals["actor"], batch.action)
         return {
             "value_loss": implicit_value_loss(batch, values, old, old_next, self.discount, self.expectile),
             "actor_loss": weighted_likelihood_loss(advantage, log_prob, self.alpha),

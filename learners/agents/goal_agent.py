@@ -90,7 +90,7 @@ class GoalAgent(OfflineAgent):
 
     def _create_optimizers(self, **networks: Sequence[Network]) -> None:
         """Creates the optimiser for each of the `losses`, by its name, of the weights of some networks."""
-        self._optimizers = {
+        self.optimizers = {
             name: Adam([variable for network in trained for variable in network.trained_variables], self.learning_rate)
             for name, trained in networks.items()
         }
@@ -133,10 +133,10 @@ class GoalAgent(OfflineAgent):
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         with tf.GradientTape(persistent=True) as tape:
             losses = self.losses(batch)
-        gradients = {name: optimizer.gradients(losses[name], tape) for name, optimizer in self._optimizers.items()}
-        for name, optimizer in self._optimizers.items():
+        gradients = {name: optimizer.gradients(losses[name], tape) for name, optimizer in self.optimizers.items()}
+        for name, optimizer in self.optimizers.items():
             optimizer.apply(gradients[name])
-        for target, online in self._targets:
+        for target, online in self.targets:
             target.track(online, self.target_update_rate)
         return tf.add_n([*losses.values()]), losses
 

@@ -91,14 +91,14 @@ class HIQLAgent(GoalValueAgent):
         sizes, size = [*self.hidden_sizes, self.representation_size], self.representation_size
         later: dict[str, Any] = {"observations": self._parts.state, "action_size": size}
         high, low = self._make_actor(size=size, name="high_actor"), self._make_actor(**later)
-        self._phi = self._make_network(None, sizes, layer_norm=True, name="phi")
-        self._values = self._make_network(
+        self.phi = self._make_network(None, sizes, layer_norm=True, name="phi")
+        self.values = self._make_network(
             None, [*self.hidden_sizes, 1], copies=2, layer_norm=True, name="value", **later
         )
-        self._target_phi, self._target_values = self._phi.copy(), self._values.copy()
-        self._targets = [(self._target_phi, self._phi), (self._target_values, self._values)]
+        self.target_phi, self.target_values = self.phi.copy(), self.values.copy()
+        self.targets = [(self.target_phi, self.phi), (self.target_values, self.values)]
         self._create_optimizers(
-            value_loss=[self._phi, self._values], high_actor_loss=[high.network], low_actor_loss=[low.network]
+            value_loss=[self.phi, self.values], high_actor_loss=[high.network], low_actor_loss=[low.network]
         )
         return HierarchicalActor(high, low, self._parts)
 
@@ -114,29 +114,29 @@ class HIQLAgent(GoalValueAgent):
 
     def represent(self, inputs: tf.Tensor, phi: Network | None = None) -> tf.Tensor:
         """Returns s and phi([s; g]), float32 [B, S + R], of states and goals [B, D]; `phi` is the network."""
-        return tf.concat([self._parts.split(inputs)[0], normalize_length((phi or self._phi)(inputs))], axis=-1)
+        return tf.concat([self._parts.split(inputs)[0], normalize_length((phi or self.phi)(inputs))], axis=-1)
 
     def losses(self, batch: TransitionBatch) -> dict[str, tf.Tensor]:
         """Returns the losses of values and actors, float32 []."""
         goals = {name: self.represent(inputs) for name, inputs in batch.goals.items()}
-        values = critic_values(self._values, self.represent(batch.observation))
+        values = critic_values(self.values, self.represent(batch.observation))
         old, old_next = (
-            critic_values(self._target_values, self.represent(inputs, self._target_phi))
+            critic_values(self.target_values, self.represent(inputs, self.target_phi))
             for inputs in (batch.observation, batch.next_observation)
         )
         return {
             "value_loss": implicit_value_loss(batch, values, old, old_next, self.discount, self.expectile),
             "high_actor_loss": self.high_actor_loss(batch, goals),
             "low_actor_loss": weighted_likelihood_loss(
-                value_advantage(self._values, goals["low"], goals["next_low"]),
-                self._actor.low_log_prob(goals["low"], batch.action),
+                value_advantage(self.values, goals["low"], goals["next_low"]),
+                self.actor.low_log_prob(goals["low"], batch.action),
                 self.low_alpha,
             ),
         }
 
     def high_actor_loss(self, batch: TransitionBatch, goals: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the loss of the high-level actor, float32 []; `goals` are the representations of `batch.goals`."""
-        advantage = value_advantage(self._values, goals["high"], goals["later_high"])
+        advantage = value_advantage(self.values, goals["high"], goals["later_high"])
         target = goals["subgoal"][:, self._parts.state.size :]
-        log_prob = self._actor.high.log_prob(batch.goals["high"], target)
+        log_prob = self.actor.high.log_prob(batch.goals["high"], target)
         return weighted_likelihood_loss(advantage, log_prob, self.high_alpha)

@@ -52,9 +52,9 @@ class IQLAgent(ActorCriticAgent):
         actor = self._create_actor()
         self._create_critics()
         sizes = [*self.hidden_sizes, 1]
-        self._value = self._make_network(self.value_network, sizes, name="value", **self._value_network_options)
-        self._value_optimizer = Adam(self._value.trained_variables, self.value_learning_rate)
-        self._actor_optimizer = Adam(actor.trained_variables, self.actor_learning_rate, decay_steps=self.num_updates)
+        self.value = self._make_network(self.value_network, sizes, name="value", **self._value_network_options)
+        self.value_optimizer = Adam(self.value.trained_variables, self.value_learning_rate)
+        self.actor_optimizer = Adam(actor.trained_variables, self.actor_learning_rate, decay_steps=self.num_updates)
         return actor
 
     def _create_actor(self) -> Any:
@@ -63,14 +63,14 @@ class IQLAgent(ActorCriticAgent):
         return GaussianActor(mean, self._actions.size, log_std_bounds=self.log_std_bounds)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        q = tf.reduce_min(self._action_values(self._target_critic, batch.observation, batch.action), axis=0)
-        value_loss = self._value_optimizer.minimize(lambda: self.value_loss(batch, q))
-        both = critic_values(self._value, tf.concat([batch.observation, batch.next_observation], axis=0))
+        q = tf.reduce_min(self._action_values(self.target_critic, batch.observation, batch.action), axis=0)
+        value_loss = self.value_optimizer.minimize(lambda: self.value_loss(batch, q))
+        both = critic_values(self.value, tf.concat([batch.observation, batch.next_observation], axis=0))
         value, next_value = tf.split(both, 2)
-        actor_loss = self._actor_optimizer.minimize(lambda: self.actor_loss(batch, q - value))
+        actor_loss = self.actor_optimizer.minimize(lambda: self.actor_loss(batch, q - value))
         targets = batch.reward + self.discount * batch.discount * next_value
         critic_loss, td_error, _ = self._update_critic(batch, targets)
-        self._target_critic.track(self._critic, self.target_update_rate)
+        self.target_critic.track(self.critic, self.target_update_rate)
         extra = {
             "td_error": td_error,
             "critic_loss": critic_loss,
@@ -84,11 +84,11 @@ class IQLAgent(ActorCriticAgent):
 
     def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the expectile loss of V(s) against q [B]."""
-        difference = q - critic_values(self._value, batch.observation)
+        difference = q - critic_values(self.value, batch.observation)
         side = tf.where(difference < 0, 1.0 - self.expectile, self.expectile)
         return tf.reduce_mean(batch.weights * side * tf.square(difference))
 
     def actor_loss(self, batch: TransitionBatch, advantage: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the negative log likelihood of the data's actions, weighted by advantages [B]."""
         weight = tf.minimum(tf.exp(self.temperature * advantage), self.max_weight)
-        return -tf.reduce_mean(weight * self._actor.log_prob(batch.observation, batch.action))
+        return -tf.reduce_mean(weight * self.actor.log_prob(batch.observation, batch.action))

@@ -84,7 +84,8 @@ class OfflineAgent(tf_agent.TFAgent):
     bit, and the step can be compiled with XLA.
 
     Networks are fully connected, with convolutions in front for images, unless the user brings others; see
-    `make_network`.
+    `make_network`. They and their optimisers are attributes with the names of the papers: `actor`, and, of agents that
+    learn them, `critic`, `target_critic`, `value` and so on.
 
     Attributes:
       observation_mean: mean to subtract from observations; None for no normalisation.
@@ -98,9 +99,6 @@ class OfflineAgent(tf_agent.TFAgent):
     _actions_type: ClassVar[Any] = BoundedActions
     #: Arguments of `MLP` for all networks, which subclasses may change.
     _network_options: ClassVar[dict[str, Any]] = {}
-    #: Networks of Q(s, a), computed together, and of V(s); None for agents that learn none.
-    _critic: Any = None
-    _value: Any = None
     #: Number of steps of the trajectories to train on.
     _num_steps = 2
 
@@ -134,7 +132,7 @@ class OfflineAgent(tf_agent.TFAgent):
             num_actions=getattr(self._actions, "num_actions", None),
             action_mask=self.action_mask,
         )
-        self._actor = self._create()
+        self.actor = self._create()
         policies = [self._make_policy(time_step_spec, action_spec, greedy=greedy) for greedy in (True, False)]
         super().__init__(
             time_step_spec,
@@ -156,7 +154,7 @@ class OfflineAgent(tf_agent.TFAgent):
         return make_network(factory, sizes=sizes, seed=self.seed, image_encoder=self.image_encoder, **options)
 
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> tf_policy.TFPolicy:
-        return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self._actor, greedy=greedy)
+        return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self.actor, greedy=greedy)
 
     @without_autograph
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
@@ -181,11 +179,11 @@ class OfflineAgent(tf_agent.TFAgent):
           observation: nest of observations [B, ...] in the environment's units.
           action: actions [B, ...] in the environment's units.
         """
-        if self._critic is None:
+        if not hasattr(self, "critic"):
             return {}
         inputs = self._observations(observation)
-        q = tf.reduce_min(self._action_values(self._critic, inputs, self._unit_action(action)), axis=0)
-        return {"q": q} | ({} if self._value is None else {"v": critic_values(self._value, inputs)})
+        q = tf.reduce_min(self._action_values(self.critic, inputs, self._unit_action(action)), axis=0)
+        return {"q": q} | ({"v": critic_values(self.value, inputs)} if hasattr(self, "value") else {})
 
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
         """Returns each critic's Q(s, a), float32 [copies, B], in the networks' units."""
@@ -301,20 +299,20 @@ class ActorCriticAgent(OfflineAgent):
             [*self.hidden_sizes, self._actions.num_values],
             {"action_size": self._actions.input_size, **options},
         )
-        self._critic = self._make_network(self.critic_network, sizes, copies=copies, name="critic", **options)
-        self._target_critic = self._critic.copy()
-        self._critic_optimizer = Adam(self._critic.trained_variables, self.critic_learning_rate)
+        self.critic = self._make_network(self.critic_network, sizes, copies=copies, name="critic", **options)
+        self.target_critic = self.critic.copy()
+        self.critic_optimizer = Adam(self.critic.trained_variables, self.critic_learning_rate)
 
     def _update_critic(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Makes one update of all critics towards targets [B]; returns their loss, TD errors [B], and mean value."""
         with tf.GradientTape() as tape:
             loss, *others = self._critic_terms(batch, targets)
-        self._critic_optimizer.minimize(loss, tape)
+        self.critic_optimizer.minimize(loss, tape)
         return loss, *others
 
     def _critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the loss of all critics for targets [B], their TD errors [B], and their mean value."""
-        td = self._action_values(self._critic, batch.observation, batch.action) - targets
+        td = self._action_values(self.critic, batch.observation, batch.action) - targets
         loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self._td_loss(td), axis=0))
         return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
 

@@ -64,8 +64,8 @@ class ReBRACAgent(TD3BCAgent):
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
-        action = self._actor.mode(batch.observation)
-        value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+        action = self.actor.mode(batch.observation)
+        value = tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         distance = tf.reduce_sum(tf.square(action - batch.action), axis=-1)
         return tf.reduce_mean(self.actor_penalty * distance - scale * value)

@@ -88,7 +88,7 @@ class SACAgent(ActorCriticAgent):
         self._create_critics(self.num_critics)
         entropy = -float(width) if self.target_entropy is None else self.target_entropy
         self._temperature = Temperature(entropy, self.temperature_learning_rate, initial=self.initial_temperature)
-        self._actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
+        self.actor_optimizer = Adam(gaussian.trained_variables, self.actor_learning_rate)
         return SquashedGaussianActor(gaussian, mean_bound=math.inf, log_std_bounds=self.log_std_bounds)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -96,12 +96,12 @@ class SACAgent(ActorCriticAgent):
         targets = self.critic_targets(batch, noise[0])
         with tf.GradientTape() as tape:
             critic_loss, td = self.critic_loss(batch, targets)
-        self._critic_optimizer.minimize(critic_loss, tape)
+        self.critic_optimizer.minimize(critic_loss, tape)
         with tf.GradientTape() as tape:
             actor_loss, log_prob = self.actor_loss(batch, noise[1])
-        self._actor_optimizer.minimize(actor_loss, tape)
+        self.actor_optimizer.minimize(actor_loss, tape)
         self._temperature.update(log_prob)
-        self._target_critic.track(self._critic, self.target_update_rate)
+        self.target_critic.track(self.critic, self.target_update_rate)
         extra = {
             "td_error": tf.reduce_mean(tf.abs(td), axis=0),
             "critic_loss": critic_loss,
@@ -114,9 +114,9 @@ class SACAgent(ActorCriticAgent):
 
     def critic_targets(self, batch: TransitionBatch, noise: tf.Tensor) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the soft value of s', for standard normal `noise` [B, A]."""
-        mean, log_std = self._actor.gaussian(batch.next_observation)
+        mean, log_std = self.actor.gaussian(batch.next_observation)
         action, log_prob = squash(mean, log_std, noise)
-        value = tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        value = tf.reduce_min(critic_values(self.target_critic, batch.next_observation, action), axis=0)
         return batch.reward + self.discount * batch.discount * (value - self._temperature() * log_prob)
 
     def critic_loss(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -124,16 +124,16 @@ class SACAgent(ActorCriticAgent):
         penalty: Any = 0.0
         if self.diversity_weight:
             actions = tf.tile(batch.action[tf.newaxis], [self.num_critics, 1, 1])
-            values, gradients = values_and_action_gradients(self._critic, batch.observation, actions)
+            values, gradients = values_and_action_gradients(self.critic, batch.observation, actions)
             penalty = self.diversity_weight * gradient_similarity(gradients)
         else:
-            values = critic_values(self._critic, batch.observation, batch.action)
+            values = critic_values(self.critic, batch.observation, batch.action)
         td = values - targets
         return tf.reduce_mean(batch.weights * (tf.reduce_sum(tf.square(td), axis=0) + penalty)), td
 
     def actor_loss(self, batch: TransitionBatch, noise: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the actor's loss, float32 [], and the log densities [B] of its actions for `noise` [B, A]."""
-        mean, log_std = self._actor.gaussian(batch.observation)
+        mean, log_std = self.actor.gaussian(batch.observation)
         action, log_prob = squash(mean, log_std, noise)
-        value = tf.reduce_min(critic_values(self._critic, batch.observation, action), axis=0)
+        value = tf.reduce_min(critic_values(self.critic, batch.observation, action), axis=0)
         return tf.reduce_mean(self._temperature() * log_prob - value), log_prob

@@ -53,19 +53,19 @@ class SPOTAgent(TD3BCAgent):
         width = self._actions.size
         latent_size = self.latent_size or 2 * width
         hidden = self.density_hidden_sizes
-        self._encoder = self._make_network(None, [*hidden, 2 * latent_size], action_size=width, name="encoder")
-        self._decoder = self._make_network(None, [*hidden, width], action_size=latent_size, name="decoder")
-        density_variables = [*self._encoder.trained_variables, *self._decoder.trained_variables]
-        self._density_optimizer = Adam(density_variables, self.density_learning_rate)
+        self.encoder = self._make_network(None, [*hidden, 2 * latent_size], action_size=width, name="encoder")
+        self.decoder = self._make_network(None, [*hidden, width], action_size=latent_size, name="decoder")
+        density_variables = [*self.encoder.trained_variables, *self.decoder.trained_variables]
+        self.density_optimizer = Adam(density_variables, self.density_learning_rate)
         return super()._create()
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         step = self.train_step_counter - self.num_density_updates
         zero = tf.constant(0.0)
-        (density_loss,) = self._update_if(step < 0, self._density_optimizer, lambda: [self.density_loss(batch)], [zero])
+        (density_loss,) = self._update_if(step < 0, self.density_optimizer, lambda: [self.density_loss(batch)], [zero])
         critic_loss, td_error, q_mean = self._update_if(
             step >= 0,
-            self._critic_optimizer,
+            self.critic_optimizer,
             lambda: self._critic_terms(batch, self.critic_targets(batch)),
             [zero, tf.ones_like(batch.reward), zero],
         )
@@ -79,20 +79,20 @@ class SPOTAgent(TD3BCAgent):
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
-        action = self._actor.mode(batch.observation)
-        value = critic_values(self._critic, batch.observation, action, copy_index=0)
+        action = self.actor.mode(batch.observation)
+        value = critic_values(self.critic, batch.observation, action, copy_index=0)
         scale = 1.0 / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
         distance = self.negative_log_density(batch.observation, action, 2)
         return self.support_weight * tf.reduce_mean(distance) - scale * tf.reduce_mean(value)
 
     def negative_log_density(self, observation: tf.Tensor, action: tf.Tensor, draw: int) -> tf.Tensor:
         """Returns the loss of the autoencoder for actions [B, A], float32 [B]; `draw` is the number of its noise."""
-        encoded = self._encoder(tf.concat([observation, action], axis=-1))
+        encoded = self.encoder(tf.concat([observation, action], axis=-1))
         mean, log_std = tf.split(encoded, 2, axis=-1)
         log_std = tf.clip_by_value(log_std, *_LOG_STD_BOUNDS)
         noise = tf.random.stateless_normal(tf.shape(mean), self.noise_seed(draw))
         latent = mean + tf.exp(log_std) * noise
-        decoded = tf.tanh(self._decoder(tf.concat([observation, latent], axis=-1)))
+        decoded = tf.tanh(self.decoder(tf.concat([observation, latent], axis=-1)))
         divergence = 0.5 * (tf.square(mean) + tf.exp(2.0 * log_std) - 2.0 * log_std - 1.0)
         distance = tf.reduce_mean(tf.square(decoded - action), axis=-1)
         return distance + self.kl_weight * tf.reduce_mean(divergence, axis=-1)

@@ -46,8 +46,8 @@ class TD3BCAgent(ActorCriticAgent):
         sizes = [*self.hidden_sizes, self._actions.size]
         network = self._make_network(self.actor_network, sizes, name="actor", **self._actor_network_options)
         self._create_critics(**self._critic_network_options)
-        self._target_actor = TanhActor(network.copy())
-        self._actor_optimizer = Adam(network.trained_variables, self.actor_learning_rate)
+        self.target_actor = TanhActor(network.copy())
+        self.actor_optimizer = Adam(network.trained_variables, self.actor_learning_rate)
         self._last_actor_loss = tf.Variable(0.0, trainable=False, name="last_actor_loss")
         return TanhActor(network, exploration_noise=self.exploration_noise)
 
@@ -60,19 +60,19 @@ class TD3BCAgent(ActorCriticAgent):
 
     def critic_targets(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns float32 [B]: r + gamma * discount * the target value of the smoothed target action."""
-        action = self._target_actor.sample_smoothed(
+        action = self.target_actor.sample_smoothed(
             batch.next_observation, self.noise_seed(0), noise=self.policy_noise, clip=self.noise_clip
         )
         return batch.reward + self.discount * batch.discount * self.target_values(batch, action)
 
     def target_values(self, batch: TransitionBatch, action: tf.Tensor) -> tf.Tensor:
         """Returns the smaller target value of actions [B, A] at the next observations, float32 [B]."""
-        return tf.reduce_min(critic_values(self._target_critic, batch.next_observation, action), axis=0)
+        return tf.reduce_min(critic_values(self.target_critic, batch.next_observation, action), axis=0)
 
     def actor_loss(self, batch: TransitionBatch) -> tf.Tensor:
         """Returns the actor's loss, float32 []."""
-        action = self._actor.mode(batch.observation)
-        value = critic_values(self._critic, batch.observation, action, copy_index=0)
+        action = self.actor.mode(batch.observation)
+        value = critic_values(self.critic, batch.observation, action, copy_index=0)
         if self.alpha is None:
             return -tf.reduce_mean(value)
         scale = self.alpha / tf.stop_gradient(tf.reduce_mean(tf.abs(value)))
@@ -82,12 +82,12 @@ class TD3BCAgent(ActorCriticAgent):
         """Updates the actor and the targets if it is their turn, and returns the actor's loss at their last update."""
 
         def update_targets(loss: tf.Tensor) -> None:
-            self._target_actor.network.track(self._actor.network, self.target_update_rate)
-            self._target_critic.track(self._critic, self.target_update_rate)
+            self.target_actor.network.track(self.actor.network, self.target_update_rate)
+            self.target_critic.track(self.critic, self.target_update_rate)
             assign_on_replica(self._last_actor_loss, loss)
 
         last = [self._last_actor_loss.read_value()]
         (loss,) = self._update_if(
-            is_due, self._actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets
+            is_due, self.actor_optimizer, lambda: [self.actor_loss(batch)], last, then=update_targets
         )
         return loss

@@ -46,7 +46,7 @@ class XQLAgent(IQLAgent):
 
     def value_loss(self, batch: TransitionBatch, q: tf.Tensor) -> tf.Tensor:
         """Returns float32 [], the scaled Gumbel loss of V(s) against q [B]."""
-        difference = q - critic_values(self._value, batch.observation)
+        difference = q - critic_values(self.value, batch.observation)
         z = tf.minimum(difference / self.loss_temperature, self.max_clip)
         shift = tf.stop_gradient(tf.maximum(tf.reduce_max(z), _MIN_EXPONENT))
         return tf.reduce_mean(batch.weights * (tf.exp(z - shift) - (z + 1.0) * tf.exp(-shift)))

@@ -165,7 +165,7 @@ def test_probabilities_of_discrete_actions_match_sampled_ones(name):
     probabilities = np.exp(agent.collect_policy.log_prob(observations, np.array([3, 4, 5])))
     assert probabilities.sum() == pytest.approx(1, rel=1e-5)
     many = tf.constant(np.tile(observations[:1], (4000, 1)))
-    sampled = agent._actor.sample(agent._observations(many), tf.constant([1, 2])).numpy()
+    sampled = agent.actor.sample(agent._observations(many), tf.constant([1, 2])).numpy()
     np.testing.assert_allclose(np.bincount(sampled, minlength=3) / 4000, probabilities, atol=0.03)
     greedy = np.exp(agent.policy.log_prob(observations, np.array([3, 4, 5])))
     assert sorted(greedy) == [0, 0, 1] and greedy.argmax() == probabilities.argmax()

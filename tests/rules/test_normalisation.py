@@ -150,7 +150,7 @@ def test_cloning_learns_from_real_actions_only(distribution):
     (loss, batch), (padded, _), (real, _) = (find_loss(*args) for args in [(0, True), (0.3, False), (0.3, True)])
     assert loss == padded != real
     if distribution == "deterministic":
-        errors = np.square(agent._actor.mode(batch.observation) - batch.action)
+        errors = np.square(agent.actor.mode(batch.observation) - batch.action)
         np.testing.assert_allclose(loss, errors[batch.step_info["mask"].numpy()].mean(), rtol=1e-5)
 
 

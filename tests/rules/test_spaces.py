@@ -97,10 +97,10 @@ def test_masks_restrict_policies_targets_and_losses(algo):
         vectors = agent._observations(tf.nest.map_structure(tf.constant, end))
         batch = type("B", (), {"next_observation": vectors, "reward": tf.ones(2), "discount": tf.constant([1.0, 0.0])})
         if algo != "discrete_iql":
-            raw = agent._target_critic.network(vectors).numpy()
+            raw = agent.target_critic.network(vectors).numpy()
             expected = [1 + 0.99 * raw[0, 1], 1]
             np.testing.assert_allclose(agent.critic_targets(batch).numpy(), expected, rtol=1e-5)
-    outputs = agent._actor.network(inputs).numpy()
+    outputs = agent.actor.network(inputs).numpy()
     assert (outputs[~LEGAL] == np.float32(ILLEGAL)).all() and (np.abs(outputs[LEGAL]) < 1e3).all()
 
 

@@ -21,13 +21,13 @@ def make(**overrides):
 @pytest.mark.parametrize("is_normalized", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_updates_match_the_reference(is_normalized):
     agent = make(lambda_=0.4, normalize_weights=is_normalized, max_weight=1.0, actor_weight_decay=0.1)
-    network, log_std = agent._actor.network.flat, agent._actor.log_std
+    network, log_std = agent.actor.network.flat, agent.actor.log_std
     rng = np.random.default_rng(5)
-    for flat in (network, agent._critic.flat, agent._target_critic.flat):
+    for flat in (network, agent.critic.flat, agent.target_critic.flat):
         flat.assign_add(rng.normal(0, 0.2, flat.shape))
     log_std.assign([-0.5, -1.0])
     actor = np.concatenate([network.numpy(), log_std.numpy()]).astype(float)
-    critic, target = agent._critic.flat.numpy().astype(float), agent._target_critic.flat.numpy().astype(float)
+    critic, target = agent.critic.flat.numpy().astype(float), agent.target_critic.flat.numpy().astype(float)
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
     train = tf.function(agent.train, autograph=False)
     for step in range(2):
@@ -67,8 +67,8 @@ def test_updates_match_the_reference(is_normalized):
         actor = actor_step(actor, reference.gradient(actor_loss, actor) + 0.1 * actor)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target = 0.995 * target + 0.005 * critic
-    np.testing.assert_allclose(agent._critic.flat, critic, atol=3e-6)
-    np.testing.assert_allclose(agent._target_critic.flat, target, atol=3e-6)
+    np.testing.assert_allclose(agent.critic.flat, critic, atol=3e-6)
+    np.testing.assert_allclose(agent.target_critic.flat, target, atol=3e-6)
     np.testing.assert_allclose(network, actor[:-ACTION], atol=3e-6)
     np.testing.assert_allclose(log_std, actor[-ACTION:], atol=3e-6)
 

@@ -38,7 +38,7 @@ def make(**overrides):
 def perturb_weights(agent):
     """Enlarges the last layers so that standard deviations, values and gradients vary."""
     rng = np.random.default_rng(5)
-    for flat in (agent._actor.network.flat, agent._critic.flat, agent._target_critic.flat):
+    for flat in (agent.actor.network.flat, agent.critic.flat, agent.target_critic.flat):
         flat.assign_add(rng.normal(0, 0.2, flat.shape))
 
 
@@ -71,7 +71,7 @@ def test_updates_match_the_reference(overrides):
     perturb_weights(agent)
     alpha = overrides.get("min_q_weight", 5.0)
     actor, critic, target = (
-        network.flat.numpy().astype(float) for network in (agent._actor.network, agent._critic, agent._target_critic)
+        network.flat.numpy().astype(float) for network in (agent.actor.network, agent.critic, agent.target_critic)
     )
     log_temperature = log_weight = 0.0
     actor_step, temperature_step, critic_step, weight_step = (reference.Adam(rate) for rate in (1e-4, 1e-4, 3e-4, 3e-4))
@@ -143,14 +143,14 @@ def test_updates_match_the_reference(overrides):
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target = 0.995 * target + 0.005 * critic
     for name, variable, expected in [
-        ("actor", agent._actor_optimizer.moments[0][0], actor_step.m),
-        ("critic", agent._critic_optimizer.moments[0][0], critic_step.m),
-        ("weights of the actor", agent._actor.network.flat, actor),
-        ("weights of the critics", agent._critic.flat, critic),
-        ("target", agent._target_critic.flat, target),
+        ("actor", agent.actor_optimizer.moments[0][0], actor_step.m),
+        ("critic", agent.critic_optimizer.moments[0][0], critic_step.m),
+        ("weights of the actor", agent.actor.network.flat, actor),
+        ("weights of the critics", agent.critic.flat, critic),
+        ("target", agent.target_critic.flat, target),
     ]:
         np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
-    np.testing.assert_allclose(agent._log_penalty_weight, log_weight, atol=1e-6)
+    np.testing.assert_allclose(agent.log_penalty_weight, log_weight, atol=1e-6)
 
 
 @pytest.mark.parametrize(("overrides", "num_actions"), [({}, 1), ({"max_q_backup": True}, SAMPLES)])
@@ -206,8 +206,8 @@ def test_cal_ql_keeps_values_above_the_returns_that_cql_underestimates():
             is_calibrated=is_calibrated,
         )
         run_updates(agent, to_transition(data), 400)
-        actions = agent._actor.mode(observation)
-        values.append(np.mean(agent._values(agent._critic, tf.constant(observation), actions[tf.newaxis])))
+        actions = agent.actor.mode(observation)
+        values.append(np.mean(agent._values(agent.critic, tf.constant(observation), actions[tf.newaxis])))
     assert values[0] < 0.9 * data["return_to_go"].mean() < data["return_to_go"].mean() < values[1]
 
 
@@ -215,15 +215,15 @@ def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold()
     """The gap is 3 * 1.5 - 4 = 0.5, although the penalty itself is below the threshold."""
     agent = make(lagrange_threshold=4.0, min_q_weight=3.0)
     agent._update_penalty_weight(tf.constant([[1.0, 2.0], [1.0, 2.0]]))
-    assert agent._penalty_optimizer.moments[0][0].numpy() == pytest.approx(0.1 * -0.5)
-    assert agent._log_penalty_weight.numpy() == pytest.approx(3e-4)
+    assert agent.penalty_optimizer.moments[0][0].numpy() == pytest.approx(0.1 * -0.5)
+    assert agent.log_penalty_weight.numpy() == pytest.approx(3e-4)
 
 
 def test_learned_weight_of_the_penalty_is_bounded():
     agent = make(lagrange_threshold=2.0)
-    agent._log_penalty_weight.assign(2.0)
+    agent.log_penalty_weight.assign(2.0)
     np.testing.assert_allclose(agent.penalty_weight(), np.exp(2.0), rtol=1e-6)
-    agent._log_penalty_weight.assign(80.0)
+    agent.log_penalty_weight.assign(80.0)
     np.testing.assert_allclose(agent.penalty_weight(), 1e6)
     assert make().penalty_weight() == 1
 

@@ -161,7 +161,7 @@ def test_copies_of_an_image_network_are_independent_and_targets_track():
 def test_agents_learn_from_several_cameras_and_vectors(name):
     agent = make(name, time_step.time_step_spec(CAMERA_SPEC))
     check_agent(agent, make_batch(name, make_camera_columns()))
-    network = agent._actor.network
+    network = agent.actor.network
     num_parts = 2 if name in ("crl", "gcbc", "gciql", "gcivl") else 1  # The goal has images as well.
     assert [encoder.size for encoder in network._encoders[0]] == [2 * 3 * 64, 64] * num_parts
     assert len(network._encoders) == 1
@@ -181,11 +181,11 @@ def test_features_of_each_camera_and_vectors_are_concatenated():
 
 def check_agent(agent, batch):
     """Checks that training changes every trained variable of the networks, and that losses are finite."""
-    before = [variable.numpy() for variable in agent._actor.network.trained_variables]
+    before = [variable.numpy() for variable in agent.actor.network.trained_variables]
     for _ in range(2):  # TD3 updates its actor in every second step.
         info = agent.train(batch)
     assert np.isfinite(info.loss)
-    for one, two in zip(before, agent._actor.network.trained_variables, strict=True):
+    for one, two in zip(before, agent.actor.network.trained_variables, strict=True):
         assert not np.array_equal(one, two)
     is_transition = hasattr(batch, "time_step")
     observation = (
@@ -214,8 +214,8 @@ def test_agents_train_and_restore_networks_of_the_user(name, tmp_path):
     restored.train(batch)
     for one, two in zip(agent.variables, restored.variables, strict=True):
         np.testing.assert_array_equal(one, two)
-    last = agent._critic.trained_variables[-1]
-    assert not np.array_equal(last, make(name, **networks)._critic.trained_variables[-1])
+    last = agent.critic.trained_variables[-1]
+    assert not np.array_equal(last, make(name, **networks).critic.trained_variables[-1])
 
 
 @pytest.mark.slow

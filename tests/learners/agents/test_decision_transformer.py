@@ -60,12 +60,12 @@ def predict(model, num_heads, observation, action, return_to_go, times, mask):
 def test_loss_matches_numpy():
     agent, data = make(**SIZES), make_windows(5, 3)
     info, errors = data.policy_info, []
-    times = np.minimum(info["time_step"], agent._actor.times.shape[0] - 1)
+    times = np.minimum(info["time_step"], agent.actor.times.shape[0] - 1)
     assert times.max() < np.max(info["time_step"]), "some time steps must have no embedding of their own"
     for row, mask in enumerate(info["mask"].numpy()):
         unit = (data.action[row].numpy() - CENTRE) / HALF_WIDTH
         inputs = (data.observation[row].numpy() - MEAN) / STD, unit, info["return_to_go"][row].numpy() / 10, times[row]
-        errors += list(((predict(agent._actor, 2, *inputs, mask) - unit)[mask] ** 2).mean(axis=1))
+        errors += list(((predict(agent.actor, 2, *inputs, mask) - unit)[mask] ** 2).mean(axis=1))
     assert len(errors) == info["mask"].numpy().sum() < info["mask"].numpy().size
     np.testing.assert_allclose(agent.loss(agent.batch(data)), np.mean(errors), rtol=1e-5)
 
@@ -81,18 +81,18 @@ def test_loss_ignores_padding_and_counts_weights():
 def test_predictions_depend_on_the_past_only():
     agent, data = make(**SIZES), make_windows(1, 3)
     batch = agent.batch(data)
-    before = agent._actor(batch)[0, 1]
+    before = agent.actor(batch)[0, 1]
     for name, place, changes in (("action", 0, True), ("action", 1, False), ("observation", 2, False)):
         added = np.zeros(getattr(batch, name).shape, np.float32)
         added[0, place] = 0.5
-        after = agent._actor(batch._replace(**{name: getattr(batch, name) + added}))[0, 1]
+        after = agent.actor(batch._replace(**{name: getattr(batch, name) + added}))[0, 1]
         assert np.allclose(before, after, atol=1e-6) != changes
 
 
 def test_updates_match_adamw_with_warmup_and_clipped_gradients():
     options = {"learning_rate": 0.01, "weight_decay": 0.5, "num_warmup_updates": 4, "clip_norm": 0.01, "dropout": 0.0}
     agent, adam = make(**options), Adam(None)
-    variables = agent._optimizer.trained_variables
+    variables = agent.optimizer.trained_variables
     for step in range(2):
         data, values = agent.batch(make_windows(5, 3, seed=step)), [variable.numpy() for variable in variables]
         with tf.GradientTape() as tape:
@@ -140,11 +140,11 @@ def test_policy_predicts_from_the_last_steps_and_the_rest_of_its_target(is_saved
     actions, state = act(policy, policy.get_initial_state(1), REWARDS)
     returns = 20.0 - np.cumsum([0.0, *REWARDS[1:]])
     observation = (np.full([5, 3], 0.1) * np.arange(5)[:, None] - MEAN) / STD
-    unit, times = (actions - CENTRE) / HALF_WIDTH, np.minimum(np.arange(5), agent._actor.times.shape[0] - 1)
+    unit, times = (actions - CENTRE) / HALF_WIDTH, np.minimum(np.arange(5), agent.actor.times.shape[0] - 1)
     for now in range(5):
         seen = slice(max(now - 2, 0), now + 1)
         window = observation[seen], unit[seen], returns[seen] / 10, times[seen]
-        expected = predict(agent._actor, 2, *window, np.ones(len(times[seen]), bool))[-1]
+        expected = predict(agent.actor, 2, *window, np.ones(len(times[seen]), bool))[-1]
         np.testing.assert_allclose(unit[now], expected, atol=5e-6)
     again, _ = act(policy, state, REWARDS)  # The first step of an episode ignores the episode before.
     np.testing.assert_allclose(again, actions, atol=1e-6)

@@ -56,8 +56,8 @@ def test_updates_match_tf_agents(name):
         train_step_counter=tf.Variable(0, dtype=tf.int64),
     )
     rng = np.random.default_rng(0)
-    agent._target_critic.flat.assign_add(rng.normal(0, 0.5, agent._target_critic.flat.shape))
-    for network, own in zip(networks, (agent._critic, agent._target_critic), strict=True):
+    agent.target_critic.flat.assign_add(rng.normal(0, 0.5, agent.target_critic.flat.shape))
+    for network, own in zip(networks, (agent.critic, agent.target_critic), strict=True):
         network.set_weights([part.numpy() for layer in own.layers()[0] for part in layer])
     for step in range(5):
         experience, weights = (
@@ -67,14 +67,14 @@ def test_updates_match_tf_agents(name):
         actual, expected = agent.train(experience, weights), baseline.train(experience, weights)
         np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-5)
         np.testing.assert_allclose(actual.extra["td_error"], np.abs(expected.extra.td_error), atol=2e-5)
-    for network, own in zip(networks, (agent._critic, agent._target_critic), strict=True):
+    for network, own in zip(networks, (agent.critic, agent.target_critic), strict=True):
         flat = np.concatenate([array.ravel() for array in network.get_weights()])
         np.testing.assert_allclose(own.flat, flat, atol=2e-5)
 
 
 def test_discrete_cql_updates_match_the_reference():
     agent = make("discrete_cql", conservative_weight=0.7, learning_rate=1e-2, adam_epsilon=1e-8)
-    critic = agent._critic.flat.numpy().astype(float)
+    critic = agent.critic.flat.numpy().astype(float)
     target, adam = critic, reference.Adam(1e-2)
     for step in range(2):
         data = discrete_columns(seed=step)
@@ -90,13 +90,13 @@ def test_discrete_cql_updates_match_the_reference():
         info = agent.train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
         np.testing.assert_allclose(info.loss, loss(critic), rtol=1e-5)
         critic = adam(critic, reference.gradient(loss, critic))
-    np.testing.assert_allclose(agent._critic.flat, critic, atol=2e-5)
-    np.testing.assert_array_equal(agent._target_critic.flat, target.astype(np.float32))
+    np.testing.assert_allclose(agent.critic.flat, critic, atol=2e-5)
+    np.testing.assert_array_equal(agent.target_critic.flat, target.astype(np.float32))
 
 
 def test_discrete_bc_updates_match_the_reference():
     agent = make("discrete_bc")
-    actor, adam = agent._actor.network.flat.numpy().astype(float), reference.Adam(3e-4)
+    actor, adam = agent.actor.network.flat.numpy().astype(float), reference.Adam(3e-4)
     for step in range(2):
         data = discrete_columns(seed=step)
         chosen = data["action"] - SPEC.minimum
@@ -109,7 +109,7 @@ def test_discrete_bc_updates_match_the_reference():
         np.testing.assert_allclose(info.loss, loss(actor), rtol=1e-5)
         assert "td_error" not in info.extra
         actor = adam(actor, reference.gradient(loss, actor))
-    np.testing.assert_allclose(agent._actor.network.flat, actor, atol=3e-6)
+    np.testing.assert_allclose(agent.actor.network.flat, actor, atol=3e-6)
 
 
 def huber(u):
@@ -120,7 +120,7 @@ def huber(u):
 def test_discrete_bcq_updates_match_the_reference():
     options = {"learning_rate": 1e-2, "adam_epsilon": 1e-8, "threshold": 0.8, "logit_penalty": 0.1}
     agent = make("discrete_bcq", **options)
-    critic, imitation = agent._critic.flat.numpy().astype(float), agent._imitation.flat.numpy().astype(float)
+    critic, imitation = agent.critic.flat.numpy().astype(float), agent.imitation.flat.numpy().astype(float)
     target, critic_adam, imitation_adam, num_constrained = critic, reference.Adam(1e-2), reference.Adam(1e-2), 0
     rows = np.arange(SIZE)
     for step in range(2):
@@ -147,8 +147,8 @@ def test_discrete_bcq_updates_match_the_reference():
         critic = critic_adam(critic, reference.gradient(critic_loss, critic))
         imitation = imitation_adam(imitation, reference.gradient(imitation_loss, imitation))
     assert num_constrained > 0
-    np.testing.assert_allclose(agent._critic.flat, critic, atol=2e-5)
-    np.testing.assert_allclose(agent._imitation.flat, imitation, atol=2e-5)
+    np.testing.assert_allclose(agent.critic.flat, critic, atol=2e-5)
+    np.testing.assert_allclose(agent.imitation.flat, imitation, atol=2e-5)
 
 
 def test_constrained_actor_takes_the_best_of_the_likely_actions():
@@ -165,8 +165,8 @@ def test_discrete_iql_updates_match_the_reference():
     rates = {"actor_learning_rate": 1e-2, "critic_learning_rate": 2e-2, "value_learning_rate": 3e-2}
     options = {"expectile": 0.8, "temperature": 5.0, "max_weight": 1.2, "num_updates": None}
     agent = make("discrete_iql", **options, **rates, target_update_rate=0.3)
-    critics = agent._critic.flat.numpy().astype(float).reshape(2, -1)
-    actor, value = agent._actor.network.flat.numpy().astype(float), agent._value.flat.numpy().astype(float)
+    critics = agent.critic.flat.numpy().astype(float).reshape(2, -1)
+    actor, value = agent.actor.network.flat.numpy().astype(float), agent.value.flat.numpy().astype(float)
     targets, rows, value_network = critics, np.arange(SIZE), (*NETWORK[:-1], 1)
     actor_adam, value_adam, *critic_adams = (reference.Adam(rate) for rate in (1e-2, 3e-2, 2e-2, 2e-2))
     for step in range(2):
@@ -201,16 +201,16 @@ def test_discrete_iql_updates_match_the_reference():
         targets = targets + 0.3 * (critics - targets)
         info = agent.train(to_transition(data), tf.constant(WEIGHTS, tf.float32))
         np.testing.assert_allclose(info.loss, sum(losses), rtol=1e-5)
-    for network, expected in ((agent._critic, critics), (agent._target_critic, targets)):
+    for network, expected in ((agent.critic, critics), (agent.target_critic, targets)):
         np.testing.assert_allclose(network.flat, expected.ravel(), atol=5e-5)
-    np.testing.assert_allclose(agent._actor.network.flat, actor, atol=2e-5)
-    np.testing.assert_allclose(agent._value.flat, value, atol=5e-5)
+    np.testing.assert_allclose(agent.actor.network.flat, actor, atol=2e-5)
+    np.testing.assert_allclose(agent.value.flat, value, atol=5e-5)
 
 
 def test_n_step_discount_is_applied_once():
     """The target is r + gamma * (product of discounts) * max Q, here with gamma 0.5 and values of 1 and 2."""
     agent = make("dqn", discount=0.5)
-    flat, target = agent._critic.flat, agent._target_critic.flat
+    flat, target = agent.critic.flat, agent.target_critic.flat
     flat.assign(tf.zeros_like(flat))
     target.assign([*[0.0] * (target.shape[0] - COUNT), 1.0, 2.0, 1.0, 1.0])
     data = {**discrete_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}

@@ -32,7 +32,7 @@ def test_greedy_noise_is_standard_normal(noise):
 
 def test_constant_velocity_carries_noise_along_a_line():
     agent = make_agent("fql", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,), flow_steps=3)
-    agent._flow.flat.assign([*[0.0] * (agent._flow.flat.shape[0] - 2), 0.25, -3.0])
+    agent.flow.flat.assign([*[0.0] * (agent.flow.flat.shape[0] - 2), 0.25, -3.0])
     actions = agent.integrate(tf.zeros([2, 3]), tf.constant([[0.5, 0.5], [-0.5, 1.5]]))
     np.testing.assert_allclose(actions, [[0.75, -1], [-0.25, -1]], atol=1e-6)
 
@@ -62,7 +62,7 @@ def test_fql_and_spot_act_like_one_of_several_modes_of_the_data():
         """Returns the greedy actions after 600 updates, and the share of them that is near a mode."""
         agent = make_agent(name, *SMALL_SPECS, hidden_sizes=(32, 32), **hyperparameters)
         run_updates(agent, to_transition(data), 600)
-        actions = agent._actor.mode(observation).numpy()
+        actions = agent.actor.mode(observation).numpy()
         return actions, (np.abs(np.abs(actions) - MODE) < 0.3).mean()
 
     fast = {"actor_learning_rate": 1e-2, "critic_learning_rate": 1e-2}

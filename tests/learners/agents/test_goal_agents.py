@@ -115,7 +115,7 @@ def awr(advantage, log_prob, alpha):
 def test_gcbc_loss_matches_the_reference():
     agent = make("gcbc")
     _, columns = make_batch(agent)
-    log_prob, _ = actor_log_prob(agent._actor.network, see(columns), columns["action"])
+    log_prob, _ = actor_log_prob(agent.actor.network, see(columns), columns["action"])
     check(agent, {"actor_loss": -(WEIGHTS * log_prob).mean()})
     assert make_batch(agent)[0].goals == {}
 
@@ -127,12 +127,12 @@ def test_gcivl_losses_match_the_reference():
     def value(network, *names):
         return mlp(network, see(columns, *names))[..., 0]
 
-    old, old_next = value(agent._target_values), value(agent._target_values, "goal", "next_state")
-    assert np.abs(old - value(agent._values)).max() > 0.1
-    advantage = (value(agent._values, "actor_goal", "next_state") - value(agent._values, "actor_goal")).mean(0)
+    old, old_next = value(agent.target_values), value(agent.target_values, "goal", "next_state")
+    assert np.abs(old - value(agent.values)).max() > 0.1
+    advantage = (value(agent.values, "actor_goal", "next_state") - value(agent.values, "actor_goal")).mean(0)
     assert (np.exp(20 * advantage) > 100).any(), "some weights must reach the maximum"
-    log_prob, _ = actor_log_prob(agent._actor.network, see(columns, "actor_goal"), columns["action"])
-    expected = implicit_value_loss(columns, value(agent._values), old, old_next, 0.9)
+    log_prob, _ = actor_log_prob(agent.actor.network, see(columns, "actor_goal"), columns["action"])
+    expected = implicit_value_loss(columns, value(agent.values), old, old_next, 0.9)
     check(agent, {"value_loss": expected, "actor_loss": awr(advantage, log_prob, 20.0)})
 
 
@@ -145,17 +145,17 @@ def test_gciql_losses_match_the_reference(actor_loss):
         return mlp(network, np.concatenate([see(columns, goal), action], 1))[..., 0]
 
     def value(*names):
-        return mlp(agent._value, see(columns, *names))[0, :, 0]
+        return mlp(agent.value, see(columns, *names))[0, :, 0]
 
-    u = critic(agent._target_critic, columns["action"]).min(0) - value()
+    u = critic(agent.target_critic, columns["action"]).min(0) - value()
     y = columns["reward"] + 0.99 * columns["discount"] * value("goal", "next_state")
-    q = critic(agent._critic, columns["action"])
-    log_prob, mode = actor_log_prob(agent._actor.network, see(columns, "actor_goal"), columns["action"])
+    q = critic(agent.critic, columns["action"])
+    log_prob, mode = actor_log_prob(agent.actor.network, see(columns, "actor_goal"), columns["action"])
     if actor_loss == "awr":
-        advantage = critic(agent._critic, columns["action"], "actor_goal").min(0) - value("actor_goal")
+        advantage = critic(agent.critic, columns["action"], "actor_goal").min(0) - value("actor_goal")
         expected = awr(advantage, log_prob, 0.3)
     else:
-        own = critic(agent._critic, mode, "actor_goal").min(0)
+        own = critic(agent.critic, mode, "actor_goal").min(0)
         expected = -own.mean() / np.abs(own).mean() - 0.3 * log_prob.mean()
     check(
         agent,
@@ -172,12 +172,12 @@ def test_crl_losses_match_the_reference():
     _, columns = make_batch(agent)
 
     def log_q(action, goal):
-        phi = mlp(agent._phi, np.concatenate([columns["state"], action], 1))
-        return np.einsum("eil,ejl->eij", phi, mlp(agent._psi, columns[goal])) / LATENT**0.5
+        phi = mlp(agent.phi, np.concatenate([columns["state"], action], 1))
+        return np.einsum("eil,ejl->eij", phi, mlp(agent.psi, columns[goal])) / LATENT**0.5
 
     logits, labels = log_q(columns["action"], "goal"), np.eye(len(WEIGHTS))
     entropies = np.log(1 + np.exp(logits)) - labels * logits
-    log_prob, mode = actor_log_prob(agent._actor.network, see(columns, "actor_goal"), columns["action"])
+    log_prob, mode = actor_log_prob(agent.actor.network, see(columns, "actor_goal"), columns["action"])
     q = np.maximum(np.diagonal(log_q(mode, "actor_goal"), axis1=1, axis2=2).min(0), np.log(1e-6))
     check(
         agent,
@@ -193,18 +193,18 @@ def test_hiql_losses_and_policy_match_the_reference():
     batch, columns = make_batch(agent)
 
     def represent(goal, state="state", phi=None):
-        (vectors,) = mlp(phi or agent._phi, see(columns, goal, state))
+        (vectors,) = mlp(phi or agent.phi, see(columns, goal, state))
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True) * LATENT**0.5
 
     def value(goal, state="state", network=None, phi=None):
-        return mlp(network or agent._values, np.concatenate([columns[state], represent(goal, state, phi)], 1))[..., 0]
+        return mlp(network or agent.values, np.concatenate([columns[state], represent(goal, state, phi)], 1))[..., 0]
 
-    old, old_next = (value("goal", state, agent._target_values, agent._target_phi) for state in ("state", "next_state"))
+    old, old_next = (value("goal", state, agent.target_values, agent.target_phi) for state in ("state", "next_state"))
     high = (value("actor_goal", "subgoal") - value("actor_goal")).mean(0)
     low = (value("low_goal", "next_state") - value("low_goal")).mean(0)
-    high_log_prob, _ = actor_log_prob(agent._actor.high.network, see(columns, "actor_goal"), represent("subgoal"))
+    high_log_prob, _ = actor_log_prob(agent.actor.high.network, see(columns, "actor_goal"), represent("subgoal"))
     low_inputs = np.concatenate([columns["state"], represent("low_goal")], 1)
-    low_log_prob, _ = actor_log_prob(agent._actor.network, low_inputs, columns["action"])
+    low_log_prob, _ = actor_log_prob(agent.actor.network, low_inputs, columns["action"])
     check(
         agent,
         {
@@ -213,24 +213,24 @@ def test_hiql_losses_and_policy_match_the_reference():
             "low_actor_loss": awr(low, low_log_prob, 4.0),
         },
     )
-    (subgoal,) = mlp(agent._actor.high.network, see(columns), layer_norm=False)
+    (subgoal,) = mlp(agent.actor.high.network, see(columns), layer_norm=False)
     subgoal *= LATENT**0.5 / np.linalg.norm(subgoal, axis=1, keepdims=True)
-    (mode,) = mlp(agent._actor.network, np.concatenate([columns["state"], subgoal], 1), layer_norm=False)
-    np.testing.assert_allclose(agent._actor.mode(batch.observation), mode, rtol=1e-5, atol=1e-6)
-    actions = [agent._actor.sample(batch.observation, tf.constant([1, seed])) for seed in range(2)]
+    (mode,) = mlp(agent.actor.network, np.concatenate([columns["state"], subgoal], 1), layer_norm=False)
+    np.testing.assert_allclose(agent.actor.mode(batch.observation), mode, rtol=1e-5, atol=1e-6)
+    actions = [agent.actor.sample(batch.observation, tf.constant([1, seed])) for seed in range(2)]
     assert np.abs(actions).max() <= 1 and not np.array_equal(*actions)
 
 
 #: Networks that each loss trains, by the attribute of the agent.
 TRAINED = {
-    "gcbc": {"actor_loss": ["_actor.network"]},
-    "gcivl": {"value_loss": ["_values"], "actor_loss": ["_actor.network"]},
-    "gciql": {"value_loss": ["_value"], "critic_loss": ["_critic"], "actor_loss": ["_actor.network"]},
-    "crl": {"critic_loss": ["_phi", "_psi"], "actor_loss": ["_actor.network"]},
+    "gcbc": {"actor_loss": ["actor.network"]},
+    "gcivl": {"value_loss": ["values"], "actor_loss": ["actor.network"]},
+    "gciql": {"value_loss": ["value"], "critic_loss": ["critic"], "actor_loss": ["actor.network"]},
+    "crl": {"critic_loss": ["phi", "psi"], "actor_loss": ["actor.network"]},
     "hiql": {
-        "value_loss": ["_phi", "_values"],
-        "high_actor_loss": ["_actor.high.network"],
-        "low_actor_loss": ["_actor.network"],
+        "value_loss": ["phi", "values"],
+        "high_actor_loss": ["actor.high.network"],
+        "low_actor_loss": ["actor.network"],
     },
 }
 
@@ -247,7 +247,7 @@ def test_update_follows_the_gradient_of_each_loss_at_the_old_weights(name):
     batch, _ = make_batch(agent)
     with tf.GradientTape(persistent=True) as tape:
         losses = probe.losses(batch)
-    before = [(target.flat.numpy(), online.flat.numpy()) for target, online in agent._targets]
+    before = [(target.flat.numpy(), online.flat.numpy()) for target, online in agent.targets]
     agent._update(batch)
     num_trained = 0
     for loss, paths in TRAINED[name].items():
@@ -256,17 +256,17 @@ def test_update_follows_the_gradient_of_each_loss_at_the_old_weights(name):
             gradient = tape.gradient(losses[loss], old).numpy().astype(float)
             np.testing.assert_allclose(new, reference.Adam(3e-4)(old.numpy(), gradient), atol=2e-6)
             num_trained += 1
-    assert num_trained == sum(len(optimizer.trained_variables) for optimizer in agent._optimizers.values())
-    for (target, _), (old, _) in zip(agent._targets, before, strict=True):
-        online = next(pair[1] for pair in agent._targets if pair[0] is target)
+    assert num_trained == sum(len(optimizer.trained_variables) for optimizer in agent.optimizers.values())
+    for (target, _), (old, _) in zip(agent.targets, before, strict=True):
+        online = next(pair[1] for pair in agent.targets if pair[0] is target)
         np.testing.assert_allclose(target.flat, 0.995 * old + 0.005 * online.flat.numpy(), atol=1e-6)
 
 
 def test_actor_s_means_are_clipped_by_the_policy_only():
     agent = make("gcbc")
-    agent._actor.network.flat.assign(5.0 * agent._actor.network.flat)
+    agent.actor.network.flat.assign(5.0 * agent.actor.network.flat)
     batch, _ = make_batch(agent)
-    mode = agent._actor.mode(batch.observation)
+    mode = agent.actor.mode(batch.observation)
     assert np.abs(mode).max() > 1
     np.testing.assert_allclose(
         agent._actions.to_unit(agent._actions.to_environment(mode)), np.clip(mode, -1, 1), atol=1e-6

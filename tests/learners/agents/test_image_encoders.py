@@ -109,7 +109,7 @@ def test_targets_have_the_architecture_of_the_online_networks(name):
     discrete = tensor_spec.BoundedTensorSpec([], tf.int32, 0, 1)
     action_spec = discrete if name == "dqn" else ACTION_SPEC
     agent = make_agent(name, spec, action_spec, hidden_sizes=(4,), image_encoder="impala")
-    for online, target in zip(agent._critic.trained_variables, agent._target_critic.trained_variables, strict=True):
+    for online, target in zip(agent.critic.trained_variables, agent.target_critic.trained_variables, strict=True):
         np.testing.assert_array_equal(online, target)
 
 

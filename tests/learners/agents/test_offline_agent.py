@@ -66,10 +66,10 @@ def test_transitions_and_trajectories_of_the_same_items_give_equal_batches():
 def test_n_step_discount_is_applied_once():
     """The target is r + gamma * (product of discounts) * V, here with gamma 0.5 and a constant V of 1."""
     agent = make("iql", discount=0.5, target_update_rate=1.0)
-    network, critic = agent._value.flat, agent._critic.flat
+    network, critic = agent.value.flat, agent.critic.flat
     network.assign([*[0.0] * (network.shape[0] - 1), 1.0])
     critic.assign(tf.zeros_like(critic))
-    agent._value_optimizer._learning_rate = 0.0
+    agent.value_optimizer._learning_rate = 0.0
     data = {**make_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
     info = agent.train(to_transition(data))
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5, 12 + 0.5 * 0.81], rtol=1e-6)
@@ -182,7 +182,7 @@ def test_agents_learn_the_better_actions_of_random_data(name):
     }
     agent = make(name, hidden_sizes=(32, 32), **LEARNING[name])
     run_updates(agent, to_trajectory(data), 400)
-    actions = agent._actor.mode(observation).numpy()
+    actions = agent.actor.mode(observation).numpy()
     learned_reward = -np.square(actions - 0.5 * observation[:, :2]).sum(axis=1).mean()
     assert reward.mean() < -0.7
     assert learned_reward > -0.25

@@ -27,7 +27,7 @@ def test_saved_policy_includes_normalisation_and_action_scale(tmp_path):
     # Fused operations of the saved graph round differently on some processors.
     np.testing.assert_allclose(action, agent.policy.action(STEPS).action, rtol=1e-6)
     observation = (STEPS.observation - [1.0, 2, 3]) / [4.0, 5, 6]
-    unit = agent._actor.mode(observation)
+    unit = agent.actor.mode(observation)
     np.testing.assert_allclose(action, unit * [2, 0.5] + [0, 0.5], atol=1e-6)
 
 
@@ -38,7 +38,7 @@ def test_collect_policy_adds_noise_within_the_bounds(name):
     assert not np.allclose(greedy, noisy)
     assert np.all(noisy >= ACTION_SPEC.minimum) and np.all(noisy <= ACTION_SPEC.maximum)
     assert noisy.dtype == ACTION_SPEC.dtype
-    assert {v.ref() for v in agent.collect_policy.variables()} == {v.ref() for v in agent._actor.variables}
+    assert {v.ref() for v in agent.collect_policy.variables()} == {v.ref() for v in agent.actor.variables}
 
 
 def test_distribution_raises():
@@ -73,15 +73,15 @@ def test_estimates_are_those_of_the_critics(name):
     if name in ("bc", "crl", "decision_transformer", "discrete_bc", "gcbc", "gcivl", "hiql"):
         expected = {}
     elif name == "discrete_iql":
-        expected = {"q": agent._critic(tf.constant(inputs)).numpy().min(0)[np.arange(5), actions - 3]}
-        expected |= {"v": agent._value(inputs).numpy()[:, 0]}
+        expected = {"q": agent.critic(tf.constant(inputs)).numpy().min(0)[np.arange(5), actions - 3]}
+        expected |= {"v": agent.value(inputs).numpy()[:, 0]}
     elif actions.ndim == 1:
-        table = agent._critic(inputs).numpy()
+        table = agent.critic(inputs).numpy()
         expected = {"q": table[np.arange(5), actions - 3], "v": table.max(1)}
     else:
         unit = np.float32((actions - [0, 0.5]) / [2, 0.5])
-        expected = {"q": agent._critic(tf.concat([inputs, unit], 1)).numpy()[..., 0].min(0)}
-        expected |= {"v": agent._value(inputs).numpy()[:, 0]} if getattr(agent, "_value", None) else {}
+        expected = {"q": agent.critic(tf.concat([inputs, unit], 1)).numpy()[..., 0].min(0)}
+        expected |= {"v": agent.value(inputs).numpy()[:, 0]} if getattr(agent, "value", None) else {}
     assert values.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_allclose(values[key], value, rtol=1e-5, atol=1e-6)

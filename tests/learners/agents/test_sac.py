@@ -57,7 +57,7 @@ def test_updates_match_the_reference(overrides):
     copies, eta = overrides.get("num_critics", 2), overrides.get("diversity_weight", 0)
     twin_values = functools.partial(reference.twin_values, copies=copies)
     agent = make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=HIDDEN, seed=3, **overrides)
-    actor, critic = (network.flat.numpy().astype(float) for network in (agent._actor.network, agent._critic))
+    actor, critic = (network.flat.numpy().astype(float) for network in (agent.actor.network, agent.critic))
     target, log_temperature = critic, np.log(overrides.get("initial_temperature", 1.0))
     actor_step, critic_step, temperature_step = (reference.Adam(3e-4) for _ in range(3))
     train = tf.function(agent.train, autograph=False)
@@ -98,11 +98,11 @@ def test_updates_match_the_reference(overrides):
         np.testing.assert_allclose(info.extra["entropy"], -log_prob.mean(), rtol=1e-5)
         target = 0.995 * target + 0.005 * critic
     for name, variable, expected in [
-        ("actor", agent._actor_optimizer.moments[0][0], actor_step.m),
-        ("critic", agent._critic_optimizer.moments[0][0], critic_step.m),
-        ("weights of the actor", agent._actor.network.flat, actor),
-        ("weights of the critics", agent._critic.flat, critic),
-        ("target", agent._target_critic.flat, target),
+        ("actor", agent.actor_optimizer.moments[0][0], actor_step.m),
+        ("critic", agent.critic_optimizer.moments[0][0], critic_step.m),
+        ("weights of the actor", agent.actor.network.flat, actor),
+        ("weights of the critics", agent.critic.flat, critic),
+        ("target", agent.target_critic.flat, target),
     ]:
         np.testing.assert_allclose(variable, expected, atol=2e-5, err_msg=name)
 
@@ -144,7 +144,7 @@ def test_diversity_weight_makes_the_gradients_of_the_critics_diverge():
             update(batch)
         columns = agent.batch(batch)
         actions = tf.tile(columns.action[tf.newaxis], [10, 1, 1])
-        gradients = values_and_action_gradients(agent._critic, columns.observation, actions)[1]
+        gradients = values_and_action_gradients(agent.critic, columns.observation, actions)[1]
         return tf.reduce_mean(gradient_similarity(gradients))
 
     assert train(20.0) < train(0.0) - 0.5
@@ -153,7 +153,7 @@ def test_diversity_weight_makes_the_gradients_of_the_critics_diverge():
 def test_diversity_of_a_single_critic_raises():
     with pytest.raises(ValueError, match="num_critics must be at least 2 for EDAC's diversity_weight.* got 1"):
         make_agent("edac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)
-    assert make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1)._critic.flat.shape
+    assert make_agent("sac", TIME_STEP_SPEC, ACTION_SPEC, num_critics=1).critic.flat.shape
 
 
 @pytest.mark.slow
@@ -173,6 +173,6 @@ def test_ensembles_stay_near_the_data_which_two_critics_leave():
     for name in ("sac", "sac_n", "edac"):
         agent = make_agent(name, *SMALL_SPECS, hidden_sizes=(32, 32), **rates)
         run_updates(agent, to_transition({**data, "next_observation": observation}), 600)
-        distances[name] = np.abs(agent._actor.mode(observation)[:, 0] - best).mean()
+        distances[name] = np.abs(agent.actor.mode(observation)[:, 0] - best).mean()
     in_data = np.abs(action - best).mean()
     assert max(distances["sac_n"], distances["edac"]) < 0.75 * in_data < 1.25 * in_data < distances["sac"]

@@ -41,11 +41,11 @@ def make_baseline(agent):
         train_step_counter=tf.Variable(0, dtype=tf.int64),
     )
     baseline.initialize()
-    (actor,) = agent._actor.network.layers()
+    (actor,) = agent.actor.network.layers()
     for networks, layers in (
         ([baseline._actor_network, baseline._target_actor_network], actor),
-        ([baseline._critic_network_1, baseline._target_critic_network_1], agent._critic.layers()[0]),
-        ([baseline._critic_network_2, baseline._target_critic_network_2], agent._critic.layers()[1]),
+        ([baseline._critic_network_1, baseline._target_critic_network_1], agent.critic.layers()[0]),
+        ([baseline._critic_network_2, baseline._target_critic_network_2], agent.critic.layers()[1]),
     ):
         for network in networks:
             network.set_weights([variable.numpy() for layer in layers for variable in layer])
@@ -69,11 +69,11 @@ def test_updates_match_tf_agents():
         expected = baseline.train(to_transition(data))
         np.testing.assert_allclose(actual.extra["critic_loss"], expected.extra.critic_loss, rtol=1e-5)
     np.testing.assert_allclose(
-        agent._critic.flat, flat(baseline._critic_network_1, baseline._critic_network_2), atol=3e-6
+        agent.critic.flat, flat(baseline._critic_network_1, baseline._critic_network_2), atol=3e-6
     )
-    np.testing.assert_allclose(agent._actor.network.flat, flat(baseline._actor_network), atol=3e-6)
+    np.testing.assert_allclose(agent.actor.network.flat, flat(baseline._actor_network), atol=3e-6)
     np.testing.assert_allclose(
-        agent._target_critic.flat, flat(baseline._target_critic_network_1, baseline._target_critic_network_2), atol=3e-6
+        agent.target_critic.flat, flat(baseline._target_critic_network_1, baseline._target_critic_network_2), atol=3e-6
     )
-    np.testing.assert_allclose(agent._target_actor.network.flat, flat(baseline._target_actor_network), atol=3e-6)
+    np.testing.assert_allclose(agent.target_actor.network.flat, flat(baseline._target_actor_network), atol=3e-6)
     assert OBSERVATION == 3 and ACTION == 2  # With two actions, the actor's gradients are equal rather than multiples.

@@ -80,7 +80,7 @@ def td3_targets(agent, data, noise, actor, critic, layer_norm=False, penalty=0.0
 @pytest.mark.parametrize(("name", "alpha"), mark_slow_except([("td3_bc", 2.5)], [("td3_bc", 2.5), ("td3", None)]))
 def test_td3_bc_updates_match_the_reference(name, alpha):
     agent = make(name, **NOISE)
-    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
+    actor, critic = to_float64(agent.actor.network.flat), to_float64(agent.critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(3e-4), reference.Adam(3e-4)
     for step, (data, noise, info) in enumerate(run_updates(agent, to_transition, count=4)):
@@ -109,11 +109,11 @@ def test_td3_bc_updates_match_the_reference(name, alpha):
         actor = actor_step(actor, reference.gradient(actor_loss, actor))
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
-    assert_close(agent._critic.flat, critic)
-    assert_close(agent._actor.network.flat, actor)
-    assert_close(agent._target_actor.network.flat, target_actor)
-    assert_close(agent._target_critic.flat, target_critic)
-    np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
+    assert_close(agent.critic.flat, critic)
+    assert_close(agent.actor.network.flat, actor)
+    assert_close(agent.target_actor.network.flat, target_actor)
+    assert_close(agent.target_critic.flat, target_critic)
+    np.testing.assert_allclose(agent.critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
 
 
 def test_spot_updates_match_the_reference():
@@ -122,9 +122,9 @@ def test_spot_updates_match_the_reference():
     agent = make("spot", policy_delay=1, **options, **NOISE)
     latent = 2 * ACTION
     encoder, decoder = (OBSERVATION + ACTION, 5, 2 * latent), (OBSERVATION + latent, 5, ACTION)
-    density = np.concatenate([to_float64(agent._encoder.flat), to_float64(agent._decoder.flat)])
-    split = agent._encoder.flat.shape[0]
-    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
+    density = np.concatenate([to_float64(agent.encoder.flat), to_float64(agent.decoder.flat)])
+    split = agent.encoder.flat.shape[0]
+    actor, critic = to_float64(agent.actor.network.flat), to_float64(agent.critic.flat)
     target_actor, target_critic = actor, critic
     density_step, actor_step, critic_step = reference.Adam(1e-3), reference.Adam(3e-4), reference.Adam(3e-4)
 
@@ -168,22 +168,22 @@ def test_spot_updates_match_the_reference():
         actor = actor_step(actor, reference.gradient(actor_loss, actor))
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
-    assert_close(agent._encoder.flat, density[:split])
-    assert_close(agent._decoder.flat, density[split:])
-    assert_close(agent._critic.flat, critic)
-    assert_close(agent._actor.network.flat, actor)
-    assert_close(agent._target_actor.network.flat, target_actor)
+    assert_close(agent.encoder.flat, density[:split])
+    assert_close(agent.decoder.flat, density[split:])
+    assert_close(agent.critic.flat, critic)
+    assert_close(agent.actor.network.flat, actor)
+    assert_close(agent.target_actor.network.flat, target_actor)
 
 
 @pytest.mark.parametrize("name", ["td3_bc", "rebrac"])
 def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
     agent = make(name)
     layer_norm = name == "rebrac"
-    agent._critic.flat.assign_add(np.random.default_rng(3).normal(0, 0.5, agent._critic.flat.shape))
+    agent.critic.flat.assign_add(np.random.default_rng(3).normal(0, 0.5, agent.critic.flat.shape))
     batch = agent.batch((to_trajectory if layer_norm else to_transition)(make_columns(64)))
-    action = agent._actor.mode(batch.observation).numpy().astype(float)
+    action = agent.actor.mode(batch.observation).numpy().astype(float)
     observation = batch.observation.numpy().astype(float)
-    q = reference.twin_values(to_float64(agent._critic.flat), CRITIC, observation, action, layer_norm)
+    q = reference.twin_values(to_float64(agent.critic.flat), CRITIC, observation, action, layer_norm)
     q = np.minimum(*q) if layer_norm else q[0]
     assert q.min() < 0 < q.max() and abs(q.mean()) < 0.95 * np.abs(q).mean()
     errors = (action - batch.action.numpy()) ** 2
@@ -194,7 +194,7 @@ def test_actor_is_scaled_by_the_mean_magnitude_of_values_of_both_signs(name):
 
 def test_rebrac_updates_match_the_reference():
     agent = make("rebrac", critic_penalty=0.5, **NOISE)
-    actor, critic = to_float64(agent._actor.network.flat), to_float64(agent._critic.flat)
+    actor, critic = to_float64(agent.actor.network.flat), to_float64(agent.critic.flat)
     target_actor, target_critic = actor, critic
     actor_step, critic_step = reference.Adam(1e-3), reference.Adam(1e-3)
     for step, (data, noise, info) in enumerate(run_updates(agent, to_trajectory)):
@@ -219,10 +219,10 @@ def test_rebrac_updates_match_the_reference():
         actor = actor_step(actor, reference.gradient(actor_loss, actor))
         target_actor = 0.995 * target_actor + 0.005 * actor
         target_critic = 0.995 * target_critic + 0.005 * critic
-    np.testing.assert_allclose(agent._critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
-    np.testing.assert_allclose(agent._actor_optimizer.moments[0][0], actor_step.m, atol=1e-5)
-    np.testing.assert_allclose(agent._target_critic.flat, target_critic, atol=1e-5)
-    np.testing.assert_allclose(agent._target_actor.network.flat, target_actor, atol=1e-5)
+    np.testing.assert_allclose(agent.critic_optimizer.moments[0][0], critic_step.m, atol=1e-5)
+    np.testing.assert_allclose(agent.actor_optimizer.moments[0][0], actor_step.m, atol=1e-5)
+    np.testing.assert_allclose(agent.target_critic.flat, target_critic, atol=1e-5)
+    np.testing.assert_allclose(agent.target_actor.network.flat, target_actor, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["iql", "xql"])
@@ -234,9 +234,9 @@ def test_iql_updates_match_the_reference(name):
         max_weight=0.02,
         **({"loss_temperature": 0.4, "max_clip": 0.05, "seed": 2} if is_xql else {}),
     )
-    network, log_std = agent._actor.network.flat, agent._actor.log_std
+    network, log_std = agent.actor.network.flat, agent.actor.log_std
     actor = np.concatenate([to_float64(network), to_float64(log_std)])
-    critic, value = to_float64(agent._critic.flat), to_float64(agent._value.flat)
+    critic, value = to_float64(agent.critic.flat), to_float64(agent.value.flat)
     target_critic = critic
     actor_step, critic_step, value_step = reference.Adam(3e-4), reference.Adam(3e-4), reference.Adam(3e-4)
     for step, (data, _, info) in enumerate(run_updates(agent, to_transition, count=3)):
@@ -281,9 +281,9 @@ def test_iql_updates_match_the_reference(name):
         np.testing.assert_allclose(info.extra["critic_loss"], critic_loss(critic), rtol=1e-5)
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target_critic = 0.995 * target_critic + 0.005 * critic
-    assert_close(agent._value.flat, value)
-    assert_close(agent._critic.flat, critic)
-    assert_close(agent._target_critic.flat, target_critic)
+    assert_close(agent.value.flat, value)
+    assert_close(agent.critic.flat, critic)
+    assert_close(agent.target_critic.flat, target_critic)
     assert_close(network, actor[:-ACTION])
     assert_close(log_std, actor[-ACTION:])
 
@@ -291,7 +291,7 @@ def test_iql_updates_match_the_reference(name):
 @pytest.mark.parametrize("distribution", ["deterministic", "gaussian"])
 def test_bc_updates_match_the_reference(distribution):
     agent = make("bc", distribution=distribution)
-    variables = agent._optimizer.trained_variables
+    variables = agent.optimizer.trained_variables
     sizes = np.cumsum([variable.shape.num_elements() for variable in variables])
     actor = np.concatenate([to_float64(variable) for variable in variables])
     adam = reference.Adam(3e-4)
@@ -314,7 +314,7 @@ def test_bc_updates_match_the_reference(distribution):
 @pytest.mark.parametrize(("q_agg", "normalize"), [("mean", False), pytest.param("min", True, marks=pytest.mark.slow)])
 def test_fql_updates_match_the_reference(q_agg, normalize):
     agent = make("fql", q_agg=q_agg, normalize_q_loss=normalize, alpha=0.7, flow_steps=3)
-    actor, flow, critic = (to_float64(network.flat) for network in (agent._actor.network, agent._flow, agent._critic))
+    actor, flow, critic = (to_float64(network.flat) for network in (agent.actor.network, agent.flow, agent.critic))
     one_step, field = (OBSERVATION + ACTION, *HIDDEN, ACTION), (OBSERVATION + ACTION + 1, *HIDDEN, ACTION)
     target, actor_step, critic_step = critic, reference.Adam(3e-4), reference.Adam(3e-4)
 
@@ -362,7 +362,7 @@ def test_fql_updates_match_the_reference(q_agg, normalize):
         actor, flow = np.split(both, [len(actor)])
         critic = critic_step(critic, reference.gradient(critic_loss, critic))
         target = 0.995 * target + 0.005 * critic
-    assert_close(agent._actor.network.flat, actor)
-    assert_close(agent._flow.flat, flow)
-    assert_close(agent._critic.flat, critic)
-    assert_close(agent._target_critic.flat, target)
+    assert_close(agent.actor.network.flat, actor)
+    assert_close(agent.flow.flat, flow)
+    assert_close(agent.critic.flat, critic)
+    assert_close(agent.target_critic.flat, target)
