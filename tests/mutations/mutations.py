@@ -1,10 +1,12 @@
-"""Makes one-line faults in the sources, one at a time, and verifies that a fast test notices each. Run manually:
+"""Makes faults in the sources, one at a time, and verifies that a fast test notices each. Run manually:
 
-    .venv/bin/python tests/mutations/mutations.py [--all] [--seed N] [NAME ...]
+    python -m pytest -n 2 -p called_functions -m "not slow" tests     (once, for --random)
+    python tests/mutations/mutations.py [--random N | --all] [--seed N] [NAME ...]
 
-`mutations.txt` has the faults; by default a random tenth of them is tried. Each is made in a copy of the sources, and
-must make its tests fail. The exit code is 1 if any of them is not noticed. `test_mutations.py` verifies that the text to
-replace exists.
+`mutations.txt` has faults in what the promises and results depend on, with the test that must fail; by default a random
+tenth of them is tried. `--random` draws others from all that `operations.py` can make, and tries the fastest tests that
+call the function. Each is made in a copy of the sources. The exit code is 1 if any of them is not noticed.
+`test_mutations.py` verifies that the faults of `mutations.txt` can be made.
 """
 
 import argparse
@@ -15,38 +17,86 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from called_functions import read_called
+from operations import list_mutations
 
 ROOT = Path(__file__).parent.parent.parent
 #: Folders that setup.py maps to sub-packages of `rlds2reverb`.
 LAYERS = ("adders", "learners", "envs", "training", "cli")
+#: Maximum number of tests, and of their seconds, for a random fault.
+_MAX_TESTS, _MAX_SECS = 40, 60.0
 
 
 @dataclass(frozen=True)
-class Mutation:
-    """A replacement of `old` by `new` in one file, and the test, or file of tests, that must fail with it."""
+class Fault:
+    """A fault of `mutations.txt`, and the test, or file of tests, that must fail with it.
+
+    Attributes:
+      name: what goes wrong.
+      file: path of the source in the project.
+      tests: the test.
+      change: the name of a mutation of the file, 'FUNCTION OPERATION NUMBER'; or the old and the new text.
+    """
 
     name: str
     file: str
-    test: str
-    old: str
-    new: str
+    tests: Sequence[str]
+    change: str | tuple[str, str]
+
+    def make(self) -> str:
+        """Returns the source with the fault; raises `LookupError` if it cannot be made."""
+        if isinstance(self.change, str):
+            return _read_mutations(self.file)[f"{self.file}:{self.change}"]
+        source = (ROOT / self.file).read_text()
+        if source.count(self.change[0]) != 1:
+            raise LookupError(f"update the text of this mutation, which is quoted from {self.file}")
+        return source.replace(*self.change)
 
 
-def read_mutations() -> list[Mutation]:
-    """Reads `mutations.txt`: blocks of a name, a file and its test, and old and new lines with their signs."""
-    mutations = []
+@cache
+def _read_mutations(file: str) -> dict[str, str]:
+    return {mutation.name: mutation.source for mutation in list_mutations(ROOT, file)}
+
+
+def read_faults() -> list[Fault]:
+    """Reads `mutations.txt`: blocks of a name, a file and its test, and a mutation's name or signed lines."""
+    faults = []
     for block in (ROOT / "tests/mutations/mutations.txt").read_text().split("\n\n"):
         name, files, *lines = block.strip("\n").split("\n")
-        old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
         file, test = files.split(" ", 1)
-        mutations.append(Mutation(name, file, test, old, new))
-    return mutations
+        old, new = ("\n".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+        faults.append(Fault(name, file, [test], (old, new) if old else lines[0]))
+    return faults
 
 
-def find_noticing_test(mutation: Mutation) -> str | None:
-    """Returns the first test that fails with the mutation, or None if all pass."""
+def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
+    """Yields random faults in functions, and the fastest tests that call them; functions without any have none."""
+    called, generator = read_called(), random.Random(seed)
+    if not called:
+        sys.exit("no tests are recorded; run them with -p called_functions first")
+    files = sorted(
+        str(path.relative_to(ROOT)) for name in ("rlds2reverb", *LAYERS) for path in (ROOT / name).rglob("*.py")
+    )
+    mutations = [mutation for file in files for mutation in list_mutations(ROOT, file) if mutation.function]
+    for mutation in generator.sample(mutations, number):
+        tests, secs = [], 0.0
+        for duration, test in called.get(f"{mutation.file}:{mutation.function}", ())[:_MAX_TESTS]:
+            secs += duration
+            if not tests or secs < _MAX_SECS:
+                tests.append(test)
+        yield Fault(mutation.name, mutation.file, tests, mutation.name.removeprefix(f"{mutation.file}:"))
+
+
+def find_noticing_test(fault: Fault) -> str | None:
+    """Returns the first test that fails with the fault, or None if all pass."""
+    if not fault.tests:
+        return None
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         for name in ("rlds2reverb", *LAYERS, "tests"):
             shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
@@ -54,42 +104,60 @@ def find_noticing_test(mutation: Mutation) -> str | None:
             Path(folder, "rlds2reverb", name).symlink_to(Path(folder, name))
         for name in ("conftest.py", "pyproject.toml", "setup.py"):
             shutil.copy(ROOT / name, folder)
-        path = Path(folder, mutation.file)
-        path.write_text(path.read_text().replace(mutation.old, mutation.new))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mutation.test]
-        command += [] if "::" in mutation.test else ["-m", "not slow"]
-        run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+        Path(folder, fault.file).write_text(fault.make())
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            *fault.tests,
+        ]
+        command += [] if "::" in fault.tests[0] else ["-m", "not slow"]
+        try:
+            run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+        except subprocess.TimeoutExpired:
+            return "(timeout)"
     if run.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
-    if failed is None:
-        raise RuntimeError(f"{mutation.test} cannot run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-    return failed[1]
+    if failed is None and run.returncode == 5:
+        raise RuntimeError(f"{fault.tests} cannot run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+    return failed[1] if failed else "(the tests cannot start)"
 
 
 def main() -> int:
-    """Tries mutations, prints the test that noticed each, and a summary by folder."""
+    """Tries faults, prints the test that noticed each, and a summary by folder."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutations to try, instead of a random tenth")
-    parser.add_argument("--all", action="store_true", help="try all mutations")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults of mutations.txt, instead of a random tenth")
+    parser.add_argument("--all", action="store_true", help="try all faults of mutations.txt")
+    parser.add_argument("--random", type=int, metavar="N", help="try N others, drawn at random")
     parser.add_argument("--seed", type=int, help="seed of the choice")
+    parser.add_argument("--jobs", type=int, default=1, help="number of faults to try at a time")
     arguments = parser.parse_args()
-    mutations = read_mutations()
-    selected = [mutation for mutation in mutations if arguments.all or mutation.name in arguments.names]
-    if not arguments.all and not arguments.names:
-        selected = random.Random(arguments.seed).sample(mutations, -(-len(mutations) // 10))
+    if arguments.random:
+        selected = list(draw_faults(arguments.random, arguments.seed))
+    else:
+        faults = read_faults()
+        selected = [fault for fault in faults if arguments.all or fault.name in arguments.names]
+        if not arguments.all and not arguments.names:
+            selected = random.Random(arguments.seed).sample(faults, -(-len(faults) // 10))
     total, noticed = Counter[str](), Counter[str]()
-    for mutation in selected:
-        test = find_noticing_test(mutation)
-        print(
-            f"{'noticed' if test else 'MISSED '}  {mutation.name} ({mutation.file}): {test or mutation.test}",
-            flush=True,
-        )
-        folder = mutation.file.split("/")[0]
-        total[folder] += 1
-        noticed[folder] += test is not None
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for fault, test in zip(selected, pool.map(find_noticing_test, selected), strict=True):
+            place = "" if arguments.random else f" ({fault.file})"
+            reason = test or (" ".join(fault.tests[:3]) or "no test calls the function")
+            print(f"{'noticed' if test else 'MISSED '}  {fault.name}{place}: {reason}", flush=True)
+            folder = fault.file.split("/")[0]
+            total[folder] += 1
+            noticed[folder] += test is not None
     for folder, number in sorted(total.items()):
         print(f"{folder:<12}  {noticed[folder]} of {number} noticed")
+    print(f"{noticed.total()} of {total.total()} noticed")
     return int(noticed != total)
 
 

@@ -1,20 +1,53 @@
-"""Tests that mutations refer to existing source lines and tests."""
+"""Tests that mutations refer to existing sources and tests, and of the operations that make them."""
+
+import ast
 
 import pytest
-from mutations import ROOT, read_mutations
+from mutations import ROOT, read_faults
+from operations import OPERATIONS, list_mutations
 
-MUTATIONS = read_mutations()
+FAULTS = read_faults()
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_mutation_replaces_text_that_occurs_once(mutation):
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_can_be_made(fault):
     if not (ROOT / "setup.py").is_file():
         pytest.skip("the source tree is not available when an installed wheel is tested")
-    num_occurrences = (ROOT / mutation.file).read_text().count(mutation.old)
-    assert num_occurrences == 1, f"update the text of this mutation, which is quoted from {mutation.file}"
-    assert mutation.new != mutation.old
-    assert (ROOT / mutation.test.split("::")[0]).is_file()
+    assert fault.make() != (ROOT / fault.file).read_text()
+    assert (ROOT / fault.tests[0].split("::")[0]).is_file()
 
 
-def test_names_of_mutations_are_unique():
-    assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
+def test_names_of_faults_are_unique():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+SOURCE = """
+LIMIT = 3
+def scale(rows: int | None, factor=2.0, *, is_shifted=True):
+    \"\"\"Adds 1.\"\"\"
+    if rows < 0 and is_shifted:
+        check(rows, factor)
+    return rows * factor - LIMIT
+"""
+
+
+def test_operations_make_one_change_each(tmp_path):
+    (tmp_path / "scale.py").write_text(SOURCE)
+    made = {mutation.name: mutation.source for mutation in list_mutations(tmp_path, "scale.py")}
+    changes = {name: set(source.splitlines()) - set(SOURCE.splitlines()) for name, source in made.items()}
+    assert {name: line.strip() for name, (line,) in changes.items()} == {
+        "scale.py: constant 0": "LIMIT = 4",
+        "scale.py:scale default 0": "def scale(rows: int | None, factor=3.0, *, is_shifted=True):",
+        "scale.py:scale default 1": "def scale(rows: int | None, factor=2.0, *, is_shifted=False):",
+        "scale.py:scale condition 0": "if False:",
+        "scale.py:scale condition 1": "if ((rows < 0)):",
+        "scale.py:scale condition 2": "if ((is_shifted)):",
+        "scale.py:scale comparison 0": "if (rows <= 0) and is_shifted:",
+        "scale.py:scale constant 0": "if rows < 1 and is_shifted:",
+        "scale.py:scale call 0": "pass",
+        "scale.py:scale arguments 0": "check(factor, rows)",
+        "scale.py:scale sign 0": "return (rows * factor + (LIMIT))",
+    }
+    assert {name.split()[-2] for name in made} == set(OPERATIONS)
+    for source in made.values():
+        ast.parse(source)
