@@ -139,13 +139,14 @@ def test_conversion_stopped_by_sigterm_exits_with_75_and_continues(tmp_path, dri
 @pytest.mark.drill("F32")
 @pytest.mark.parametrize("victim", ["server", "writer"])
 def test_processes_stopped_for_30_s_continue(tmp_path, episodes, whole, victim):
-    items, secs = whole
+    items, _ = whole
     with process(serve_table, tmp_path / "root") as (_, to_server):
         port = receive(to_server)
         options = {"source": episodes, "state_home": tmp_path, "timeout_secs": 60}
         with process(convert, port, options) as (writer, channel):
             assert receive(channel) == "begun"
-            channel.poll(secs / 2)
+            while not table_infos(port)["replay"].current_size:
+                time.sleep(0.001)
             stopped = find_server(port) if victim == "server" else writer.pid
             suspend_process(stopped)
             time.sleep(30)

@@ -175,9 +175,15 @@ def test_replay_returns_to_the_last_commit_if_everything_is_killed_between_two_c
     commit, checkpoints = run_dir / "replay/commit.json", run_dir / "replay/shard_0/checkpoints"
     wait_for(lambda: commit.exists() and (run_dir / "progress.csv").exists())
     suspend_process(find_replay_processes(run_dir)[1])  # It cannot answer the next request for a checkpoint.
-    time.sleep(1)  # For a commit that shard 1 has answered already.
+
+    def is_between_checkpoints():
+        committed = read_newest_commit(commit)
+        time.sleep(5)  # For a commit that shard 1 has answered already.
+        is_newest = read_newest_commit(commit) == committed
+        return is_newest and any(path.parent.name > committed[0] for path in checkpoints.glob("*/DONE"))
+
+    wait_for(is_between_checkpoints)
     committed = read_newest_commit(commit)
-    wait_for(lambda: any(path.parent.name > committed[0] for path in checkpoints.glob("*/DONE")))
     process.kill()
     process.communicate()
     wait_for(lambda: not find_ray_processes())
