@@ -175,9 +175,9 @@ def write_images(folder: Path, gigabytes: float) -> tuple[Path, Path]:
 
     files = make_images()
     num_episodes = int(gigabytes * 1e9 / (EPISODE_STEPS * np.mean([len(file) for file in files])))
-    random = np.random.default_rng(1)
 
     def generate() -> Iterator[dict[str, Any]]:
+        random = np.random.default_rng(1)  # The same episodes in each pass.
         for _ in range(num_episodes):
             images = np.array([files[index] for index in random.integers(0, len(files), EPISODE_STEPS)], object)
             yield {
