@@ -81,8 +81,8 @@ class RunFeed:
 class TrainingData(Closing, ABC):
     """The data of a training run. Use it as a context manager, because `open_data` may have to start a server for it.
 
-    Each kind of data has its own class, which knows how it is sampled: `dataset.ItemData`, `dataset.EpisodeData`,
-    `table_data.TableData`, `table_data.GoalTableData` and `sources.EnvironmentData`.
+    Each kind of data has its own class, which knows how it is sampled: `dataset.StepData`, `table_data.TableData`, and
+    `sources.EnvironmentData` for a run that only collects.
 
     Attributes:
       name: name of the dataset, or the address of the server.

@@ -57,42 +57,32 @@ _Convert = Callable[[dict[str, Nest]], dict[str, Nest]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemData(TrainingData):
-    """A dataset whose items are sampled uniformly or in epochs, and cut from its steps when they are read.
+class StepData(TrainingData):
+    """The steps of a dataset, in memory or in a store.
 
     Attributes:
-      items: the items of a batch of any size, from which those of a run's size are made.
+      items: their items in batches of any size, to sample uniformly or in epochs; they are cut from the steps when they
+        are read.
+      episodes: the episodes to train on, to write to tables.
     """
 
     items: StoredItems
-
-    @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
-        """See `TrainingData.open_batches`."""
-        feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
-        yield RunFeed(feed, self.items.resize)
-
-    def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
-        """See `TrainingData.resolve_steps`."""
-        return config.for_items(self.items.num_items)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeData(TrainingData):
-    """A dataset whose items are sampled from a table with proportional priorities, on a server of the run's own.
-
-    Attributes:
-      episodes: the episodes to train on, in memory.
-    """
-
     episodes: Source
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
-        """See `TrainingData.open_batches`."""
+        """See `TrainingData.open_batches`. Prioritized items are sampled from a table on a server of the run's own."""
+        if config.sampler == "uniform":
+            feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
+            yield RunFeed(feed, self.items.resize)
+            return
         with ExitStack() as stack:
             server = stack.enter_context(start_isolated(self._start_server))
             yield replace(sample_table(server, _TABLE, config, stack, is_own=True), fill=partial(self._fill, server))
+
+    def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
+        """See `TrainingData.resolve_steps`."""
+        return config.for_items(self.items.num_items)
 
     def _start_server(self, *, isolate: bool) -> ReplayServer:
         """Starts a server with an empty table."""
@@ -112,10 +102,9 @@ def open_dataset(
     *,
     action_space: Any = None,
     observation_space: Any = None,
-    as_episodes: bool = False,
     other_fields: Sequence[str] = (),
     progress: ProgressCallback = lambda stage, episode: None,
-) -> ItemData | EpisodeData:
+) -> StepData:
     """Reads a dataset, into memory or a store, unless it is stored already; see `sources.open_data`.
 
     `other_fields` are names of further fields of the steps to keep.
@@ -187,9 +176,8 @@ def open_dataset(
     )
     if config.validation:
         common["validation"] = items(is_used=is_validated).resize(config.batch_size or 1)
-    if as_episodes or config.sampler == "prioritized":
-        return EpisodeData(**common, episodes=_make_source(source.name, dataset.steps, is_used, convert, config))
-    return ItemData(**common, items=items(is_used=is_used))
+    episodes = _make_source(source.name, dataset.steps, is_used, convert, config)
+    return StepData(**common, items=items(is_used=is_used), episodes=episodes)
 
 
 def make_preparation(config: TrainingConfig) -> Preparation:

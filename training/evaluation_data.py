@@ -17,7 +17,7 @@ from rlds2reverb.types.locations import TableLocation
 from rlds2reverb.types.specs import Nest
 
 from .config import TrainingConfig
-from .dataset import ItemData, open_dataset
+from .dataset import StepData, open_dataset
 from .evaluated_policies import EvaluatedPolicy
 from .sources import open_source
 from .step_info import SOURCE_FIELDS, make_step_info
@@ -41,9 +41,9 @@ class EvaluationSource:
             raise SourceError(
                 "off-policy evaluation requires the episodes of a dataset, but a table contains only items"
             )
-        self._source, self._opened = opened, dict[str, ItemData]()
+        self._source, self._opened = opened, dict[str, StepData]()
 
-    def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> ItemData:
+    def open(self, policy: EvaluatedPolicy, other_fields: Sequence[str]) -> StepData:
         """Returns the data for a policy; raises as `open_data`."""
         saved = {} if policy.run is None else policy.run.configuration
         options = {name: saved[name] for name in _DATA_OPTIONS if saved.get(name)}
@@ -52,7 +52,7 @@ class EvaluationSource:
         key = repr((config.algo, options))
         if key not in self._opened:
             data = open_dataset(self._source, config, other_fields=other_fields)
-            assert isinstance(data, ItemData)
+            assert isinstance(data, StepData)
             self._opened[key] = data
         return self._opened[key]
 
@@ -80,7 +80,7 @@ class EvaluationData:
     """
 
     def __init__(
-        self, policy: EvaluatedPolicy, dataset: ItemData, *, gamma: float | None, held_out: bool | None, seed: int
+        self, policy: EvaluatedPolicy, dataset: StepData, *, gamma: float | None, held_out: bool | None, seed: int
     ):
         """Chooses the episodes, and draws goals if the policy has any.
 

@@ -16,8 +16,7 @@ from rlds2reverb.datasets import Source, load
 from rlds2reverb.datasets.source import keep_images_encoded
 from rlds2reverb.datasets.steps.loaded_steps import cast_spec, compute_fingerprint
 from rlds2reverb.envs.evaluation import Evaluator
-from rlds2reverb.errors import Message, SourceError, SpecMismatchError, find_messages
-from rlds2reverb.learners.algorithms import get_algorithm
+from rlds2reverb.errors import Message, SpecMismatchError, find_messages
 from rlds2reverb.reverb.server.replay_server import read_tables
 from rlds2reverb.reverb.server.shards import find_table_directories
 from rlds2reverb.types import fields
@@ -93,7 +92,6 @@ def open_data(
     *,
     action_space: Any = None,
     observation_space: Any = None,
-    as_episodes: bool = False,
     progress: ProgressCallback = lambda stage, episode: None,
 ) -> TrainingData:
     """Opens the data of a training run, and checks that the algorithm can learn from them.
@@ -110,7 +108,6 @@ def open_data(
       action_space: Gymnasium action space of the environment that the agent will act in; None if unknown.
       observation_space: Gymnasium space of its observations, whose Discrete and MultiDiscrete parts replace those that
         a dataset declares; None if unknown.
-      as_episodes: whether to return the episodes of a dataset for uniform sampling as well, in place of its items.
       progress: callback for each episode that was read, called with 'read' and the episode.
 
     Returns:
@@ -124,13 +121,11 @@ def open_data(
       ServerUnavailableError: If a server does not answer.
       ValueError: If an option does not apply to the data.
     """
-    if as_episodes and get_algorithm(config.algo).items == "goals":
-        raise SourceError(f"{config.algo} draws its goals in the process that trains; train without a cluster")
     opened = open_source(source)
     if isinstance(opened, TableLocation):
         return open_table(opened, config, action_space)
     spaces = {"action_space": action_space, "observation_space": observation_space}
-    return open_dataset(opened, config, **spaces, as_episodes=as_episodes, progress=progress)
+    return open_dataset(opened, config, **spaces, progress=progress)
 
 
 def open_environment(
@@ -166,7 +161,7 @@ def open_environment(
 
 
 def open_evaluated_data(
-    source: Any, config: TrainingConfig, evaluator: Evaluator | None, progress: Progress, *, as_episodes: bool = False
+    source: Any, config: TrainingConfig, evaluator: Evaluator | None, progress: Progress
 ) -> tuple[TrainingData, Evaluator | None]:
     """Opens the data of a run, and checks that they match the environment of the evaluations.
 
@@ -178,7 +173,6 @@ def open_evaluated_data(
       config: the options of the run.
       evaluator: the evaluator; None without evaluation.
       progress: prints the notes and warnings.
-      as_episodes: see `open_data`.
 
     Returns:
       The data, and the evaluator or None.
@@ -193,14 +187,14 @@ def open_evaluated_data(
             if source is None and evaluator is not None:
                 data: TrainingData = _describe_environment(evaluator, config)
             else:
-                data = open_data(source, config, **spaces, as_episodes=as_episodes)
+                data = open_data(source, config, **spaces)
                 if evaluator is not None:
                     evaluator.require_observations(data.time_step_spec.observation)
         except SpecMismatchError as error:
             if evaluator is None or config.env != AUTO or config.online_steps:
                 raise
             # Raises an error if the algorithm cannot learn from the data in any environment.
-            data, evaluator = open_data(source, config, as_episodes=as_episodes), None
+            data, evaluator = open_data(source, config), None
             reason = str(error) if find_messages(str(error)) else Message(str(error), env=...)
             progress.warn(f"no evaluation: {reason}")
     for note in data.notes:

@@ -88,7 +88,7 @@ class ServedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class TableData(TrainingData):
-    """A table that already contains the items.
+    """A table that already contains the items, or the episodes in which an agent draws its goals.
 
     Attributes:
       table: the table.
@@ -107,21 +107,13 @@ class TableData(TrainingData):
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
         """See `TrainingData.open_batches`."""
         with ExitStack() as stack:
-            yield sample_table(self.table.server, self.table.table, config, stack, is_own=self.owns_server)
+            if get_algorithm(config.algo).items == "goals":
+                yield self._sample_episodes(config, stack)
+            else:
+                yield sample_table(self.table.server, self.table.table, config, stack, is_own=self.owns_server)
 
-    @property
-    def collected_adder(self) -> ItemAdder:
-        """The adder of collected items of the same kind as those of the table."""
-        return TrajectoryWindows(2) if self.table.has_trajectories else self.adder
-
-
-@dataclass(frozen=True, kw_only=True)
-class GoalTableData(TableData):
-    """A table of whole episodes, in which an agent draws its goals."""
-
-    @contextmanager
-    def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
-        """See `TrainingData.open_batches`."""
+    def _sample_episodes(self, config: TrainingConfig, stack: ExitStack) -> RunFeed:
+        """Returns batches of items with goals, which are drawn in whole episodes from the table."""
         goals = find_goal_sampling(config, self.time_step_spec, self.action_spec)
         options: Any = {"seed": config.seed, "convert": convert_columns, "goals": goals}
         plan = SamplePlan(self.table.server, self.table.table, _NUM_EPISODES, beta=0.0, prefetch=PREFETCH)
@@ -131,8 +123,12 @@ class GoalTableData(TableData):
             stack.callback(feed.close)
             return feed
 
-        with ExitStack() as stack:
-            yield RunFeed(open_feed(config.batch_size or 1), open_feed)
+        return RunFeed(open_feed(config.batch_size or 1), open_feed)
+
+    @property
+    def collected_adder(self) -> ItemAdder:
+        """The adder of collected items of the same kind as those of the table."""
+        return TrajectoryWindows(2) if self.table.has_trajectories else self.adder
 
 
 def open_table(location: TableLocation, config: TrainingConfig, action_space: Any) -> TableData:
@@ -168,7 +164,7 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
                 "observation_mean and observation_std to normalise them"
             )
         resources = stack.pop_all()
-    return (GoalTableData if has_goals else TableData)(
+    return TableData(
         name=name,
         time_step_spec=time_step_spec,
         action_spec=action_spec,

@@ -29,7 +29,7 @@ from rlds2reverb.types.scores import d4rl_score
 from .config import TrainingConfig
 from .config_validation import describe_unused
 from .data import RunFeed, TrainingData, identify_run, make_augmentation
-from .dataset import ItemData
+from .dataset import StepData
 from .directories import find_run_dir, require_single_run
 from .evaluation_environment import environment_key
 from .online import OnlinePhase
@@ -197,7 +197,7 @@ class Training(Closing):
                 self.learner.advance(self.config.num_offline_updates)
                 if self._online is not None:
                     self._online.run(self.learner)
-            if isinstance(self.data, ItemData) and not self.learner.stop_reason:
+            if isinstance(self.data, StepData) and not self.learner.stop_reason:
                 for warning in warn_stuck(self.agent.policy, self.data.action_spec, self.data.items, self.config):
                     self._progress.warn(warning)
             with self._progress.activity("exporting the policy"):

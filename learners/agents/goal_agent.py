@@ -55,7 +55,7 @@ class GoalAgent(OfflineAgent):
     _network_options: ClassVar[dict[str, Any]] = {"activation": "gelu", "init": "glorot"}
     goal_sampling: GoalSampling
     #: Pairs of a target network and its online network.
-    _targets: Sequence[tuple[Network, Network]] = ()
+    targets: Sequence[tuple[Network, Network]]
     #: Share of the online weights in a target update.
     target_update_rate: ClassVar[float] = 1.0
 
@@ -73,7 +73,7 @@ class GoalAgent(OfflineAgent):
           ValueError: If the shares of goals do not add up to 1.
         """
         require_goals(self._observations.spec)
-        self.goal_sampling = self._make_goal_sampling()
+        self.goal_sampling, self.targets = self._make_goal_sampling(), []
 
     def _make_goal_sampling(self) -> GoalSampling:
         """Returns the goals that batches must contain."""

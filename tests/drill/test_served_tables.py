@@ -72,5 +72,7 @@ def test_training_saves_and_says_so_when_its_server_does_not_return(tmp_path, ta
 def test_training_names_the_column_when_its_server_returns_with_a_different_signature(tmp_path, tables, recovery):
     code, printed = call(tmp_path, tables, "different", recovery)
     assert code == 1
-    assert printed.count("item['action'] is float32 [3], but table 'replay' when sampling began expects float32 [1]") == 1
+    assert (
+        printed.count("item['action'] is float32 [3], but table 'replay' when sampling began expects float32 [1]") == 1
+    )
     assert re.search(r"training stopped after \d+ iterations, which are saved in ", printed)

@@ -76,7 +76,8 @@ def test_items_are_those_of_the_adder_for_each_episode(hopper):
     ):
         got, expected = open_data(hopper, config), collect_items(map(adder, load(hopper)))
         assert_equal_nests(read_items(got), cut(expected, adder))
-        assert got.num_transitions == 10_202 and got.num_episodes == 32 and got.adder == adder
+        assert_equal_nests(read_items(got), cut(collect_items(map(got.adder, load(hopper))), got.adder))
+        assert got.num_transitions == 10_202 and got.num_episodes == 32
 
 
 def test_float64_logs_are_cast_to_float32():
@@ -245,11 +246,11 @@ def test_constant_observations_are_named_if_they_are_normalised():
     assert note not in open_data([log], IQL).notes
 
 
-def test_prioritized_sampling_keeps_the_episodes_instead_of_items():
+def test_episodes_for_tables_are_changed_like_the_items():
     logs = [make_continuous(5, 6, rewards=[1, 1]), make_continuous(7, 8, rewards=[2, 2])]
     got = open_data(logs, IQL.replace(sampler="prioritized", top_percent=50, reward="scale:3"))
     (kept,) = got.episodes
-    assert not hasattr(got, "items") and kept.steps["action"][:2, 0].tolist() == [7, 8]
+    assert read_items(got)["action"][:, 0].tolist() == kept.steps["action"][:2, 0].tolist() == [7, 8]
     assert kept.steps["reward"][:2].tolist() == [6, 6] and kept.steps["is_terminal"].tolist() == [False, False, True]
 
 

@@ -10,7 +10,7 @@ from goal_reaching import Ring, make_ring_episodes
 from gymnasium.envs.registration import registry
 from reference_impls import assert_equal_nests
 
-from rlds2reverb import SourceError, SpecMismatchError, TrajectoryEpisodes, ingest, load
+from rlds2reverb import SpecMismatchError, TrajectoryEpisodes, ingest, load
 from rlds2reverb.adders import NStep
 from rlds2reverb.cli import run
 from rlds2reverb.datasets.steps.stores import build_store
@@ -155,12 +155,10 @@ def test_run_learns_from_a_table_of_episodes(episode_table, tmp_path):
     assert np.isfinite(run.progress["loss"]).all()
 
 
-def test_other_tables_and_clusters_are_refused(tmp_path):
+def test_other_tables_are_refused(tmp_path):
     ingest(make_numbered_episodes(), tmp_path / "table", adder=NStep(1, 0.99))
     with pytest.raises(SpecMismatchError, match="must be whole episodes, in which goals are drawn .*--whole-episodes"):
         open_data(str(tmp_path / "table"), TrainingConfig("gcbc"))
-    with pytest.raises(SourceError, match="gcbc draws its goals in the process that trains; train without a cluster"):
-        open_data(make_ring_episodes(3), TrainingConfig("gcbc"), as_episodes=True)
 
 
 def test_environment_of_ogbench_is_for_agents_with_goals(data, monkeypatch):

@@ -52,8 +52,7 @@ def test_batches_and_held_out_items_share_no_episode(tmp_path, in_store):
     assert held_out == set(data.held_out) and len(held_out) == 3 and used == {*range(10)} - held_out
     assert data.num_episodes == 7 and data.num_transitions == 21
     assert "3 of 10 episodes are held out" in data.notes
-    episodes = open_data(make_episodes(), config, as_episodes=True).episodes
-    assert {int(episode.steps["reward"][0]) for episode in episodes.read()} == used
+    assert {int(episode.steps["reward"][0]) for episode in data.episodes.read()} == used
 
 
 def test_best_episodes_are_chosen_among_those_that_are_not_held_out():

@@ -23,7 +23,7 @@ from rlds2reverb.system.installation import install_command
 from rlds2reverb.system.signals import stop_on_signal
 
 from ..config import TrainingConfig
-from ..dataset import EpisodeData
+from ..dataset import StepData
 from ..directories import find_run_dir, require_single_run
 from ..progress import Progress, raise_if_interrupted
 from ..sources import fit_config
@@ -222,7 +222,7 @@ class ClusterTraining(Closing):
             with self._progress.activity("writing the dataset to the replay servers"):
                 self._fill(parts.dataset)
 
-    def _fill(self, dataset: EpisodeData) -> None:
+    def _fill(self, dataset: StepData) -> None:
         """Writes the dataset to the replay servers. Items that they have already are stored once."""
         num_items = sum(len(dataset.adder(episode)) for episode in dataset.episodes)
         if self.status()["replay_size"].get(OFFLINE_TABLE) == num_items:

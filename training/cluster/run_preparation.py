@@ -20,7 +20,7 @@ from rlds2reverb.types.locations import find_tables
 from ..collected_pieces import PieceConverter
 from ..config import TrainingConfig, declared_options
 from ..data import TrainingData, make_augmentation
-from ..dataset import PRIORITY_EXPONENT, EpisodeData
+from ..dataset import PRIORITY_EXPONENT, StepData
 from ..evaluation_environment import environment_key, evaluator_arguments
 from ..progress import Progress
 from ..sources import EnvironmentData, open_environment, open_evaluated_data
@@ -54,7 +54,7 @@ class ClusterParts:
     tables: list[TableConfig]
     signature: Any
     replay: ReplayTables
-    dataset: EpisodeData | None
+    dataset: StepData | None
 
 
 def prepare(
@@ -76,7 +76,7 @@ def prepare(
     """
     _require_options(source, config)
     source, environment, evaluator = open_environment(source, config, progress)
-    data, evaluator = open_evaluated_data(source, config, evaluator, progress, as_episodes=True)
+    data, evaluator = open_evaluated_data(source, config, evaluator, progress)
     environment = None if evaluator is None else environment
     with data:
         make_augmentation(config, data.time_step_spec.observation)  # Raises if there are no images to shift.
@@ -95,7 +95,7 @@ def prepare(
             tables=_make_tables(config, data, num_shards),
             signature=packed_signature(Packing(item_spec, convert.squeeze)),
             replay=_describe_replay(config, data),
-            dataset=data if isinstance(data, EpisodeData) else None,
+            dataset=data if isinstance(data, StepData) else None,
         )
 
 
@@ -103,7 +103,7 @@ def _require_options(source: Any, config: TrainingConfig) -> None:
     single = "requires a single process; use train"
     if config.chunk_length > 1:
         raise ArgumentError(single, about="chunk_length")
-    if get_algorithm(config.algo).items == "windows":
+    if get_algorithm(config.algo).items in ("windows", "goals"):
         raise ArgumentError(f"cannot be {config.algo}, which requires a single process; use train", about="algo")
     if config.deterministic:
         raise ArgumentError(single, about="deterministic", value=True)
@@ -142,7 +142,7 @@ def _make_task(
 
 def _make_tables(config: TrainingConfig, data: TrainingData, num_shards: int) -> list[TableConfig]:
     tables = []
-    if isinstance(data, EpisodeData):
+    if isinstance(data, StepData):
         sampler = Selector("uniform") if config.sampler == "uniform" else Selector("prioritized", PRIORITY_EXPONENT)
         tables.append(TableConfig(OFFLINE_TABLE, sampler))
     if config.online_steps or not tables:

@@ -30,10 +30,10 @@ def test_directory_of_a_different_run_is_left_unchanged(hopper, tmp_path, monkey
         ClusterTraining(hopper, TrainingConfig("bc", **SMALL), tmp_path)
 
 
-def test_algorithms_on_windows_raise(hopper, tmp_path):
-    with pytest.raises(ValueError, match="algo cannot be decision_transformer, which requires a single process"):
-        config = TrainingConfig("decision_transformer", **SMALL | {"hyperparameters": {}})
-        prepare(hopper, config, tmp_path, 1, QUIET)
+@pytest.mark.parametrize("algo", ["decision_transformer", "gcbc"])
+def test_algorithms_on_windows_or_goals_raise(hopper, tmp_path, algo):
+    with pytest.raises(ValueError, match=f"algo cannot be {algo}, which requires a single process"):
+        prepare(hopper, TrainingConfig(algo, **SMALL | {"hyperparameters": {}}), tmp_path, 1, QUIET)
 
 
 def test_data_that_do_not_match_their_name_are_trained_on_without_evaluation(hopper, tmp_path, capsys):
