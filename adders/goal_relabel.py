@@ -141,14 +141,14 @@ class GoalRelabel:
         """
         random = np.random.default_rng((self.seed, number))
         num_transitions = len(steps[fields.IS_LAST]) - 1
-        starts, ends, goals = self._choose_segments(num_transitions, random)
+        starts, ends, goals = self.choose_segments(num_transitions, random)
         copies, num_steps = self._make_copies(steps, starts, ends, goals)
         if not self.keep_original:
             return copies, num_steps
         joined = tree.map_structure(lambda own, copied: np.concatenate([own, copied]), steps, copies)
         return joined, np.concatenate([[num_transitions + 1], num_steps])
 
-    def _choose_segments(
+    def choose_segments(
         self, num_transitions: int, random: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the first step, the last step and the step of the goal of each copy, int64 `[E]`."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: The fields from which the rewards and discounts of items are computed. Transforms of rewards require `is_last`.
 _SUMMED = (fields.REWARD, fields.DISCOUNT, fields.IS_LAST, fields.IS_TERMINAL)
 #: The number of terms of sums that are read at a time, to limit memory.
-_MAX_TERMS = 1 << 22
+MAX_TERMS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _sum_steps(
         is_terminal = last[fields.IS_TERMINAL][None]
     else:
         size = xp.minimum(adder.n, xp.amax(xp.concatenate([lengths, [1]])))
-        if isinstance(rows, np.ndarray) and len(rows) > 1 and len(rows) * size > _MAX_TERMS:
+        if isinstance(rows, np.ndarray) and len(rows) > 1 and len(rows) * size > MAX_TERMS:
             middle = len(rows) // 2
             halves = [
                 _sum_steps(take, rows[half], lengths[half], adder, first, last)

@@ -116,7 +116,7 @@ def _run_checks(*, quick: bool, timeout_secs: float) -> Iterator[Finding]:
     if not quick:
         for name, program in _TRIALS.items():
             yield _try(name, program, timeout_secs)
-        yield _check_server(timeout_secs)
+        yield check_server(timeout_secs)
 
 
 def _print_finding(finding: Finding) -> None:
@@ -178,7 +178,8 @@ def _is_expected(violation: str) -> bool:
     return " requires libclang, " in violation  # TensorFlow uses it only to generate its own sources.
 
 
-def _check_server(timeout_secs: float) -> Finding:
+def check_server(timeout_secs: float) -> Finding:
+    """Returns the result of starting and using a Reverb server on this machine."""
     from rlds2reverb.errors import ServerUnavailableError
     from rlds2reverb.reverb.server.interpreter import find_server_python
 

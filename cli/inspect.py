@@ -198,7 +198,7 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
             failures.append(error)
             continue
         for name, info in sorted(infos.items()):
-            tables[name] = _add_tables(tables.get(name), _describe_table(info), shard_address)
+            tables[name] = add_tables(tables.get(name), _describe_table(info), shard_address)
     if len(failures) == len(addresses):
         raise failures[0]
     for failure in failures:
@@ -215,7 +215,7 @@ def _inspect_server(address: str, timeout: float, *, as_json: bool) -> None:
         output.print_facts(f"table {table['name']!r} of {address}", _make_facts(table))
 
 
-def _add_tables(total: dict[str, Any] | None, table: dict[str, Any], address: str) -> dict[str, Any]:
+def add_tables(total: dict[str, Any] | None, table: dict[str, Any], address: str) -> dict[str, Any]:
     """Adds the counts of a table on one more server; `servers` contains the number of items of each."""
     servers = {**(total["servers"] if total else {}), address: table["items"]}
     if total is None:

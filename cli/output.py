@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
-_SECS_BETWEEN_LINES = 5.0
+SECS_BETWEEN_LINES = 5.0
 #: Options that express an argument of the library with a different name.
 _OPTIONS = {
     "DropFields": "drop_fields",
@@ -191,7 +191,7 @@ class StepProgress:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bars.add_task(stage, total=total, rate="")
             self._bars.update(self._tasks[stage], completed=completed, rate=rate)
-        elif now - self._last_line >= _SECS_BETWEEN_LINES:
+        elif now - self._last_line >= SECS_BETWEEN_LINES:
             self._last_line = now
             share = f", {100 * completed / total:.0f} %" if total else ""
             print(f"{stage}: {self._steps[stage]:,} {unit}{share}, {rate}", file=sys.stderr)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rlds2reverb.reverb.server.sharded_server import ShardedReplayServer
 
 #: Interval between attempts to write the last checkpoint to a full disk.
-_RETRY_SECS = 5.0
+RETRY_SECS = 5.0
 #: Python runs signal handlers only after a sleep returns, so sleeps are at most this long.
 _MAX_SLEEP_SECS = 0.2
 
@@ -345,10 +345,10 @@ def _write_last_checkpoint(server: ReplayServer | ShardedReplayServer, signals: 
             if not is_reported:
                 output.warn(
                     f"{_describe_error(error)}. All items are still in memory, and rlds2reverb tries again every "
-                    f"{_RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
+                    f"{RETRY_SECS:g} s; Ctrl-C or SIGTERM stops the server without a checkpoint"
                 )
                 is_reported = True
-            if _wait_for_signal(signals, _RETRY_SECS, server) is not None:
+            if _wait_for_signal(signals, RETRY_SECS, server) is not None:
                 raise
 
 

@@ -31,7 +31,7 @@ from .time_limit import TimeLimit, find_time_limit
 from .time_steps import LAST, SCALAR_REWARD, TimeStep
 
 #: Number of steps after which episodes are truncated in an environment without a time limit.
-_MAX_UNLIMITED_STEPS = 10_000
+MAX_UNLIMITED_STEPS = 10_000
 
 
 def evaluate(
@@ -123,7 +123,7 @@ class Evaluator:
         self.name, self._make_env = name_environment(make_env)
         with self._start_thread() as thread:
             self.observation_spec, self.observation_space, self.action_space, limit = thread.call(self._read_spaces)
-        self.is_limited, self.max_episode_steps = limit is not None, limit or _MAX_UNLIMITED_STEPS
+        self.is_limited, self.max_episode_steps = limit is not None, limit or MAX_UNLIMITED_STEPS
         self._batched: BatchedPolicy | None = None
 
     @property

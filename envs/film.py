@@ -194,7 +194,7 @@ def _render(name: str, env: Environment) -> np.ndarray:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot be rendered: {error}") from error
     except Exception as error:  # Each library for rendering has its own errors.
-        raise _make_render_error(name, env, error) from error
+        raise make_render_error(name, env, error) from error
     image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
         raise ValueError(
@@ -253,7 +253,8 @@ def _headless_rendering() -> Iterator[None]:
             del os.environ[name]
 
 
-def _make_render_error(name: str, env: Environment, error: Exception) -> ImportError:
+def make_render_error(name: str, env: Environment, error: Exception) -> ImportError:
+    """Returns an error that says what is needed to render an environment whose library raised another one."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     classes = type(getattr(getattr(env, "gym", None), "unwrapped", None)).__mro__
     if not any("mujoco" in base.__module__ for base in classes):

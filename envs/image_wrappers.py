@@ -101,18 +101,19 @@ class FrameFlip(ImageTransform):
         RecordConstructorArgs.__init__(
             self, fields=fields, ud_flip_prob=ud_flip_prob, lr_flip_prob=lr_flip_prob, channel_order=channel_order
         )
-        self._probabilities = ud_flip_prob, lr_flip_prob
-        self._is_flipped = (False, False)
+        self.probabilities = ud_flip_prob, lr_flip_prob
+        #: Whether the images of this episode are upside down, and whether they are flipped left to right.
+        self.is_flipped = (False, False)
         super().__init__(env, fields, channel_order)
 
     def start_episode(self) -> None:
         """Chooses how the images of the episode are flipped."""
-        up, left = self.random.random(2) < self._probabilities
-        self._is_flipped = bool(up), bool(left)
+        up, left = self.random.random(2) < self.probabilities
+        self.is_flipped = bool(up), bool(left)
 
     def transform_space(self, space: spaces.Box) -> spaces.Box:
         """Returns a space that contains the image with all flips that can occur."""
-        choices = [[flag for flag in (False, True) if (p if flag else 1 - p) > 0] for p in self._probabilities]
+        choices = [[flag for flag in (False, True) if (p if flag else 1 - p) > 0] for p in self.probabilities]
         flips = [(up, left) for up in choices[0] for left in choices[1]]
         low = np.minimum.reduce([self._flip(space.low, flip) for flip in flips])
         high = np.maximum.reduce([self._flip(space.high, flip) for flip in flips])
@@ -120,7 +121,7 @@ class FrameFlip(ImageTransform):
 
     def transform_observation(self, observation: np.ndarray, keys: Keys) -> np.ndarray:
         """Returns the flipped image."""
-        return np.ascontiguousarray(self._flip(observation, self._is_flipped))
+        return np.ascontiguousarray(self._flip(observation, self.is_flipped))
 
     def _flip(self, image: np.ndarray, is_flipped: tuple[bool, bool]) -> np.ndarray:
         return np.flip(image, [self._height_axis + axis for axis in (0, 1) if is_flipped[axis]])
@@ -173,7 +174,8 @@ class EpisodicRandomFrameCrop(ImageTransform):
             raise ValueError(
                 f"images cropped at the same place must have equal sizes, got {sizes}; use share_cropping=False"
             )
-        self._places: dict[Keys, tuple[int, int]] = dict.fromkeys(self.spaces, (0, 0))
+        #: The row and the column of the original image where that of this episode begins, for each image.
+        self.places: dict[Keys, tuple[int, int]] = dict.fromkeys(self.spaces, (0, 0))
 
     def start_episode(self) -> None:
         """Chooses where the images of the episode are cropped."""
@@ -183,7 +185,7 @@ class EpisodicRandomFrameCrop(ImageTransform):
                 size, cropped = self._read_size(space), self._crop_size(space)
                 y, x = (int(self.random.integers(size[axis] - cropped[axis], endpoint=True)) for axis in (0, 1))
                 place = y, x
-            self._places[keys] = place
+            self.places[keys] = place
 
     def transform_space(self, space: spaces.Box) -> spaces.Box:
         """Returns the space of the cropped image, whose bounds are those of the whole image per channel."""
@@ -195,7 +197,7 @@ class EpisodicRandomFrameCrop(ImageTransform):
 
     def transform_observation(self, observation: np.ndarray, keys: Keys) -> np.ndarray:
         """Returns the cropped image."""
-        (y, x), (height, width) = self._places[keys], self._crop_size(self.spaces[keys])
+        (y, x), (height, width) = self.places[keys], self._crop_size(self.spaces[keys])
         before = (slice(None),) * self._height_axis
         return np.ascontiguousarray(observation[(*before, slice(y, y + height), slice(x, x + width))])
 

@@ -28,7 +28,7 @@ from .time_steps import FIRST, LAST, MID, TimeStep, new_time_step
 
 #: Waiting actively is faster than being woken, if each process has a core.
 _SPIN_SECS = 0.001
-_EXIT_SECS, _FIRST = 5.0, int(FIRST)
+EXIT_SECS, _FIRST = 5.0, int(FIRST)
 #: A worker that is lost more often than this without recovering in between is not started again.
 _MAX_FAILURES = 3
 #: The index of an environment, and why it has failed: its stack trace, or an error to raise.
@@ -176,7 +176,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
                 worker.disconnect()
             if self._own is not None:
                 self._own.close()
-            deadline = time.monotonic() + _EXIT_SECS
+            deadline = time.monotonic() + EXIT_SECS
             for worker in self._workers:
                 worker.stop(deadline)
             self._channel = None  # The memory is freed with the last array in it.

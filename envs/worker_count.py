@@ -42,7 +42,7 @@ def choose_num_workers(env: Environment, num_envs: int) -> int | None:
     """
     num_processes = min(available_cores(), num_envs)
     try:
-        step_secs = _measure_step(env)
+        step_secs = measure_step(env)
     except Exception:  # What fails in a batch is created again there.
         return None
     saved = (num_envs - math.ceil(num_envs / num_processes)) * step_secs
@@ -50,13 +50,13 @@ def choose_num_workers(env: Environment, num_envs: int) -> int | None:
         return 0
     free = 0.0
     for _ in range(_MAX_TRIALS):  # Threads of an idle computer sometimes begin on the same core.
-        free = max(free, _count_free_cores(num_processes) + _TOLERANCE)
+        free = max(free, count_free_cores(num_processes) + _TOLERANCE)
         if free >= num_processes:
             break
     return max(math.floor(free), 1) - 1
 
 
-def _measure_step(env: Environment) -> float:
+def measure_step(env: Environment) -> float:
     """Returns the median duration of a step in seconds."""
     random = np.random.default_rng(0)
     durations: list[float] = []
@@ -70,7 +70,7 @@ def _measure_step(env: Environment) -> float:
     return statistics.median(durations)
 
 
-def _count_free_cores(num_threads: int) -> float:
+def count_free_cores(num_threads: int) -> float:
     """Returns how many cores threads of this process get at once, in (0, `num_threads`]."""
     block = bytes(_HASHED_BYTES)
     # Hashing releases the lock of the interpreter.

@@ -293,12 +293,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 #: The user's own algorithms by name.
-_CUSTOM_ALGORITHMS: dict[str, Algorithm] = {}
+CUSTOM_ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def list_algorithms() -> dict[str, Algorithm]:
     """Returns all algorithms by name: those of rlds2reverb, then the user's own ones that are known up to now."""
-    return {**ALGORITHMS, **_CUSTOM_ALGORITHMS}
+    return {**ALGORITHMS, **CUSTOM_ALGORITHMS}
 
 
 def register_agent(
@@ -360,7 +360,7 @@ def register_agent(
     # A notebook cell that runs again registers a new function with the same reference.
     if registered is not None and (registered.factory is None or registered.agent != algorithm.agent):
         raise ValueError(f"a different agent is already registered as {name!r}; use another name")
-    _CUSTOM_ALGORITHMS[name] = algorithm
+    CUSTOM_ALGORITHMS[name] = algorithm
 
 
 def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
@@ -390,7 +390,7 @@ def get_algorithm(algo: str | Callable[..., Any]) -> Algorithm:
 def restore_algorithm(algorithm: Algorithm) -> None:
     """Makes an algorithm of a different process available by its name, unless the name is known in this one."""
     if algorithm.factory is not None:
-        _CUSTOM_ALGORITHMS.setdefault(algorithm.name, algorithm)
+        CUSTOM_ALGORITHMS.setdefault(algorithm.name, algorithm)
 
 
 def _update(known: Algorithm) -> Algorithm:
@@ -404,9 +404,9 @@ def _update(known: Algorithm) -> Algorithm:
 
 def _add_own(agent: Callable[..., Any], name: str) -> Algorithm:
     """Returns the algorithm of a user's agent under its reference, with the options that were registered for it."""
-    registered = next((candidate for candidate in _CUSTOM_ALGORITHMS.values() if candidate.factory is agent), None)
+    registered = next((candidate for candidate in CUSTOM_ALGORITHMS.values() if candidate.factory is agent), None)
     algorithm = _describe_own(name, agent) if registered is None else replace(registered, name=name)
-    _CUSTOM_ALGORITHMS[name] = algorithm
+    CUSTOM_ALGORITHMS[name] = algorithm
     return algorithm
 
 

@@ -13,9 +13,9 @@ from rlds2reverb.types.specs import Nest
 from .feeds import Feed
 
 #: Limits of what is read at a time: images would otherwise need much memory, and tables many batches at once.
-_MAX_BYTES, _MAX_ITERATIONS = 32 << 20, 50
+MAX_BYTES, MAX_ITERATIONS = 32 << 20, 50
 #: How long to wait for a read that nobody needs.
-_CLOSE_SECS = 5.0
+CLOSE_SECS = 5.0
 
 
 class ReadAhead:
@@ -65,7 +65,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """Drops what was read ahead. A later `take` reads again."""
-        self._discard(_CLOSE_SECS)
+        self._discard(CLOSE_SECS)
 
     def _discard(self, timeout_secs: float | None) -> None:
         if self._pending is not None:
@@ -74,6 +74,6 @@ class ReadAhead:
 
     def _read(self, first_step: int, last: int) -> futures.Future[tuple[Nest, Any]]:
         """Starts to read the batches of some iterations: only one as long as the size of a batch is unknown."""
-        limit = 1 if self._num_bytes is None else max(1, _MAX_BYTES // max(self._num_bytes, 1))
-        count = min(last - first_step, limit, _MAX_ITERATIONS)
+        limit = 1 if self._num_bytes is None else max(1, MAX_BYTES // max(self._num_bytes, 1))
+        count = min(last - first_step, limit, MAX_ITERATIONS)
         return call_in_thread(lambda: self._feed.read(first_step, count), daemon=True)

@@ -165,7 +165,7 @@ def unique_ports() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portpicker, "pick_unused_port", pick_port)
-        patch.setattr(ports_of_servers, "_find_port", pick_port)
+        patch.setattr(ports_of_servers, "find_port", pick_port)
         yield
 
 

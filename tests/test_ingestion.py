@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import internals
 import numpy as np
 import pytest
 import reverb
@@ -453,7 +454,7 @@ def test_restart_without_resume_discards_the_journal(tmp_path):
         ) as writer:
             assert writer.open(resume=resume) is None
             if resume:
-                writer._end_part(TransferState(1, "", 0, 0))
+                internals.end_part(writer, TransferState(1, "", 0, 0))
     assert not (partial / "journal.json").exists()
     assert ingest(source, tmp_path / "out").items == 2
 

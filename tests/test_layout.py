@@ -1,7 +1,11 @@
-"""The import rules: the parts of the core have an order, and layers import only the layers below them."""
+"""The import rules: the parts of the core have an order, and layers import only the layers below them.
+
+Tests use private names of the sources only through `tests/support/internals.py`.
+"""
 
 import ast
 import functools
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -48,6 +52,12 @@ LAYERS_BELOW = {
     "cli": {"learners", "envs", "training"},
 }
 LAYERS = set(LAYERS_BELOW)
+TESTS = Path(__file__).parent
+INTERNALS = TESTS / "support" / "internals.py"
+#: The number of private names that `internals.py` lists.
+MAX_INTERNALS = 29
+#: Names with an underscore that are public: of IPython and of named tuples.
+PUBLIC = {"_repr_html_", "_repr_png_", "_asdict", "_fields", "_replace"}
 
 
 @functools.cache
@@ -216,3 +226,88 @@ def test_setup_py_lists_every_package():
         for path in (ROOT / layer).rglob("__init__.py")
     }
     assert sorted(listed) == sorted({"rlds2reverb"} | packages | layers)
+
+
+# --- Private names
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and len(name) > 2 and name not in PUBLIC
+
+
+def find_definitions(tree, *, of_self_only=False):
+    """Returns the names of functions, classes, variables and attributes that a module defines or assigns."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and (not of_self_only or ast.unparse(node.value) == "self")
+        ):
+            names.add(node.attr)
+    return names
+
+
+def find_uses(tree):
+    """Yields the private names that a module uses as attributes, imports, or names or code in strings, with their lines.
+
+    Attributes of `self` and `super()` are left out: subclasses override hooks. So are strings that are parts of names.
+    """
+    parts = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "endswith"))
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            names = [] if owner in ("self", "cls") or owner.startswith("super(") else [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = re.findall(r"\w\.(_\w+)", node.value)
+            names += [node.value] if node.value.isidentifier() and node not in parts else []
+        yield from ((name, node.lineno) for name in names if is_private(name))
+
+
+@functools.cache
+def find_private_names():
+    folders = [CORE, *(ROOT / layer for layer in sorted({*LAYERS, "adders"}))]
+    paths = (path for folder in folders for path in folder.rglob("*.py"))
+    return set(filter(is_private, set().union(*(find_definitions(parse(path)) for path in paths))))
+
+
+def test_tests_use_private_names_of_the_sources_only_through_internals():
+    found = []
+    for path in sorted(TESTS.rglob("*.py")):
+        own = find_definitions(parse(path), of_self_only=True)
+        uses = () if path == INTERNALS else find_uses(parse(path))
+        found += [f"{path}:{line} {name}" for name, line in uses if name in find_private_names() - own]
+    assert not found
+
+
+def test_internals_are_few_and_exist():
+    names = {name for name, _ in find_uses(parse(INTERNALS))}
+    assert names - find_private_names() == {"_recv"}  # Of Python's `Connection`.
+    assert len(names) <= MAX_INTERNALS
+
+
+def test_find_uses_finds_attributes_imports_and_strings():
+    code = """
+from a import _imported
+b._attribute = self._hook, super()._hook, c._replace
+patch(d, "_named")
+patch("e.f._dotted", f"{g}_suffix")
+run("import h; h._encoded = 1")
+i.endswith("_suffix")
+"""
+    names = [name for name, _ in find_uses(ast.parse(code))]
+    assert sorted(names) == ["_attribute", "_dotted", "_encoded", "_imported", "_named"]

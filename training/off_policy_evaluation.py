@@ -43,7 +43,7 @@ from .progress import Progress, format_time_left
 #: Value of `behaviour` for probabilities that behavioural cloning estimates, and prefix of a field of probabilities.
 CLONED, _PROBABILITIES = "cloned", "log:"
 #: Number of transitions that are read at a time.
-_NUM_READ = 16_384
+NUM_READ = 16_384
 #: Effective sample size, and number of episodes, below which an estimate is reported as unreliable.
 _MIN_EPISODES = 10
 #: Number of time constants after which 95 % of the distance to the fixed point are covered.
@@ -51,7 +51,7 @@ _MIN_TIME_CONSTANTS = 3
 #: Directory of the estimates and fits of a policy, next to its files.
 _ESTIMATES = "estimates"
 #: Seconds between two checkpoints of a fit, and between two lines about its progress, live and elsewhere.
-_SAVE_SECS, _LIVE_SECS, _LINE_SECS = 30.0, 0.5, 10.0
+SAVE_SECS, _LIVE_SECS, LINE_SECS = 30.0, 0.5, 10.0
 
 
 @dataclass(frozen=True)
@@ -368,11 +368,11 @@ class _Evaluation:
             last = min(done + size, total)
             update(done, last)
             now = time.monotonic()
-            if now > shown_at + (_LIVE_SECS if self._progress.is_live else _LINE_SECS):
+            if now > shown_at + (_LIVE_SECS if self._progress.is_live else LINE_SECS):
                 left = format_time_left((now - began) / (last - first) * (total - last))
                 self._progress.show(f"{self._policy.name}: {title}   {last:>9,} of {total:,}   {left}")
                 shown_at = now
-            if checkpoints is not None and (last == total or now > saved_at + _SAVE_SECS):
+            if checkpoints is not None and (last == total or now > saved_at + SAVE_SECS):
                 checkpoints.save(last, {})
                 saved_at = now
 
@@ -427,7 +427,7 @@ class _Evaluation:
         def fit(first: int, last: int) -> None:
             fitted.fit(self._read_batches(first, last - first), first)
 
-        self._make_updates("fitted Q evaluation", fitted.trackables, fit, max(_NUM_READ // options.batch_size, 1))
+        self._make_updates("fitted Q evaluation", fitted.trackables, fit, max(NUM_READ // options.batch_size, 1))
         return fitted
 
     def _bound(self, reward: float) -> float:

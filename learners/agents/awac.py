@@ -46,10 +46,10 @@ class AWACAgent(ActorCriticAgent):
     log_std_bounds: LogStdBounds = (-6.0, 0.0)
 
     def _create(self) -> Any:
-        sizes = [*self.actor_hidden_sizes, self._actions.size]
+        sizes = [*self.actor_hidden_sizes, self.actions.size]
         mean = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
         self._create_critics(final_scale=3e-3)
-        actor = GaussianActor(mean, self._actions.size, log_std_bounds=self.log_std_bounds)
+        actor = GaussianActor(mean, self.actions.size, log_std_bounds=self.log_std_bounds)
         self.actor_optimizer = Adam(actor.trainable_variables, self.actor_learning_rate)
         return actor
 

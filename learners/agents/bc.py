@@ -39,7 +39,7 @@ class BCAgent(OfflineAgent):
     exploration_noise: NonNegative = 0.1
 
     def _create(self) -> Any:
-        size = self._actions.size
+        size = self.actions.size
         network = self._make_network(self.actor_network, [*self.hidden_sizes, size], name="actor")
         actor: GaussianActor | TanhActor = TanhActor(network, exploration_noise=self.exploration_noise)
         if self.distribution == "gaussian":

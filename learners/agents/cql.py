@@ -93,7 +93,7 @@ class CQLAgent(ActorCriticAgent):
     is_calibrated: bool = False
 
     def _create(self) -> Any:
-        width = self._actions.size
+        width = self.actions.size
         sizes = [*self.hidden_sizes, 2 * width]
         gaussian = self._make_network(self.actor_network, sizes, final_scale=1e-3, name="actor")
         self._create_critics(final_scale=3e-3)
@@ -136,7 +136,7 @@ class CQLAgent(ActorCriticAgent):
             "entropy": -tf.reduce_mean(log_prob),
             "q_mean": tf.reduce_mean(targets + td),
         }
-        self._update_penalty_weight(penalty)
+        self.update_penalty_weight(penalty)
         self.target_critic.track(self.critic, self.target_update_rate)
         return critic_loss + actor_loss, extra
 
@@ -211,7 +211,7 @@ class CQLAgent(ActorCriticAgent):
             return tf.constant(1.0)
         return tf.minimum(tf.exp(self.log_penalty_weight), 1e6)
 
-    def _update_penalty_weight(self, penalty: tf.Tensor) -> None:
+    def update_penalty_weight(self, penalty: tf.Tensor) -> None:
         """Makes one ascent step on weight * (min_q_weight * penalty - threshold), averaged over both critics."""
         if self.lagrange_threshold is not None:
             gap = self.min_q_weight * tf.reduce_mean(penalty) - self.lagrange_threshold

@@ -49,10 +49,10 @@ class CRLAgent(GoalAgent):
 
     def _create(self) -> Any:
         super()._create()
-        self._parts, sizes = Parts(self._observations.spec), [*self.hidden_sizes, self.latent_size]
+        self._parts, sizes = Parts(self.observations.spec), [*self.hidden_sizes, self.latent_size]
         latent = {"copies": 2, "layer_norm": True}
         self.phi = self._make_network(
-            None, sizes, observations=self._parts.state, action_size=self._actions.size, name="phi", **latent
+            None, sizes, observations=self._parts.state, action_size=self.actions.size, name="phi", **latent
         )
         self.psi = self._make_network(None, sizes, observations=self._parts.goal, name="psi", **latent)
         self._scale = np.float32(1 / np.sqrt(self.latent_size))

@@ -212,7 +212,7 @@ class DecisionTransformerAgent(OfflineAgent):
     clip_norm: Positive = 0.25
 
     def _create(self) -> SequenceModel:
-        _require_vectors(self._observations.spec)
+        _require_vectors(self.observations.spec)
         if self.width % self.num_heads:
             message = f"must be a multiple of num_heads, which is {self.num_heads}, got {self.width}"
             raise ArgumentError(message, about="width")
@@ -220,8 +220,8 @@ class DecisionTransformerAgent(OfflineAgent):
             raise ArgumentError("must be a number outside training runs, got None", about="target_return")
         self._num_steps = self.context_length
         model = SequenceModel(
-            self._observations.size,
-            self._actions.size,
+            self.observations.size,
+            self.actions.size,
             width=self.width,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -241,8 +241,8 @@ class DecisionTransformerAgent(OfflineAgent):
         return DecisionTransformerPolicy(
             time_step_spec,
             action_spec,
-            self._observations,
-            self._actions,
+            self.observations,
+            self.actions,
             self.actor,
             context_length=self._num_steps,
             return_scale=self.return_scale,
@@ -260,12 +260,10 @@ class DecisionTransformerAgent(OfflineAgent):
         info, (action,) = experience.policy_info, tf.nest.flatten(experience.action)
         num_windows, num_steps = tf.unstack(tf.shape(info["mask"]))
         flat = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), experience.observation)
-        observation = tf.reshape(self._observations(flat), [num_windows, num_steps, self._observations.size])
+        observation = tf.reshape(self.observations(flat), [num_windows, num_steps, self.observations.size])
         weights = tf.cast(1.0 if weights is None else weights, tf.float32) + tf.zeros([num_windows])
         return_to_go = info["return_to_go"] / self.return_scale
-        return Window(
-            observation, self._actions.to_unit(action), return_to_go, info["time_step"], info["mask"], weights
-        )
+        return Window(observation, self.actions.to_unit(action), return_to_go, info["time_step"], info["mask"], weights)
 
     def _update(self, batch: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         loss = self.optimizer.minimize(lambda: self.loss(batch, self._make_dropout()))

@@ -27,7 +27,7 @@ class DiscreteBCAgent(DiscreteAgent):
     learning_rate: Positive = 3e-4
 
     def _create(self) -> Any:
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         actor = CategoricalActor(self._make_network(self.actor_network, sizes, name="actor"))
         self.optimizer = Adam(actor.trained_variables, self.learning_rate)
         return actor

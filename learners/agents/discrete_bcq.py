@@ -47,7 +47,7 @@ class DiscreteBCQAgent(DQNAgent):
 
     def _create(self) -> Any:
         super()._create()
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         self.imitation = self._make_network(self.imitation_network, sizes, name="imitation")
         self.imitation_optimizer = Adam(self.imitation.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
         return ConstrainedActor(self.critic, self.imitation, threshold=self.threshold, epsilon=self.exploration_epsilon)

@@ -25,7 +25,7 @@ class DiscreteIQLAgent(DiscreteAgent, IQLAgent):
     log_std_bounds: ClassVar[None] = None  # type: ignore[assignment,misc]
 
     def _create_actor(self) -> CategoricalActor:
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         return CategoricalActor(self._make_network(self.actor_network, sizes, name="actor"))
 
     def _action_values(self, critic: Network, observation: tf.Tensor, action: tf.Tensor) -> tf.Tensor:

@@ -51,7 +51,7 @@ class DQNAgent(DiscreteAgent):
     conservative_weight: NonNegative = 0.0
 
     def _create(self) -> Any:
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         self.critic = self._make_network(self.q_network, sizes, name="critic")
         self.target_critic = self.critic.copy()
         self.optimizer = Adam(self.critic.trained_variables, self.learning_rate, epsilon=self.adam_epsilon)
@@ -59,7 +59,7 @@ class DQNAgent(DiscreteAgent):
 
     def estimate_values(self, observation: Any, action: Any) -> dict[str, tf.Tensor]:
         """Returns 'q', Q(s, a), and 'v', Q of the greedy action, float32 [B]; see `OfflineAgent.estimate_values`."""
-        inputs = self._observations(observation)
+        inputs = self.observations(observation)
         q = tf.gather(self.critic(inputs), self._unit_action(action), batch_dims=1)
         return {"q": q, "v": tf.reduce_max(self.actor.values(inputs), axis=-1)}
 

@@ -62,7 +62,7 @@ class FQLAgent(ActorCriticAgent):
     normalize_q_loss: bool = False
 
     def _create(self) -> Any:
-        width = self._actions.size
+        width = self.actions.size
         sizes = [*self.hidden_sizes, width]
         actor = OneStepFlowActor(self._make_network(self.actor_network, sizes, action_size=width, name="actor"), width)
         self.flow = self._make_network(self.flow_network, sizes, action_size=width + 1, name="flow")

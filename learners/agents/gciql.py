@@ -42,7 +42,7 @@ class GCIQLAgent(GoalValueAgent):
         super()._create()
         sizes = [*self.hidden_sizes, 1]
         self.value = self._make_network(self.value_network, sizes, layer_norm=True, name="value")
-        options = {"action_size": self._actions.size, "copies": 2, "layer_norm": True}
+        options = {"action_size": self.actions.size, "copies": 2, "layer_norm": True}
         self.critic = self._make_network(self.critic_network, sizes, name="critic", **options)
         self.target_critic = self.critic.copy()
         self.targets = [(self.target_critic, self.critic)]

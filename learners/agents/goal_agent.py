@@ -72,7 +72,7 @@ class GoalAgent(OfflineAgent):
           SpecMismatchError: If observations are not dicts of 'observation' and 'goal'.
           ValueError: If the shares of goals do not add up to 1.
         """
-        require_goals(self._observations.spec)
+        require_goals(self.observations.spec)
         self.goal_sampling, self.targets = self._make_goal_sampling(), []
 
     def _make_goal_sampling(self) -> GoalSampling:
@@ -83,7 +83,7 @@ class GoalAgent(OfflineAgent):
         self, factory: NetworkFactory | None = None, *, size: int | None = None, name: str = "actor", **options: Any
     ) -> UnitGaussianActor:
         """Returns an actor with `size` outputs, by default one for each element of an action; see `_make_network`."""
-        size = size or self._actions.size
+        size = size or self.actions.size
         sizes = [*self.hidden_sizes, size]
         network = self._make_network(factory, sizes, final_scale=_ACTOR_SCALE, name=name, **options)
         return UnitGaussianActor(network, size)
@@ -112,7 +112,7 @@ class GoalAgent(OfflineAgent):
             )
         states = experience.time_step.observation[STATE], experience.next_time_step.observation[STATE]
         pairs = self.see_goals(*states, experience.action_step.info)
-        goals = {name: self._observations({STATE: state, GOAL: goal}) for name, (state, goal) in pairs.items()}
+        goals = {name: self.observations({STATE: state, GOAL: goal}) for name, (state, goal) in pairs.items()}
         return super().batch(experience, weights)._replace(goals=goals)
 
     def see_goals(self, state: Any, next_state: Any, goals: Any) -> dict[str, tuple[Any, Any]]:

@@ -87,7 +87,7 @@ class HIQLAgent(GoalValueAgent):
 
     def _create(self) -> HierarchicalActor:
         super()._create()
-        self._parts = Parts(self._observations.spec)
+        self._parts = Parts(self.observations.spec)
         sizes, size = [*self.hidden_sizes, self.representation_size], self.representation_size
         later: dict[str, Any] = {"observations": self._parts.state, "action_size": size}
         high, low = self._make_actor(size=size, name="high_actor"), self._make_actor(**later)

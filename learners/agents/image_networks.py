@@ -167,7 +167,8 @@ class ImageEncoder(tf.Module):
 class ImageNetwork(tf.Module):
     """An `MLP` that receives the features of images in place of their pixels, next to all other fields.
 
-    Each of the `copies` has its own encoders. It is called, copied and tracked like an `MLP`.
+    Each of the `copies` has its own `encoders`, one per image, whose features `mlp` receives. It is called, copied and
+    tracked like an `MLP`.
     """
 
     def __init__(
@@ -199,15 +200,15 @@ class ImageNetwork(tf.Module):
         self._inputs, self._copies = inputs, copies
         self._create_encoders(image_encoder, seed=seed, trainable=True)
         num_pixels = sum(int(np.prod(shape)) for shape in inputs.image_shapes)
-        num_features = sum(encoder.size for encoder in self._encoders[0])
-        self._mlp = MLP(
+        num_features = sum(encoder.size for encoder in self.encoders[0])
+        self.mlp = MLP(
             [inputs.size - num_pixels + num_features, *sizes], seed=seed, copies=copies, name=name, **options
         )
 
     def _create_encoders(self, architecture: ImageEncoderName, *, seed: int, trainable: bool) -> None:
         """Creates one encoder for each image, and for each of the copies."""
         options: dict[str, Any] = {"architecture": architecture, "seed": seed, "trainable": trainable}
-        self._encoders = [
+        self.encoders = [
             [
                 ImageEncoder(shape, name=f"{self.name}_encoder_{copy}_{index}", **options)
                 for index, shape in enumerate(self._inputs.image_shapes)
@@ -218,7 +219,7 @@ class ImageNetwork(tf.Module):
     @property
     def trained_variables(self) -> list[tf.Variable]:
         """The variables for the optimiser."""
-        return [*(encoder.flat for encoders in self._encoders for encoder in encoders), self._mlp.flat]
+        return [*(encoder.flat for encoders in self.encoders for encoder in encoders), self.mlp.flat]
 
     def __call__(self, x: tf.Tensor, *, copy_index: int | None = None) -> tf.Tensor:
         """Computes the outputs, float32 [B, out] or [copies, B, out]; see `MLP`."""
@@ -228,9 +229,9 @@ class ImageNetwork(tf.Module):
             return tf.concat([*self._encode(fields, index), *([] if action is None else [action])], axis=1)
 
         if self._copies is None or copy_index is not None:
-            return self._mlp(compute_features(x, copy_index or 0), copy_index=copy_index)
+            return self.mlp(compute_features(x, copy_index or 0), copy_index=copy_index)
         inputs = split_copies(x, self._copies)
-        return self._mlp(tf.stack([compute_features(x, index) for index, x in enumerate(inputs)]))
+        return self.mlp(tf.stack([compute_features(x, index) for index, x in enumerate(inputs)]))
 
     def call_with_actions(self, observations: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
         """Computes the outputs, float32 [copies, N * B, out], of several actions; each image is encoded only once.
@@ -245,11 +246,11 @@ class ImageNetwork(tf.Module):
         for index in range(self._copies or 1):
             features = tf.tile(tf.concat(self._encode(fields, index), axis=1), [num, 1])
             inputs.append(tf.concat([features, tf.reshape(actions, [-1, width])], axis=1))
-        return self._mlp(tf.stack(inputs))
+        return self.mlp(tf.stack(inputs))
 
     def _encode(self, fields: list[tf.Tensor], copy_index: int) -> list[tf.Tensor]:
         """Returns all fields as vectors [B, ...], images as the features of one copy's encoders."""
-        encoders = iter(self._encoders[copy_index])
+        encoders = iter(self.encoders[copy_index])
         return [
             next(encoders)(field) if is_image else tf.reshape(field, [tf.shape(field)[0], int(np.prod(shape))])
             for field, shape, is_image in zip(fields, self._inputs.shapes, self._inputs.are_images, strict=True)
@@ -259,8 +260,8 @@ class ImageNetwork(tf.Module):
         """Returns a target network: the same weights in separate, untrained variables."""
         target = object.__new__(ImageNetwork)
         tf.Module.__init__(target, name=f"target_{self.name}")
-        target._inputs, target._copies, target._mlp = self._inputs, self._copies, self._mlp.copy()
-        target._create_encoders(self._encoders[0][0].architecture, seed=0, trainable=False)
+        target._inputs, target._copies, target.mlp = self._inputs, self._copies, self.mlp.copy()
+        target._create_encoders(self.encoders[0][0].architecture, seed=0, trainable=False)
         for own, online in zip(target.trained_variables, self.trained_variables, strict=True):
             own.assign(online)
         return target

@@ -58,9 +58,9 @@ class IQLAgent(ActorCriticAgent):
         return actor
 
     def _create_actor(self) -> Any:
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         mean = self._make_network(self.actor_network, sizes, name="actor")
-        return GaussianActor(mean, self._actions.size, log_std_bounds=self.log_std_bounds)
+        return GaussianActor(mean, self.actions.size, log_std_bounds=self.log_std_bounds)
 
     def _update(self, batch: TransitionBatch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         q = tf.reduce_min(self._action_values(self.target_critic, batch.observation, batch.action), axis=0)

@@ -85,7 +85,8 @@ class OfflineAgent(tf_agent.TFAgent):
 
     Networks are fully connected, with convolutions in front for images, unless the user brings others; see
     `make_network`. They and their optimisers are attributes with the names of the papers: `actor`, and, of agents that
-    learn them, `critic`, `target_critic`, `value` and so on.
+    learn them, `critic`, `target_critic`, `value` and so on. `observations` and `actions` are the conversions to the
+    networks' units.
 
     Attributes:
       observation_mean: mean to subtract from observations; None for no normalisation.
@@ -124,12 +125,12 @@ class OfflineAgent(tf_agent.TFAgent):
         """
         # Not with setattr, because TensorFlow would track them.
         self.__dict__.update(resolve_attributes(type(self), hyperparameters), passed_hyperparameters={*hyperparameters})
-        self._actions = self._actions_type(action_spec)
-        self._observations = Observations(
+        self.actions = self._actions_type(action_spec)
+        self.observations = Observations(
             time_step_spec.observation,
             self.observation_mean,
             self.observation_std,
-            num_actions=getattr(self._actions, "num_actions", None),
+            num_actions=getattr(self.actions, "num_actions", None),
             action_mask=self.action_mask,
         )
         self.actor = self._create()
@@ -150,11 +151,11 @@ class OfflineAgent(tf_agent.TFAgent):
 
     def _make_network(self, factory: NetworkFactory | None, sizes: Sequence[int], **options: Any) -> Network:
         """Returns a network of the observations with the agent's seed and options; see `make_network`."""
-        options = {"observations": self._observations, **self._network_options, **options}
+        options = {"observations": self.observations, **self._network_options, **options}
         return make_network(factory, sizes=sizes, seed=self.seed, image_encoder=self.image_encoder, **options)
 
     def _make_policy(self, time_step_spec: Any, action_spec: Any, *, greedy: bool) -> tf_policy.TFPolicy:
-        return ActorPolicy(time_step_spec, action_spec, self._observations, self._actions, self.actor, greedy=greedy)
+        return ActorPolicy(time_step_spec, action_spec, self.observations, self.actions, self.actor, greedy=greedy)
 
     @without_autograph
     def _train(self, experience: Any, weights: Any = None) -> tf_agent.LossInfo:
@@ -181,7 +182,7 @@ class OfflineAgent(tf_agent.TFAgent):
         """
         if not hasattr(self, "critic"):
             return {}
-        inputs = self._observations(observation)
+        inputs = self.observations(observation)
         q = tf.reduce_min(self._action_values(self.critic, inputs, self._unit_action(action)), axis=0)
         return {"q": q} | ({"v": critic_values(self.value, inputs)} if hasattr(self, "value") else {})
 
@@ -239,14 +240,14 @@ class OfflineAgent(tf_agent.TFAgent):
         reward = tf.cast(end.reward, tf.float32)
         weights = tf.ones_like(reward) if weights is None else tf.cast(weights, tf.float32) + tf.zeros_like(reward)
         (action,) = tf.nest.flatten(experience.action_step.action)
-        if isinstance(self._actions, DiscreteActions):  # Networks have no output for actions out of bounds.
-            action, weights = self._actions.require_valid(action, weights)
+        if isinstance(self.actions, DiscreteActions):  # Networks have no output for actions out of bounds.
+            action, weights = self.actions.require_valid(action, weights)
         return TransitionBatch(
-            observation=self._observations(experience.time_step.observation),
-            action=self._actions.to_unit(action),
+            observation=self.observations(experience.time_step.observation),
+            action=self.actions.to_unit(action),
             reward=reward,
             discount=tf.cast(end.discount, tf.float32),
-            next_observation=self._observations(end.observation),
+            next_observation=self.observations(end.observation),
             weights=weights,
             next_action=next_action,
             next_action_mask=mask,
@@ -254,7 +255,7 @@ class OfflineAgent(tf_agent.TFAgent):
         )
 
     def _unit_action(self, action: Any) -> tf.Tensor:
-        return self._actions.to_unit(tf.nest.flatten(action)[0])
+        return self.actions.to_unit(tf.nest.flatten(action)[0])
 
     def noise_seed(self, draw: int) -> tf.Tensor:
         """Returns a seed, int64 [2], that is unique to the draw, train step, replica and seed of the agent."""
@@ -296,8 +297,8 @@ class ActorCriticAgent(OfflineAgent):
     def _create_critics(self, copies: int = 2, **options: Any) -> None:
         """Creates the critics, their target networks and their optimiser; see `_make_network`."""
         sizes, options = (
-            [*self.hidden_sizes, self._actions.num_values],
-            {"action_size": self._actions.input_size, **options},
+            [*self.hidden_sizes, self.actions.num_values],
+            {"action_size": self.actions.input_size, **options},
         )
         self.critic = self._make_network(self.critic_network, sizes, copies=copies, name="critic", **options)
         self.target_critic = self.critic.copy()
@@ -313,9 +314,9 @@ class ActorCriticAgent(OfflineAgent):
     def _critic_terms(self, batch: TransitionBatch, targets: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Returns the loss of all critics for targets [B], their TD errors [B], and their mean value."""
         td = self._action_values(self.critic, batch.observation, batch.action) - targets
-        loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self._td_loss(td), axis=0))
+        loss = tf.reduce_mean(batch.weights * tf.reduce_sum(self.td_loss(td), axis=0))
         return loss, tf.reduce_mean(tf.abs(td), axis=0), tf.reduce_mean(targets + td)
 
-    def _td_loss(self, td: tf.Tensor) -> tf.Tensor:
+    def td_loss(self, td: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each TD error."""
         return tf.square(td)

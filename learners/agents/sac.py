@@ -83,7 +83,7 @@ class SACAgent(ActorCriticAgent):
                 "weight of 0",
                 about="num_critics",
             )
-        width = self._actions.size
+        width = self.actions.size
         gaussian = self._make_network(self.actor_network, [*self.hidden_sizes, 2 * width], name="actor")
         self._create_critics(self.num_critics)
         entropy = -float(width) if self.target_entropy is None else self.target_entropy

@@ -50,7 +50,7 @@ class SPOTAgent(TD3BCAgent):
     latent_size: Count | None = None
 
     def _create(self) -> Any:
-        width = self._actions.size
+        width = self.actions.size
         latent_size = self.latent_size or 2 * width
         hidden = self.density_hidden_sizes
         self.encoder = self._make_network(None, [*hidden, 2 * latent_size], action_size=width, name="encoder")

@@ -43,7 +43,7 @@ class TD3BCAgent(ActorCriticAgent):
     alpha: NonNegative | None = 2.5
 
     def _create(self) -> Any:
-        sizes = [*self.hidden_sizes, self._actions.size]
+        sizes = [*self.hidden_sizes, self.actions.size]
         network = self._make_network(self.actor_network, sizes, name="actor", **self._actor_network_options)
         self._create_critics(**self._critic_network_options)
         self.target_actor = TanhActor(network.copy())

@@ -51,6 +51,7 @@ class XQLAgent(IQLAgent):
         shift = tf.stop_gradient(tf.maximum(tf.reduce_max(z), _MIN_EXPONENT))
         return tf.reduce_mean(batch.weights * (tf.exp(z - shift) - (z + 1.0) * tf.exp(-shift)))
 
-    def _td_loss(self, td: tf.Tensor) -> tf.Tensor:
+    def td_loss(self, td: tf.Tensor) -> tf.Tensor:
+        """Returns Huber's loss of each TD error."""
         clipped = tf.minimum(tf.abs(td), _HUBER_DELTA)
         return clipped * (tf.abs(td) - 0.5 * clipped)

@@ -19,10 +19,10 @@ def free_memory_bytes() -> int:
     except OSError:
         return _UNLIMITED
     values = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    return min(values["MemAvailable"], *map(_free_group_bytes, _find_groups()))
+    return min(values["MemAvailable"], *map(_free_group_bytes, find_groups()))
 
 
-def _find_groups() -> list[Path]:
+def find_groups() -> list[Path]:
     """Returns the folders of the memory controllers of this process, and of the container (cgroup 2 and 1)."""
     groups = [_GROUPS, _GROUPS / "memory"]
     try:

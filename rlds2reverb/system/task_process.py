@@ -20,7 +20,7 @@ from .threads import call_in_thread
 
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from rlds2reverb.system.task_process import main; main()"
 #: Maximum time to wait for the rest of the output of a process that has ended, and for its end after its result.
-_READ_SECS, _EXIT_SECS = 5.0, 10.0
+_READ_SECS, EXIT_SECS = 5.0, 10.0
 
 
 class TaskFailedError(RuntimeError):
@@ -100,7 +100,7 @@ class TaskProcess(Closing):
             return True
         if self._result.done():
             self._result_secs = self._result_secs or time.monotonic()
-            if time.monotonic() > self._result_secs + _EXIT_SECS:
+            if time.monotonic() > self._result_secs + EXIT_SECS:
                 self._process.kill()
         return False
 

@@ -15,7 +15,7 @@ from .episodes import Episode, SplitEpisodes, find_problems, has_problems
 from .specs import Nest, concatenate, map_structure
 
 #: Size limit of a batch of several episodes: large enough to keep calls few, small enough to stay in the CPU caches.
-_MAX_BATCH_BYTES = 1 << 20
+MAX_BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def batch_episodes(episodes: Iterable[Episode]) -> Iterator[EpisodeBatch]:
     batch_spec: tuple[object, ...] = ()
     for episode in episodes:
         spec = _row_spec(episode)
-        if batch and (not spec or spec != batch_spec or batch_bytes + episode.num_bytes > _MAX_BATCH_BYTES):
+        if batch and (not spec or spec != batch_spec or batch_bytes + episode.num_bytes > MAX_BATCH_BYTES):
             yield EpisodeBatch(batch)
             batch, batch_bytes = [], 0
         batch.append(episode)

@@ -142,7 +142,7 @@ def test_goals_of_transitions_are_uniform_among_later_or_all_steps():
 def slow_copies(relabel, steps, number):
     """Returns the copies of an episode, step by step."""
     goals_now = steps["observation"]["goals"]["now"]
-    starts, ends, goals = relabel._choose_segments(len(goals_now) - 1, np.random.default_rng((relabel.seed, number)))
+    starts, ends, goals = relabel.choose_segments(len(goals_now) - 1, np.random.default_rng((relabel.seed, number)))
     copies = []
     for start, end, goal in zip(starts, ends, goals, strict=True):
         rows = []

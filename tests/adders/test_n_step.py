@@ -322,7 +322,7 @@ def test_long_sums_are_computed_in_parts_with_equal_results(n, monkeypatch):
     random = np.random.default_rng(0)
     steps = {**episode(40, terminal=True), "reward": random.normal(size=40).astype(np.float32)}
     expected = NStep(n, 0.9)(Episode(steps, 0)).columns
-    monkeypatch.setattr("rlds2reverb.adders.n_step._MAX_TERMS", 16)
+    monkeypatch.setattr("rlds2reverb.adders.n_step.MAX_TERMS", 16)
     assert_equal_nests(NStep(n, 0.9)(Episode(steps, 0)).columns, expected)
 
 

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import h5py
+import internals
 import numpy as np
 import pytest
 from lazy_beam import convert_with_beam, make_options
@@ -39,8 +40,8 @@ def small():
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch):
     """Makes groups of episodes so small that the files of the tests consist of many."""
-    monkeypatch.setattr(item_blocks, "_FIRST_GROUP_BYTES", 20_000)
-    monkeypatch.setattr(item_blocks, "_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(item_blocks, "FIRST_GROUP_BYTES", 20_000)
+    monkeypatch.setattr(item_blocks, "GROUP_BYTES", 50_000)
 
 
 @pytest.fixture(autouse=True)
@@ -306,8 +307,9 @@ def test_every_bundle_may_fail_once(data, tmp_path, monkeypatch):
 
     ingest(data / HOPPER, tmp_path / "plain")
     (tmp_path / "failed").mkdir()
+    job = getattr(conversion, internals.JOB)
     for name in ("scan", "write_part", "assemble"):
-        monkeypatch.setattr(conversion._Job, name, fail_once(getattr(conversion._Job, name), tmp_path / "failed"))
+        monkeypatch.setattr(job, name, fail_once(getattr(job, name), tmp_path / "failed"))
     options = make_options("BundleBasedDirectRunner", slice_bytes=400_000)
     convert_with_beam(data / HOPPER, tmp_path / "beam", part_bytes=300_000, beam_options=options)
     assert len(list((tmp_path / "failed").iterdir())) >= 6

@@ -105,7 +105,7 @@ def test_inspect_does_not_derive_a_d4rl_score_from_a_file_name(data, capsys, nam
 
 def test_inspect_adds_the_counts_of_a_table_on_several_servers():
     table = {"name": "replay", "items": 1, "max_size": MAX_ITEMS, "inserted": 4, "sampled": 30, "episodes": 2}
-    total = inspect_command._add_tables(inspect_command._add_tables(None, table, "a:1"), table, "b:1")
+    total = inspect_command.add_tables(inspect_command.add_tables(None, table, "a:1"), table, "b:1")
     assert total == {"name": "replay", "items": 2, "max_size": MAX_ITEMS, "inserted": 8, "sampled": 60, "episodes": 4,
                      "servers": {"a:1": 1, "b:1": 1}}  # fmt: skip
 

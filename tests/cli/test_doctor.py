@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import internals
 import pytest
 
 from rlds2reverb.cli import doctor as doctor_module, run
@@ -32,9 +33,9 @@ def run_doctor(folder, *arguments):
 @pytest.fixture
 def versions(monkeypatch):
     """Versions that replace those of installed packages, by name; `pip check`, which takes seconds, is not run."""
-    versions, real = {}, doctor_module._find_version
-    monkeypatch.setattr(doctor_module, "_check_requirements", lambda: iter(()))
-    monkeypatch.setattr(doctor_module, "_find_version", lambda name: versions.get(name, real(name)))
+    versions, real = {}, getattr(doctor_module, internals.FIND_VERSION)
+    monkeypatch.setattr(doctor_module, internals.CHECK_REQUIREMENTS, lambda: iter(()))
+    monkeypatch.setattr(doctor_module, internals.FIND_VERSION, lambda name: versions.get(name, real(name)))
     return versions
 
 
@@ -107,7 +108,7 @@ def test_a_missing_environment_for_servers_is_reported(monkeypatch):
         raise ServerUnavailableError("no environment; install uv")
 
     monkeypatch.setattr(interpreter, "find_server_python", raise_error)
-    finding = doctor_module._check_server(10.0)
+    finding = doctor_module.check_server(10.0)
     assert (finding.state, finding.result) == ("broken", "no environment; install uv")
 
 

@@ -53,7 +53,7 @@ def set_outcomes(monkeypatch, server, *outcomes):
         return outcome
 
     monkeypatch.setattr(server, "checkpoint", checkpoint)
-    monkeypatch.setattr(command, "_RETRY_SECS", 0.001)
+    monkeypatch.setattr(command, "RETRY_SECS", 0.001)
     return remaining
 
 

@@ -13,6 +13,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import internals
 import numpy as np
 import pytest
 from faults import HANG_SECS, process, use_small_groups
@@ -207,7 +208,7 @@ def write_learner_checkpoint(data, folder):
                 learner.show_log()
                 learner.record_evaluation(5.0)
             finally:
-                learner._log.forget_evaluations()
+                internals.forget_evaluations(learner)
         open_checkpoint(path / "run")
         Checkpoints(path / "run/checkpoints", {}).best()
 

@@ -56,9 +56,8 @@ def make_policy(value):
         return tf.where(is_first[:, None], tf.constant(value, tf.float32), 0.5) + 0 * observation[:, :1]
 
     action_spec = tensor_spec.BoundedTensorSpec([1], tf.float32, -2, 2)
-    policy = FunctionPolicy(tf.TensorSpec([3], tf.float32), action_spec, act)
-    policy._clip = False  # Otherwise TF-Agents replaces infinite actions by the bounds.
-    return policy
+    # TF-Agents would replace infinite actions by the bounds.
+    return FunctionPolicy(tf.TensorSpec([3], tf.float32), action_spec, act, clip=False)
 
 
 @pytest.mark.drill("F12")

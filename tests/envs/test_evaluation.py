@@ -126,7 +126,7 @@ def test_episodes_are_truncated_at_max_episode_steps():
 
 
 def test_endless_episodes_are_truncated_counted_and_reported(monkeypatch):
-    monkeypatch.setattr("rlds2reverb.envs.evaluation._MAX_UNLIMITED_STEPS", 20)
+    monkeypatch.setattr("rlds2reverb.envs.evaluation.MAX_UNLIMITED_STEPS", 20)
     evaluator = make_evaluator(ends=False)
     assert not evaluator.is_limited and evaluator.max_episode_steps == 20
     message = "counter has no time limit, and 3 of 3 episodes were truncated after 20 steps; set max_episode_steps"
@@ -136,7 +136,7 @@ def test_endless_episodes_are_truncated_counted_and_reported(monkeypatch):
         evaluation.lengths.tolist() == [20] * 3 and evaluation.num_cut_off == evaluation.as_dict()["num_cut_off"] == 3
     )
     terminated = make_evaluator().evaluate(constant_policy(0.5))
-    monkeypatch.setattr("rlds2reverb.envs.evaluation._MAX_UNLIMITED_STEPS", int(terminated.lengths.max()))
+    monkeypatch.setattr("rlds2reverb.envs.evaluation.MAX_UNLIMITED_STEPS", int(terminated.lengths.max()))
     assert make_evaluator().evaluate(constant_policy(0.5)).num_cut_off == terminated.num_cut_off == 0
 
 

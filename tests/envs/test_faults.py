@@ -6,6 +6,7 @@ import signal
 import warnings
 
 import gymnasium
+import internals
 import numpy as np
 import pytest
 from counting import Counting
@@ -217,7 +218,7 @@ def test_worker_that_is_killed_while_idle_is_started_again():
     with ParallelEnvironment([construct] * 2, num_workers=1) as env:
         env.reset()
         env.step(np.zeros(2, int))
-        os.kill(env._workers[0]._process.pid, signal.SIGKILL)
+        os.kill(internals.find_pid(internals.get_workers(env)[0]), signal.SIGKILL)
         with pytest.warns(RuntimeWarning, match="environment 1 failed"):
             step = env.step(np.zeros(2, int))
         assert step.step_type.tolist() == [1, 2] and step.observation[:, 0].tolist() == [2, 1]

@@ -110,9 +110,9 @@ def test_missing_libraries_are_named(monkeypatch, tmp_path):
     mujoco = type("Hopper", (), {"__module__": "gymnasium.envs.mujoco.hopper_v5"})
     env = type("Env", (), {"gym": type("Gym", (), {"unwrapped": mujoco()})()})()
     monkeypatch.setattr(film.ctypes.util, "find_library", lambda name: None)
-    assert "apt-get install libosmesa6" in str(film._make_render_error("Hopper-v5", env, OSError("no display")))
+    assert "apt-get install libosmesa6" in str(film.make_render_error("Hopper-v5", env, OSError("no display")))
     monkeypatch.setattr(film.ctypes.util, "find_library", lambda name: name)
-    assert "MUJOCO_GL=osmesa" in str(film._make_render_error("Hopper-v5", env, OSError()))
+    assert "MUJOCO_GL=osmesa" in str(film.make_render_error("Hopper-v5", env, OSError()))
 
 
 @pytest.mark.slow

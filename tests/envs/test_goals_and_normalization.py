@@ -3,6 +3,7 @@
 import functools
 import pickle
 
+import internals
 import numpy as np
 import pytest
 from counting import Counting
@@ -133,7 +134,7 @@ def test_observations_are_normalised_with_the_moments_of_the_dataset():
         assert step.observation.dtype == np.float32
     spec = env.observation_spec()
     assert spec.minimum[1] == spec.maximum[1] == 0 and spec.maximum[0] < 1
-    pickle.dumps(env._statistics)
+    pickle.dumps(internals.get_statistics(env))
     with pytest.raises(
         SpecMismatchError, match=r"the observations of .* have the fields \[\(\)\], but those of the env"
     ):

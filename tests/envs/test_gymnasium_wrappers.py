@@ -194,7 +194,7 @@ def test_choices_depend_on_the_seed_and_differ_between_wrappers():
         crop = functools.partial(EpisodicRandomFrameCrop, cropping_fraction=0.5)
         env = crop(crop(FrameFlip(Sampling(CAMERAS)), fields="camera.front"), fields="camera.rear")
         observation, _ = env.reset(seed=seed)
-        return [observation, env.env.env._is_flipped, list(env._places.values()), list(env.env._places.values())]
+        return [observation, env.env.env.is_flipped, list(env.places.values()), list(env.env.places.values())]
 
     assert str(see(3)) == str(see(3))
     assert any(see(seed)[2] != see(seed)[3] for seed in range(3))
@@ -223,7 +223,7 @@ def test_wrappers_are_recorded_in_the_spec_of_the_environment():
     try:
         env = FrameFlip(gymnasium.make("Sampling-v0", disable_env_checker=True), ud_flip_prob=1)
         again = gymnasium.make(env.spec)
-        assert isinstance(again, FrameFlip) and again._probabilities == (1, 0.5)
+        assert isinstance(again, FrameFlip) and again.probabilities == (1, 0.5)
     finally:
         del gymnasium.registry["Sampling-v0"]
 

@@ -240,7 +240,7 @@ def test_workers_are_asked_to_end_even_if_another_process_was_forked():
 
 
 def test_workers_that_do_not_end_are_killed_and_waited_for(monkeypatch):
-    monkeypatch.setattr(parallel_environment, "_EXIT_SECS", 0.1)
+    monkeypatch.setattr(parallel_environment, "EXIT_SECS", 0.1)
     others = set(find_children(os.getpid()))
     make = functools.partial(suite_gym.load, "CartPole-v1")
     with ParallelEnvironment([make] * 2, num_workers=2, caller_steps=False):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import internals
 import numpy as np
 import pytest
 from worker_environments import Counting
@@ -36,9 +37,9 @@ class Waiting(Counting):
     ],
 )
 def test_workers_are_used_where_a_step_is_slow_and_cores_are_free(monkeypatch, secs, num_envs, free_cores, expected):
-    monkeypatch.setattr(worker_count, "_measure_step", lambda env: secs)
+    monkeypatch.setattr(worker_count, "measure_step", lambda env: secs)
     monkeypatch.setattr(worker_count, "available_cores", lambda: 4)
-    monkeypatch.setattr(worker_count, "_count_free_cores", lambda num_threads: min(free_cores, num_threads))
+    monkeypatch.setattr(worker_count, "count_free_cores", lambda num_threads: min(free_cores, num_threads))
     assert choose_num_workers(GymnasiumEnvironment(Counting()), num_envs) == expected
 
 
@@ -49,7 +50,7 @@ def test_environment_that_cannot_be_tried_is_not_an_error(monkeypatch):
 
 
 def test_duration_of_a_step_is_measured_over_episodes():
-    assert worker_count._measure_step(GymnasiumEnvironment(Waiting(0.002))) > 0.002
+    assert worker_count.measure_step(GymnasiumEnvironment(Waiting(0.002))) > 0.002
 
 
 @pytest.mark.slow
@@ -58,7 +59,7 @@ def test_cores_of_busy_processes_are_not_free():
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * num_cores)]
     try:
         time.sleep(0.5)
-        assert 0 < worker_count._count_free_cores(num_cores) < 0.75 * num_cores
+        assert 0 < worker_count.count_free_cores(num_cores) < 0.75 * num_cores
     finally:
         for process in busy:
             process.kill()
@@ -70,7 +71,7 @@ def test_time_steps_do_not_depend_on_the_choice(monkeypatch):
     for num_workers in (0, 1):
         monkeypatch.setattr("rlds2reverb.envs.creation.choose_num_workers", lambda env, num_envs: num_workers)  # noqa: B023
         with create_environment("Pendulum-v1", 2, seed=3, suite=suite_gym.load) as env:
-            assert len(env._workers) == num_workers
+            assert len(internals.get_workers(env)) == num_workers
             steps = [env.reset(), *(env.step(np.full((2, 1), 0.5, np.float32)) for _ in range(5))]
         observations.append([step.observation for step in steps])
     np.testing.assert_array_equal(*observations)

@@ -261,10 +261,16 @@ def test_invalid_beta_raises():
 
 
 def test_batches_of_a_different_shape_or_with_an_error_are_left_for_the_next_call():
+    opened = []
+
     class Stream:
         element_spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), transitions(np.zeros(1)))  # fmt: skip
 
         def __iter__(self):
+            opened.append(self.generate())
+            return opened[-1]
+
+        def generate(self):
             for number, size in enumerate((2, 2, 3, 0, 3)):
                 if not size:
                     raise ConnectionError("cut")
@@ -277,19 +283,28 @@ def test_batches_of_a_different_shape_or_with_an_error_are_left_for_the_next_cal
         feed.read(3, 9)
     feed.close()
     assert feed.read(0, 1)[0].next_time_step.reward.tolist() == [[0, 0]]
-    opened = feed._iterator
     feed.close()
-    assert opened.gi_frame is None  # The generator was closed.
+    assert len(opened) == 2 and opened[-1].gi_frame is None  # The generator was closed.
 
 
 def test_closed_feed_releases_its_iterator_and_opens_another():
-    feed = StreamingDataset(batches(size=2))
+    iterators = []
+
+    class Stream:
+        element_spec = batches(size=2).element_spec
+
+        def __iter__(self):
+            iterator = iter(batches(size=2))
+            iterators.append(weakref.ref(iterator))
+            return iterator
+
+    feed = StreamingDataset(Stream())
     first = read(feed)[0].next_time_step.reward.tolist()
     assert read(feed)[0].next_time_step.reward.tolist() != first
-    iterator = weakref.ref(feed._iterator)
+    assert len(iterators) == 1 and iterators[0]() is not None
     feed.close()
     gc.collect()
-    assert iterator() is None
+    assert iterators[0]() is None
     assert read(feed)[0].next_time_step.reward.tolist() == first
 
 

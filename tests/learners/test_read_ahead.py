@@ -64,7 +64,7 @@ def test_feed_that_may_change_is_not_read_ahead():
 
 
 def test_large_batches_are_read_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(read_ahead, "_MAX_BYTES", 100)
+    monkeypatch.setattr(read_ahead, "MAX_BYTES", 100)
     feed = Steps(width=4)  # 32 bytes
     batches = ReadAhead(feed)
     assert [take(batches, *step) for step in ((0, 9, 9), (1, 8, 9), (4, 5, 9))] == [[0], [1, 2, 3], [4, 5, 6]]
@@ -85,7 +85,7 @@ def test_other_step_than_the_next_reads_again():
 
 
 def test_reads_never_overlap(monkeypatch):
-    monkeypatch.setattr(read_ahead, "_MAX_ITERATIONS", 2)
+    monkeypatch.setattr(read_ahead, "MAX_ITERATIONS", 2)
     lock = threading.Lock()
 
     class Exclusive(Steps):
@@ -115,7 +115,7 @@ class Stuck(Feed):
             threading.Event().wait()
         return np.zeros([1, 1]), ()
 
-read_ahead._CLOSE_SECS = 0.1
+read_ahead.CLOSE_SECS = 0.1
 batches = read_ahead.ReadAhead(Stuck())
 batches.take(0, 1, 9)
 batches.close()

@@ -530,7 +530,7 @@ def test_initialize_from_loads_weights_but_no_optimizer_and_no_step(momentum_run
     agent, fresh = MomentumAgent(), MomentumAgent()
     with Learner(tmp_path / "new", agent, batches()) as learner, Learner(tmp_path / "fresh", fresh, batches()) as other:
         learner.initialize_from(path)
-        other._loop.prepare()
+        assert not other.has_td_errors  # Which traces an iteration, so that its optimiser has variables.
         assert agent.estimate.numpy() == estimate and agent.scale.numpy() == 3.0
         assert learner.step == int(agent.train_step_counter) == 0 and read_optimizer(agent) == read_optimizer(fresh)
         learner.start(1)

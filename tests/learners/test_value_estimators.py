@@ -123,7 +123,8 @@ def test_fitted_q_loss_and_targets_match_numpy(is_discrete):
                 outputs.append((np.concatenate([observation, choice], 1) @ matrix + bias)[:, 0])
         return 2.0 + 3.0 * np.array(outputs)
 
-    weights = tf.nest.map_structure(np.array, fitted._network.layers())
+    network, target = fitted.trackables["network"], fitted.trackables["target"]
+    weights = tf.nest.map_structure(np.array, network.layers())
     expected = batch.reward + 0.9 * batch.discount * values(weights, batch.next_observation, batch.next_choice)
     expected = np.clip(expected, -1.5, 2.5)
     np.testing.assert_allclose(fitted.targets(batch), expected, rtol=1e-5)
@@ -131,9 +132,9 @@ def test_fitted_q_loss_and_targets_match_numpy(is_discrete):
     assert float(fitted.loss(batch, expected.astype(np.float32))) == pytest.approx(
         (batch.weights * errors**2).mean(1).sum(), rel=1e-5
     )
-    before = fitted._target.flat.numpy()
+    before = target.flat.numpy()
     fitted.update(batch)
-    np.testing.assert_allclose(fitted._target.flat, (before + fitted._network.flat) / 2, rtol=1e-5)
+    np.testing.assert_allclose(target.flat, (before + network.flat) / 2, rtol=1e-5)
 
 
 def test_invalid_options_raise():
@@ -165,7 +166,7 @@ def test_probabilities_of_discrete_actions_match_sampled_ones(name):
     probabilities = np.exp(agent.collect_policy.log_prob(observations, np.array([3, 4, 5])))
     assert probabilities.sum() == pytest.approx(1, rel=1e-5)
     many = tf.constant(np.tile(observations[:1], (4000, 1)))
-    sampled = agent.actor.sample(agent._observations(many), tf.constant([1, 2])).numpy()
+    sampled = agent.actor.sample(agent.observations(many), tf.constant([1, 2])).numpy()
     np.testing.assert_allclose(np.bincount(sampled, minlength=3) / 4000, probabilities, atol=0.03)
     greedy = np.exp(agent.policy.log_prob(observations, np.array([3, 4, 5])))
     assert sorted(greedy) == [0, 0, 1] and greedy.argmax() == probabilities.argmax()

@@ -31,9 +31,7 @@ def sum_fields(observation):
 def nested(tmp_path_factory):
     spec = tensor_spec.BoundedTensorSpec([2], tf.float32, *BOUNDS)
     folder = tmp_path_factory.mktemp("run")
-    policy = FunctionPolicy(OBSERVATION, spec, sum_fields)
-    policy._clip = False
-    save_policy(policy, folder / "policy")
+    save_policy(FunctionPolicy(OBSERVATION, spec, sum_fields, clip=False), folder / "policy")
     return load_policy(folder)  # As of a run: the folder that contains policy/.
 
 

@@ -8,6 +8,7 @@ from collections import namedtuple
 from concurrent import futures
 from dataclasses import replace
 
+import internals
 import numpy as np
 import pytest
 from faults import damage_file
@@ -211,7 +212,7 @@ def test_full_disk_raises_and_keeps_the_previous_checkpoint(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoints, "_as_bytes", raise_full)
+            patch.setattr(checkpoints, internals.AS_BYTES, raise_full)
             with pytest.raises(StorageFullError, match="no space left for .* existing data are kept: free some"):
                 buffer.checkpoint()
         assert len(buffer) == 2

@@ -1,5 +1,6 @@
 """Tests of buffers whose process is killed, at chosen or random moments."""
 
+import internals
 import numpy as np
 import pytest
 from faults import process, receive, wrap_calls
@@ -19,8 +20,8 @@ def push_and_hold(channel, root, held_at):
             channel.recv()
 
     calls = {
-        "begin": (checkpoints, "_write_states"),
-        "arrays": (checkpoints, "_as_bytes"),
+        "begin": (checkpoints, internals.WRITE_STATES),
+        "arrays": (checkpoints, internals.AS_BYTES),
         "manifest": (sealed_files, "save_json"),
         "synced": (sealed_files, "sync"),
     }

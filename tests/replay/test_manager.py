@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from concurrent import futures
 
+import internals
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -94,13 +95,13 @@ def test_buffer_without_a_share_is_not_sampled(three_buffers):
 
 def test_each_buffer_is_sampled_once_per_batch(three_buffers, monkeypatch):
     batches = []
-    sample = ReplayBuffer._sample
+    sample = getattr(ReplayBuffer, internals.SAMPLE)
 
     def sample_and_record(buffer, size, *arguments):
         batches.append(size)
         return sample(buffer, size, *arguments)
 
-    monkeypatch.setattr(ReplayBuffer, "_sample", sample_and_record)
+    monkeypatch.setattr(ReplayBuffer, internals.SAMPLE, sample_and_record)
     three_buffers.sample(40, dict.fromkeys(NAMES, 1), cur_learner_iter=0)
     assert len(batches) == 3 and sum(batches) == 40
 
@@ -144,7 +145,7 @@ def test_locks_are_held_from_the_check_to_the_sample(three_buffers, monkeypatch)
         if is_free:
             three_buffers[name].lock.release()
 
-    sample = type(three_buffers["agent"])._sample
+    sample = getattr(type(three_buffers["agent"]), internals.SAMPLE)
 
     def try_and_sample(*arguments):
         for name in NAMES if not acquired else ():
@@ -153,7 +154,7 @@ def test_locks_are_held_from_the_check_to_the_sample(three_buffers, monkeypatch)
             thread.join()
         return sample(*arguments)
 
-    monkeypatch.setattr(type(three_buffers["agent"]), "_sample", try_and_sample)
+    monkeypatch.setattr(type(three_buffers["agent"]), internals.SAMPLE, try_and_sample)
     three_buffers.sample({"agent_1": 1, "agent": 1, "1": 1}, cur_learner_iter=0)
     assert acquired == [False] * 3
 

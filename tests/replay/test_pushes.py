@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+import internals
 import numpy as np
 import pytest
 from numbered_items import get_number, items
@@ -284,7 +285,7 @@ def test_failed_push_changes_nothing(make, monkeypatch):
     def raise_full(*arguments):
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(RowRing, "_grow", raise_full)
+    monkeypatch.setattr(RowRing, internals.GROW, raise_full)
     with pytest.raises(OSError, match="no space"):
         buffer.append({"x": np.arange(100_000)})
     assert (buffer.monitor.values(), len(buffer), buffer.push_count) == ({}, 2, 2)

@@ -4,10 +4,8 @@ import functools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tree
 from policies import LinearPolicy
-from tf_agents.specs import tensor_spec
 
 from rlds2reverb.envs import (
     BoundedArraySpec,
@@ -177,8 +175,7 @@ def test_films_do_not_depend_on_who_reuses_arrays(tmp_path):
 
 @pytest.mark.parametrize("is_random", [True, False])
 def test_collected_steps_and_evaluations_do_not_depend_on_an_environment_that_reuses_arrays(is_random):
-    policy = LinearPolicy(0.1 * np.eye(SIZE))
-    policy._action_spec = tensor_spec.BoundedTensorSpec([SIZE], tf.float32, -1, 1)
+    policy = LinearPolicy(0.1 * np.eye(SIZE), bound=1)
     results = []
     for is_hostile in (False, True):
         make = functools.partial(Walk, is_hostile=is_hostile)

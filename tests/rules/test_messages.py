@@ -4,6 +4,7 @@ import re
 import shlex
 import socket
 
+import internals
 import pytest
 
 from rlds2reverb import errors
@@ -172,10 +173,10 @@ def test_integers_may_have_an_exponent():
 
 @pytest.mark.parametrize("value", [True, ...])
 def test_texts_in_files_of_other_processes_name_the_options_of_the_command_line(value, tmp_path, monkeypatch):
-    monkeypatch.setattr(errors, "_MESSAGES", {})
+    monkeypatch.setattr(errors, internals.MESSAGES, {})
     message = errors.Message('ä, allow the "download"', about="data", download=value)
     save_json(tmp_path / "a.json", {"warnings": [f"hopper: {message}"]})
-    errors._MESSAGES.clear()
+    getattr(errors, internals.MESSAGES).clear()
     loaded = load_json(tmp_path / "a.json")
     assert loaded == {"warnings": [f"hopper: {message}"]}
     shown = errors.rename_arguments(*loaded["warnings"], lambda name, value: f"--{name}")

@@ -27,13 +27,14 @@ from rlds2reverb.cli import run
 from rlds2reverb.errors import StorageFullError, TrainingDivergedError
 from rlds2reverb.learners import Learner, learner as learner_module
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.checkpoints import Checkpoints
 from rlds2reverb.learners.feeds import InMemoryDataset
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LoadCkptHook, LogReduceHook, LogShowHook
 from rlds2reverb.learners.hooks.hook import Phase
 from rlds2reverb.learners.policy_export import export_policy
 from rlds2reverb.learners.policy_formats import write_policy
 from rlds2reverb.learners.run_log import RunLog
-from rlds2reverb.learners.train_loop import CallResult
+from rlds2reverb.learners.train_loop import CallResult, TrainLoop
 from rlds2reverb.types.nest_paths import make_ascii_names
 
 NUM_UPDATES, FAILS_AT = 40, 15
@@ -122,7 +123,7 @@ def test_error_tells_where_the_updates_are_saved_or_why_not(tmp_path, monkeypatc
             learner.advance(20)
         place = tmp_path / "checkpoints/0000000015"
         assert raised.value.__notes__ == [f"training stopped after 15 iterations, which are saved in {place}"]
-        monkeypatch.setattr(learner._checkpoints, "save", fail_to_save)
+        monkeypatch.setattr(Checkpoints, "save", fail_to_save)
         with pytest.raises(ZeroDivisionError, match="not the learner's fault") as raised, learner.running():
             learner.advance(20)
         assert raised.value.__notes__ == [
@@ -207,16 +208,20 @@ def test_calls_take_about_five_seconds_and_checkpoints_are_saved_by_time(tmp_pat
 
     ends = []
     with make_learner(tmp_path, checkpoint_every_secs=30) as learner:
-        run = learner._loop._run_on_batches
+        run, call_hook = TrainLoop.__call__, learner.call_hook
 
-        def run_slowly(data, info):
-            Time.secs += 1.5 * len(tf.nest.flatten(data)[0])
-            return run(data, info)
+        def run_slowly(*arguments):
+            result = run(*arguments)
+            Time.secs += 1.5 * result.num_iterations
+            return result
+
+        def call_and_record(position):
+            call_hook(position)
+            ends.extend([learner.step] * (position == "after_iter"))
 
         monkeypatch.setattr(learner_module, "time", Time())
-        monkeypatch.setattr(learner._loop, "_run_on_batches", run_slowly)
-        process = learner._process_result
-        monkeypatch.setattr(learner, "_process_result", lambda *result: (process(*result), ends.append(learner.step)))
+        monkeypatch.setattr(TrainLoop, "__call__", run_slowly)
+        monkeypatch.setattr(learner, "call_hook", call_and_record)
         learner.start(NUM_UPDATES)
         assert (float(learner.agent.estimate), learner.latest["loss"]) == whole[1:3]
     # Three iterations take 4.5 s. Calls end at entries of the log, every 6 iterations, and at evaluations, every 10.

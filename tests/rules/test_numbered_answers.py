@@ -10,6 +10,7 @@ import time
 from multiprocessing.connection import Connection
 
 import gymnasium
+import internals
 import numpy as np
 import pytest
 
@@ -117,7 +118,7 @@ def test_interrupted_call_without_auto_reset_requires_a_reset():
     assert env.reset().step_type == 0
 
 
-@pytest.mark.parametrize("name", ["_recv", pytest.param("_send", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [internals.RECV, pytest.param(internals.SEND, marks=pytest.mark.slow)])
 def test_interrupted_message_is_complete(monkeypatch, name):
     with ParallelEnvironment([make_env, make_env], num_workers=2, caller_steps=False) as env:
         env.reset()
@@ -149,15 +150,20 @@ def test_frames_are_new_after_an_interrupted_call(num_workers):
 
 
 def test_frames_and_the_end_wait_for_the_step_of_a_different_thread():
-    env = make_parallel(None, "step", num_workers=0)
     started, steps = threading.Event(), []
 
-    def step(action, step=env._own.envs[0].gym.step):
-        started.set()
-        time.sleep(0.05)
-        return step(action)
+    def make_slow():
+        env = make_env()
 
-    env._own.envs[0].gym.step = step
+        def step(action, step=env.gym.step):
+            started.set()
+            time.sleep(0.05)
+            return step(action)
+
+        env.gym.step = step
+        return env
+
+    env = ParallelEnvironment([make_slow, make_env], num_workers=0)
     env.reset()
     for call, number in ((env.render, 1), (env.close, 2)):
         started.clear()

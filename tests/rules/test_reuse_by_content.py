@@ -44,9 +44,9 @@ LAST = np.arange(NUM_EPISODES * NUM_ROWS) % NUM_ROWS == NUM_ROWS - 1
 @pytest.fixture(autouse=True)
 def write_each_episode(monkeypatch):
     """Makes everything be written episode by episode, so that an interruption leaves some of them."""
-    monkeypatch.setattr(directory_destination, "_PART_BYTES", 1)
-    monkeypatch.setattr(episode_batches, "_MAX_BATCH_BYTES", 1)
-    monkeypatch.setattr(item_blocks, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(directory_destination, "PART_BYTES", 1)
+    monkeypatch.setattr(episode_batches, "MAX_BATCH_BYTES", 1)
+    monkeypatch.setattr(item_blocks, "GROUP_BYTES", 1)
 
 
 class StoppedError(Exception):

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 
 import gymnasium
+import internals
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
@@ -461,7 +462,7 @@ def test_typing_errors_name_the_own_option_first():
 
 
 def test_a_batch_of_more_items_than_there_are_is_noted_once(caplog, monkeypatch):
-    monkeypatch.setattr(sample_info, "_NOTED_SIZES", set())
+    monkeypatch.setattr(sample_info, internals.NOTED_SIZES, set())
     columns = {"x": np.ones(4), "observation": np.ones((4, 2)), "action": np.ones((4, 1))}
     rows = {"observations": np.ones((4, 2)), "actions": np.ones((4, 1)), "rewards": np.ones(4)}
     rows |= {"terminals": np.arange(4) == 3, "timeouts": np.zeros(4, bool)}

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from agent_data import to_transition
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from masked_corridor import NUM_CELLS, MaskedCorridor, record_corridor
 from tf_agents.specs import tensor_spec
@@ -25,7 +26,6 @@ from rlds2reverb.datasets import Source
 from rlds2reverb.errors import ArgumentError, InvalidEpisodeError, SpecMismatchError
 from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.agents.networks import ILLEGAL
-from rlds2reverb.learners.agents.offline_agent import TransitionBatch
 from rlds2reverb.learners.agents.unit_conversions import Observations
 from rlds2reverb.learners.fitted_q import FittedQOptions
 from rlds2reverb.training.config import TrainingConfig
@@ -91,10 +91,10 @@ def test_masks_restrict_policies_targets_and_losses(algo):
         for seed in range(8):
             action = policy.action(step, seed=(seed, 1)).action.numpy() - 3
             assert LEGAL[np.arange(3), action].all()
-    inputs = agent._observations(step.observation)
+    inputs = agent.observations(step.observation)
     if hasattr(agent, "critic_targets"):
         end = {"action_mask": np.array([[0, 1, 0, 0], [0, 0, 0, 0]], bool), "state": np.ones((2, 2), np.float32)}
-        vectors = agent._observations(tf.nest.map_structure(tf.constant, end))
+        vectors = agent.observations(tf.nest.map_structure(tf.constant, end))
         batch = type("B", (), {"next_observation": vectors, "reward": tf.ones(2), "discount": tf.constant([1.0, 0.0])})
         if algo != "discrete_iql":
             raw = agent.target_critic.network(vectors).numpy()
@@ -110,17 +110,15 @@ def test_masks_with_bounds_restrict_agents():
         "dqn", time_step.time_step_spec(observation), tensor_spec.BoundedTensorSpec([], tf.int64, 0, N - 1)
     )
     action = agent.policy.action(time_step.restart({"action_mask": tf.constant(LEGAL, tf.int8)}, 3)).action.numpy()
-    assert LEGAL[np.arange(3), action].all() and agent._observations.size == N
+    assert LEGAL[np.arange(3), action].all() and agent.observations.size == N
 
 
 @pytest.mark.parametrize("algo", DISCRETE)
 def test_losses_with_masks_are_small(algo):
     agent = make_masked(algo)
-    observation = {"action_mask": tf.constant(LEGAL), "state": tf.ones((3, 2))}
-    vectors = agent._observations(observation)
-    batch = TransitionBatch(vectors, tf.constant([3, 1, 0]), tf.ones(3), tf.ones(3), vectors, tf.ones(3))
-    loss, _ = agent._update(batch)
-    assert abs(float(loss)) < 100
+    observation, ones = {"action_mask": LEGAL, "state": np.ones((3, 2), np.float32)}, np.ones(3, np.float32)
+    data = {"observation": observation, "action": 3 + np.array([3, 1, 0]), "next_observation": observation}
+    assert abs(float(agent.train(to_transition({**data, "reward": ones, "discount": ones})).loss)) < 100
 
 
 def open_data(observations, actions, space=None, algo="discrete_bc", terminated=True):
@@ -256,4 +254,4 @@ def test_goals_with_categories_are_one_hot_encoded():
     source = dataclasses.replace(load(logs), observation_space=Discrete(3))
     data = open_training_data(source, TrainingConfig("gcbc", env=None))
     agent = make_agent("gcbc", data.time_step_spec, data.action_spec, hidden_sizes=(4,))
-    assert agent._observations.size == 6
+    assert agent.observations.size == 6

@@ -21,6 +21,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import internals
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -127,8 +128,8 @@ def find_server(address: Any) -> int:
     port = int(str(address).rpartition(":")[2])
     links = {
         f"socket:[{tcp_socket.inode}]"
-        for tcp_socket in isolation._read_sockets(port)
-        if tcp_socket.state == isolation._LISTEN
+        for tcp_socket in isolation.read_sockets(port)
+        if tcp_socket.state == isolation.LISTEN
     }
     for path in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
@@ -139,7 +140,7 @@ def find_server(address: Any) -> int:
 
 def use_own_launcher() -> None:
     """Makes this process start servers in its own namespaces, instead of in those of the fork server."""
-    server_process._launcher = None
+    setattr(server_process, internals.LAUNCHER, None)
 
 
 # --- programs
@@ -147,9 +148,9 @@ def use_own_launcher() -> None:
 
 def use_small_groups(group_bytes: int = 1 << 15, part_bytes: int = 1 << 18) -> None:
     """Makes this process write many small groups and parts, and save its state after each."""
-    item_blocks._GROUP_BYTES = group_bytes
-    directory_destination._PART_BYTES = part_bytes
-    server_destination._SECS_BETWEEN_SAVES = 0
+    item_blocks.GROUP_BYTES = group_bytes
+    directory_destination.PART_BYTES = part_bytes
+    server_destination.SECS_BETWEEN_SAVES = 0
 
 
 def wrap_calls(
@@ -194,7 +195,7 @@ def convert(
             channel.recv()
 
     wrap_calls(compatibility.TrialItem, "find_difference", before=lambda: hold("try", 0))
-    wrap_calls(directory_destination.DirectoryDestination, "_assemble", before=lambda: hold("assemble", 0))
+    wrap_calls(directory_destination.DirectoryDestination, internals.ASSEMBLE, before=lambda: hold("assemble", 0))
     wrap_calls(directory_destination, "link_or_copy", after=lambda: hold("link", 0))
     wrap_calls(CheckpointRoot, "write_manifest", before=lambda: hold("manifest", 0), after=lambda: hold("manifest", 1))
     wrap_calls(os, "rename", before=lambda: hold("rename", 0), after=lambda: hold("rename", 1))
@@ -332,7 +333,7 @@ def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Pat
     unshare_mounts()
     mount_tmpfs(folder, 64 << 20)
     channel.send("mounted")
-    command._RETRY_SECS = 0.01
+    command.RETRY_SECS = 0.01
     output.say, output.warn = channel.send, grow
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
         ingestion.ingest(make_episodes(20), started.address)

@@ -8,11 +8,11 @@ from tf_agents.trajectories import policy_step, time_step_spec
 
 
 class LinearPolicy(tf_policy.TFPolicy):
-    """A policy with action = observation @ weights + bias; `num_traces` counts how often it was traced."""
+    """A policy with action = observation @ weights + bias, at most `bound`; `num_traces` counts how often it was traced."""
 
-    def __init__(self, weights, bias=0.0, *, action_dtype=tf.float32):
+    def __init__(self, weights, bias=0.0, *, action_dtype=tf.float32, bound=1e6):
         weights = np.asarray(weights, np.float32)
-        action_spec = tensor_spec.BoundedTensorSpec([weights.shape[1]], action_dtype, -1e6, 1e6)
+        action_spec = tensor_spec.BoundedTensorSpec([weights.shape[1]], action_dtype, -bound, bound)
         super().__init__(time_step_spec(tf.TensorSpec([weights.shape[0]], tf.float32)), action_spec)
         self.weights, self.bias = tf.Variable(weights), tf.Variable(np.float32(bias))
         self.num_traces = 0
@@ -24,10 +24,10 @@ class LinearPolicy(tf_policy.TFPolicy):
 
 
 class FunctionPolicy(tf_policy.TFPolicy):
-    """A policy with action = function(observation), for any specs."""
+    """A policy with action = function(observation), for any specs; TF-Agents clips it to its bounds unless `clip` is False."""
 
-    def __init__(self, observation_spec, action_spec, function):
-        super().__init__(time_step_spec(observation_spec), action_spec)
+    def __init__(self, observation_spec, action_spec, function, *, clip=True):
+        super().__init__(time_step_spec(observation_spec), action_spec, clip=clip)
         self.function = function
 
     def _action(self, time_step, policy_state, seed):

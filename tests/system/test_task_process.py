@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from process_resources import find_children
 from process_signals import wait_for_end
 
 from rlds2reverb.system import task_process
@@ -60,7 +61,7 @@ def test_output_is_passed_on_by_lines_and_ends_the_message():
 
 @pytest.mark.timeout(30)
 def test_process_that_hangs_after_its_call_is_ended(monkeypatch):
-    monkeypatch.setattr(task_process, "_EXIT_SECS", 0.1)
+    monkeypatch.setattr(task_process, "EXIT_SECS", 0.1)
     script = "import threading, time; threading.Thread(target=time.sleep, args=(300,)).start()"
     with TaskProcess(exec, script) as process:
         while not process.is_done():
@@ -72,10 +73,11 @@ def test_process_that_hangs_after_its_call_is_ended(monkeypatch):
 def test_processes_end_with_their_caller_and_when_they_are_closed():
     code = (
         "import time; from rlds2reverb.system.task_process import TaskProcess; "
-        "process = TaskProcess(time.sleep, 300); print(process._process.pid, flush=True); time.sleep(300)"
+        "process = TaskProcess(time.sleep, 300); print('started', flush=True); time.sleep(300)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    pid = int(caller.stdout.readline())
+    assert caller.stdout.readline() == "started\n"
+    (pid,) = find_children(caller.pid)
     try:
         caller.kill()
         caller.communicate()

@@ -4,6 +4,7 @@ import csv
 import threading
 import time
 
+import internals
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
@@ -130,12 +131,12 @@ def test_data_that_do_not_fit_in_memory_are_stored(tmp_path, monkeypatch, data):
 def test_run_waits_for_the_store_that_another_one_builds(tmp_path, monkeypatch, data):
     config = TrainingConfig("iql", cache_dir=str(tmp_path))
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
-    opened, build = [], store._build
+    opened, build = [], getattr(store, internals.BUILD)
 
     def build_slowly(source, plan, path, num_workers, on_progress):
         build(source, plan, path, num_workers, lambda *counts: time.sleep(0.2))
 
-    monkeypatch.setattr(store, "_build", build_slowly)
+    monkeypatch.setattr(store, internals.BUILD, build_slowly)
     threads = [threading.Thread(target=lambda: opened.append(open_data(source, config))) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -55,7 +55,7 @@ def pendulum(data):
 @pytest.fixture(autouse=True)
 def forget_custom_agents(monkeypatch):
     """Undoes registrations at the end of a test."""
-    monkeypatch.setattr(algorithms, "_CUSTOM_ALGORITHMS", {})
+    monkeypatch.setattr(algorithms, "CUSTOM_ALGORITHMS", {})
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_registered_agent_has_what_was_declared(tmp_path):
 def test_pickled_configuration_contains_the_agent():
     register_agent("mine", lambda *specs: make_ddpg(*specs), batch_size=16)
     pickled = cloudpickle.dumps(TrainingConfig("mine"))
-    algorithms._CUSTOM_ALGORITHMS.clear()
+    algorithms.CUSTOM_ALGORITHMS.clear()
     assert cloudpickle.loads(pickled) == TrainingConfig("mine") and get_algorithm("mine").batch_size == 16
 
 

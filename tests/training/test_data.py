@@ -193,7 +193,7 @@ def test_reward_recipe_uses_the_returns_of_all_episodes():
 
 @pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
 def test_best_episodes_are_kept_despite_ties(monkeypatch, batch_bytes):
-    monkeypatch.setattr("rlds2reverb.types.episode_batches._MAX_BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr("rlds2reverb.types.episode_batches.MAX_BATCH_BYTES", batch_bytes)
     logs = [make_continuous(action, rewards=[reward]) for action, reward in enumerate([5, 7, 7, 1, 7])]
     got = open_data(logs, IQL.replace(top_percent=40))
     assert read_items(got)["action"][:, 0].tolist() == [1, 2]

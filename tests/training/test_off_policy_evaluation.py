@@ -171,9 +171,9 @@ def run(tmp_path_factory):
 def test_stopped_fit_continues_and_a_saved_estimate_is_used_for_the_same_content_only(
     run, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(off_policy_evaluation, "_NUM_READ", TINY.batch_size)  # One update at a time.
-    monkeypatch.setattr(off_policy_evaluation, "_SAVE_SECS", -1)
-    monkeypatch.setattr(off_policy_evaluation, "_LINE_SECS", -1)
+    monkeypatch.setattr(off_policy_evaluation, "NUM_READ", TINY.batch_size)  # One update at a time.
+    monkeypatch.setattr(off_policy_evaluation, "SAVE_SECS", -1)
+    monkeypatch.setattr(off_policy_evaluation, "LINE_SECS", -1)
     fit, firsts, stop_at = FittedQ.fit, [], None
 
     def fit_until_stopped(fitted, batches, first):

@@ -108,7 +108,7 @@ def test_windows_of_a_dataset_contain_undiscounted_returns_and_times():
 
 
 def test_custom_agents_ask_for_step_info(monkeypatch):
-    monkeypatch.setattr(algorithms, "_CUSTOM_ALGORITHMS", {})
+    monkeypatch.setattr(algorithms, "CUSTOM_ALGORITHMS", {})
     with pytest.raises(ValueError, match="step_info must be one of 'return_to_go', 'time_step', got 'value'"):
         register_agent("numbered_cql", NumberedCQLAgent, step_info=["value"])
     register_agent("numbered_cql", NumberedCQLAgent, step_info=["time_step"])

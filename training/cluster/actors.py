@@ -39,7 +39,7 @@ from .replay_shards import ShardCheckpoint, ShardReport
 from .reverb_comm_learner import COLLECTED_TABLE, ReplayTables, ReverbCommLearner
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECS, _REPORT_SECS = 0.2, 0.5
+_POLL_SECS, REPORT_SECS = 0.2, 0.5
 #: Maximum time for which a collector waits for a replay server that accepts items.
 _WRITE_SECS = 600.0
 
@@ -74,7 +74,7 @@ class ReplayActor:
             if order.request and order.request != checkpoint.request:
                 checkpoint = ShardCheckpoint(order.request, write_shard(self._server, order.committed), num_inserted)
             else:
-                time.sleep(_REPORT_SECS)
+                time.sleep(REPORT_SECS)
 
     def _read_state(self) -> tuple[dict[str, int], int]:
         """Returns the number of items by table, and the number of those that were inserted into all tables."""

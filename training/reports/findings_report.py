@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Maximum number of figures, of which findings of the same episode and step share one, and steps around the place.
-_MAX_FIGURES, _NUM_STEPS = 12, 10
+MAX_FIGURES, _NUM_STEPS = 12, 10
 _FLAGS = (*fields.FLAG_FIELDS, fields.DISCOUNT)
 
 
@@ -62,7 +62,7 @@ def add_findings(page: Page, source: Source, findings: Sequence[Finding]) -> Non
     places: dict[tuple[int, int | None], list[Finding]] = {}
     for part in findings:
         places.setdefault((part.episode, part.step), []).append(part)
-    shown = dict(list(places.items())[:_MAX_FIGURES])
+    shown = dict(list(places.items())[:MAX_FIGURES])
     for episode in _find_episodes(source, {index for index, _ in shown}):
         for (index, step), parts in shown.items():
             if index == episode.index:

@@ -16,7 +16,7 @@ from rlds2reverb.types.episodes import find_problems
 from rlds2reverb.types.specs import Nest, leaves, make_step_spec, path_name
 
 #: Number of steps in the sample; twice as many are held while the dataset is read.
-_SAMPLE_SIZE = 20_000
+SAMPLE_SIZE = 20_000
 #: Maximum number of columns of observations and of actions in the sample.
 _MAX_COLUMNS = 256
 #: Edge, in pixels, to which images are thinned out where they stand for the state.
@@ -138,14 +138,14 @@ class SourceStatistics:
         episodes = np.repeat(np.arange(position, position + len(batch.episodes)), batch.num_steps)
         observations, actions, rewards = self._layout.select(batch.steps, rows)
         self._rows.append(StepSample(observations, actions, rewards, episodes[rows], ranks[rows]))
-        if sum(len(kept.ranks) for kept in self._rows) > 2 * _SAMPLE_SIZE:
+        if sum(len(kept.ranks) for kept in self._rows) > 2 * SAMPLE_SIZE:
             self._shrink()
             self._highest_rank = float(self._rows[0].ranks.max(initial=0.0))
 
     def _shrink(self) -> None:
-        """Keeps the `_SAMPLE_SIZE` steps of the lowest ranks."""
+        """Keeps the `SAMPLE_SIZE` steps of the lowest ranks."""
         columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
-        kept = np.sort(np.argsort(columns[-1])[:_SAMPLE_SIZE])
+        kept = np.sort(np.argsort(columns[-1])[:SAMPLE_SIZE])
         self._rows = [StepSample(*[column[kept] for column in columns])]
 
 

@@ -49,8 +49,8 @@ CONTINUITY_ADVICE = Message(
     split_at_discontinuity=True,
 )
 
-_BLOCK_BYTES = 4 << 20
-_MAX_BLOCK_ROWS = 1 << 16
+BLOCK_BYTES = 4 << 20
+MAX_BLOCK_ROWS = 1 << 16
 _FIRST_BLOCK_ROWS = 1 << 11
 
 
@@ -200,7 +200,7 @@ class TransitionRows:
     def block_rows(self) -> int:
         """The number of rows of a block of bounded size."""
         row_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.columns.values())
-        return int(np.clip(_BLOCK_BYTES // max(row_bytes, 1), 1, _MAX_BLOCK_ROWS))
+        return int(np.clip(BLOCK_BYTES // max(row_bytes, 1), 1, MAX_BLOCK_ROWS))
 
     def read_blocks(self, bounds: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
         """Yields blocks of rows with their bounds; flags are bool and rewards `[n]`."""

@@ -28,7 +28,7 @@ _MAX_SCALAR_BYTES = 1 << 16
 #: Maximum declared size of a column.
 _MAX_BYTES = 256 << 30
 #: Maximum unpacked size of a chunk or a row, which has to fit in memory.
-_MAX_CHUNK_BYTES = 64 << 20
+MAX_CHUNK_BYTES = 64 << 20
 #: Maximum ratio of declared to stored size. Gzip reaches 1000 only on zeros.
 MAX_EXPANSION = 200.0
 #: Size up to which `MAX_EXPANSION` does not apply, because flags are mostly zeros.
@@ -151,7 +151,7 @@ def _read_piece(dataset: h5py.h5d.DatasetID) -> np.ndarray | None:
     if dtype.kind not in "biuf" or dataset.get_offset() is None:
         return None
     num_bytes = dtype.itemsize * math.prod(dataset.shape or (0,))
-    if not 0 < num_bytes <= _MAX_CHUNK_BYTES or dataset.get_storage_size() != num_bytes:
+    if not 0 < num_bytes <= MAX_CHUNK_BYTES or dataset.get_storage_size() != num_bytes:
         return None
     values = np.empty(dataset.shape, dtype)
     dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
@@ -284,9 +284,9 @@ def require_safe(datasets: Collection[h5py.Dataset], where: str) -> None:
     for dataset in datasets:
         shapes = [dataset.shape[1:], *([dataset.chunks] if dataset.chunks else [])]
         largest = max(dataset.dtype.itemsize * math.prod(shape) for shape in shapes)
-        if largest > _MAX_CHUNK_BYTES:
+        if largest > MAX_CHUNK_BYTES:
             raise SourceError(
-                f"{where} has rows or chunks of {format_bytes(largest)}; the limit is {format_bytes(_MAX_CHUNK_BYTES)}"
+                f"{where} has rows or chunks of {format_bytes(largest)}; the limit is {format_bytes(MAX_CHUNK_BYTES)}"
             )
         missing = _count_missing_chunks(dataset)
         if missing:

@@ -27,9 +27,9 @@ _RangeReader = Callable[[int, int], tuple[np.ndarray, list[_Task]]]
 
 _BLOCKS_AHEAD = 1
 #: Minimum size of a chunk; for smaller ones a task costs more than it saves.
-_MIN_CHUNK_BYTES = 4 << 10
+MIN_CHUNK_BYTES = 4 << 10
 #: Maximum unpacked size of the chunks of a column that a block keeps for the next one.
-_MAX_KEPT_BYTES = 32 << 20
+MAX_KEPT_BYTES = 32 << 20
 
 
 def read_blocks(
@@ -111,7 +111,7 @@ def _is_plain_gzip(dataset: h5py.Dataset) -> bool:
     chunk_bytes = dataset.dtype.itemsize * math.prod(dataset.chunks)
     axes = zip(dataset.shape[1:], dataset.chunks[1:], strict=True)
     chunks_per_row = math.prod(-(-size // chunk) for size, chunk in axes)
-    has_good_size = chunk_bytes >= _MIN_CHUNK_BYTES and chunk_bytes * chunks_per_row <= _MAX_KEPT_BYTES
+    has_good_size = chunk_bytes >= MIN_CHUNK_BYTES and chunk_bytes * chunks_per_row <= MAX_KEPT_BYTES
     return has_good_size and bool(dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype))
 
 

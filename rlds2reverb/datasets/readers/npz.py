@@ -26,7 +26,7 @@ from .hdf5 import require_plausible_size
 _MAGIC = b"PK\x03\x04"
 _SUFFIX = ".npy"
 _MAX_MEMBERS = 1 << 10
-_MAX_ROW_BYTES = 64 << 20
+MAX_ROW_BYTES = 64 << 20
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
 
 
@@ -146,10 +146,10 @@ class NpzColumn:
             )
         require_plausible_size(self._where, stored_bytes, declared)
         largest = declared if self._is_fortran else self._row_bytes
-        if largest > _MAX_ROW_BYTES:
+        if largest > MAX_ROW_BYTES:
             kind = "is in Fortran order and has" if self._is_fortran else "has rows of"
             raise SourceError(
-                f"{self._where} {kind} {format_bytes(largest)}; the limit is {format_bytes(_MAX_ROW_BYTES)}"
+                f"{self._where} {kind} {format_bytes(largest)}; the limit is {format_bytes(MAX_ROW_BYTES)}"
             )
 
     def __len__(self) -> int:

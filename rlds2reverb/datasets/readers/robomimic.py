@@ -45,7 +45,7 @@ _OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
 _MAX_ENV_ARGS = 1 << 20
 #: Maximum size of the rewards of all demonstrations that are kept in memory, so that they are read once.
-_MAX_KEPT_BYTES = 8 << 20
+MAX_KEPT_BYTES = 8 << 20
 
 
 def is_robomimic(location: Any) -> bool:
@@ -221,7 +221,7 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
     if not rewards:
         warnings.append(f"{name} has no rewards, so that all are 0; use it for cloning")
-    small = tuple(rewards) if sum(column.nbytes for column in rewards) <= _MAX_KEPT_BYTES else ()
+    small = tuple(rewards) if sum(column.nbytes for column in rewards) <= MAX_KEPT_BYTES else ()
     unterminated, described = _read_marks(file, kept, UNTERMINATED), _describe_dones(successes, dones)
     facts: Any = (kept, num_rows, frozenset(optional), is_terminal, unterminated, small, described, tuple(warnings),
                   _read_masks(file))  # fmt: skip

@@ -19,11 +19,11 @@ from .image_files import Decoder, decode_images, keep_files
 from .layout import ATTRIBUTES, EPISODES, ROWS, Layout, array_name, blank_images, read_attributes
 
 #: Size from which on a part in memory is followed by another one.
-_PART_BYTES = 32 << 20
+PART_BYTES = 32 << 20
 #: Maximum number of steps of several episodes that are read at a time.
 _BATCH_ROWS = 8192
 #: Minimum time between two comparisons of the sizes of mapped files.
-_CHECK_SECS = 0.05
+CHECK_SECS = 0.05
 
 
 class StepColumns:
@@ -209,7 +209,7 @@ class StepColumns:
         takes as long as reading a small batch.
         """
         now = time.monotonic()
-        if now - self._checked_at < _CHECK_SECS:
+        if now - self._checked_at < CHECK_SECS:
             return
         self._checked_at = now
         for mapped in self._mapped:
@@ -233,7 +233,7 @@ class MemoryColumns:
         for name, added in self._pending[-1].items():
             self._sizes[name] += len(added)
             self._num_bytes += added.nbytes
-        if self._num_bytes > _PART_BYTES:
+        if self._num_bytes > PART_BYTES:
             self._end_part()
 
     def finish(self) -> StepColumns:

@@ -65,7 +65,7 @@ _FILE_NAME = re.compile(
     rf"{ROWS}|{EPISODES}|{ATTRIBUTES}|column-\d{{2,}}-(bytes|ends|frames)|{re.escape(_PART_MANIFEST)}"
 )
 #: Limits of the division into parts, each of which costs some calls that wait for the disk.
-_MAX_PARTS, _MIN_PART_ROWS = 64, 20_000
+_MAX_PARTS, MIN_PART_ROWS = 64, 20_000
 #: Share of the free memory up to which a store is expected to stay in the system's cache of files.
 _CACHED_SHARE = 0.5
 _POLL_SECS = 0.2
@@ -198,7 +198,7 @@ def _make_plan(source: Source) -> _Plan:
     ranges: list[tuple[int, int | None]] = [(0, None)]
     if count is not None:
         num_rows = source.num_rows or count * first[0].num_steps
-        num_parts = min(_MAX_PARTS, count, -(-num_rows // _MIN_PART_ROWS))
+        num_parts = min(_MAX_PARTS, count, -(-num_rows // MIN_PART_ROWS))
         ranges = [*itertools.pairwise(np.linspace(0, count, num_parts + 1).astype(int).tolist())]
     return {"version": _VERSION, "identity": identity, "layout": layout.to_json(), "ranges": ranges}
 

@@ -33,10 +33,10 @@ VERSIONS = ("v3.0", "v2.1")
 #: Rate that timestamps assume if the source does not know its own.
 DEFAULT_FPS = 30
 #: Size from which version 3.0 starts a new data file, and number of files in a directory, as in LeRobot.
-_FILE_MB, _VIDEO_MB = 100, 200
-_CHUNKS_SIZE = 1000
-_ROW_GROUP_BYTES = 16 << 20
-_EPISODES_PER_GROUP = 500
+FILE_MB, VIDEO_MB = 100, 200
+CHUNKS_SIZE = 1000
+ROW_GROUP_BYTES = 16 << 20
+EPISODES_PER_GROUP = 500
 _IMAGE_CHANNELS = (1, 3, 4)
 _TASK_FIELDS = (TASK, "language_instruction", "natural_language_instruction")
 _MAX_DIMENSIONS = 5
@@ -365,7 +365,7 @@ class _Files:
 
     def _make_path(self, key: str, **values: Any) -> Path:
         """Returns the path of a file of the next episode, and creates its folder."""
-        chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
+        chunk, number = divmod(self._num_episodes, CHUNKS_SIZE)
         numbers = {"chunk_index": chunk, "file_index": number}
         numbers |= {"episode_chunk": chunk, "episode_index": self._num_episodes}
         path = self._directory / _PATHS[self.version][key].format(**{**numbers, **values})
@@ -391,7 +391,7 @@ class _Files:
             "total_frames": self._num_rows,
             "total_tasks": len(self._tasks),
             **own_info,
-            "chunks_size": _CHUNKS_SIZE,
+            "chunks_size": CHUNKS_SIZE,
             "fps": self._fps,
             "splits": {"train": f"0:{self._num_episodes}"},
             **_PATHS[self.version],
@@ -434,7 +434,7 @@ class _Version2(_Files):
         for text, index in self._tasks.items():
             self._append("tasks.jsonl", {"task_index": index, "task": text})
         num_videos = self._num_episodes * len(self._videos)
-        return {"total_videos": num_videos, "total_chunks": (self._num_episodes - 1) // _CHUNKS_SIZE + 1}
+        return {"total_videos": num_videos, "total_chunks": (self._num_episodes - 1) // CHUNKS_SIZE + 1}
 
 
 class _Version3(_Files):
@@ -454,7 +454,7 @@ class _Version3(_Files):
     @property
     def _data_file(self) -> dict[str, int]:
         """The numbers of the chunk and file to which the next rows go."""
-        return dict(zip(("chunk_index", "file_index"), divmod(self._num_files, _CHUNKS_SIZE), strict=True))
+        return dict(zip(("chunk_index", "file_index"), divmod(self._num_files, CHUNKS_SIZE), strict=True))
 
     def _write(self, table: Any, episode: dict[str, Any], statistics: Any, seed: int | None) -> None:
         import pyarrow.parquet as pq
@@ -466,18 +466,18 @@ class _Version3(_Files):
         self._num_bytes += table.nbytes
         place = {f"data/{name}": number for name, number in self._data_file.items()}
         rows = {"dataset_from_index": self._num_rows, "dataset_to_index": self._num_rows + episode["length"]}
-        chunk, number = divmod(self._num_episodes, _CHUNKS_SIZE)
+        chunk, number = divmod(self._num_episodes, CHUNKS_SIZE)
         times = {"from_timestamp": 0.0, "to_timestamp": episode["length"] / self._fps}
         video = {"chunk_index": chunk, "file_index": number, **times}
         videos_at = {f"videos/{name}/{key}": value for name in self._videos for key, value in video.items()}
         stats = {f"stats/{name}/{key}": value for name, of in statistics.items() for key, value in of.items()}
         index = {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         self._episodes.append({**episode, **place, **rows, **videos_at, **stats, **index, "seed": seed})
-        if len(self._episodes) == _EPISODES_PER_GROUP:
+        if len(self._episodes) == EPISODES_PER_GROUP:
             self._flush_episodes()
-        if self._num_bytes >= _ROW_GROUP_BYTES:
+        if self._num_bytes >= ROW_GROUP_BYTES:
             self._flush()
-            if self._path.stat().st_size >= _FILE_MB << 20:
+            if self._path.stat().st_size >= FILE_MB << 20:
                 self._data.close()
                 self._data = None
                 self._num_files += 1
@@ -524,4 +524,4 @@ class _Version3(_Files):
         tasks = pa.table({"task_index": pa.array(self._tasks.values(), pa.int64()), index: list(self._tasks)})
         pq.write_table(tasks.replace_schema_metadata({"pandas": json.dumps(pandas)}), self._meta / "tasks.parquet")
         (self._meta / "stats.json").write_text(json.dumps(self._statistics.as_dict(), indent=4), encoding="utf-8")
-        return {"data_files_size_in_mb": _FILE_MB, "video_files_size_in_mb": _VIDEO_MB}
+        return {"data_files_size_in_mb": FILE_MB, "video_files_size_in_mb": VIDEO_MB}

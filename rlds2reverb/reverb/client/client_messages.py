@@ -61,16 +61,17 @@ ServerInfoResponse: 1 tables_state_id Uint128, 2 table_info *TableInfo
 """
 
 
-_CLASSES = declare_messages(_MESSAGES)
-ChunkData = _CLASSES["ChunkData"]
-PrioritizedItem = _CLASSES["PrioritizedItem"]
-PriorityTableCheckpoint = _CLASSES["PriorityTableCheckpoint"]
-TensorShapeProto = _CLASSES["TensorShapeProto"]
-InsertStreamRequest = _CLASSES["InsertStreamRequest"]
-InsertStreamResponse = _CLASSES["InsertStreamResponse"]
-MutatePrioritiesRequest = _CLASSES["MutatePrioritiesRequest"]
-ResetRequest = _CLASSES["ResetRequest"]
-SampleStreamRequest = _CLASSES["SampleStreamRequest"]
-SampleStreamResponse = _CLASSES["SampleStreamResponse"]
-CheckpointResponse = _CLASSES["CheckpointResponse"]
-ServerInfoResponse = _CLASSES["ServerInfoResponse"]
+#: All classes of messages by name.
+CLASSES = declare_messages(_MESSAGES)
+ChunkData = CLASSES["ChunkData"]
+PrioritizedItem = CLASSES["PrioritizedItem"]
+PriorityTableCheckpoint = CLASSES["PriorityTableCheckpoint"]
+TensorShapeProto = CLASSES["TensorShapeProto"]
+InsertStreamRequest = CLASSES["InsertStreamRequest"]
+InsertStreamResponse = CLASSES["InsertStreamResponse"]
+MutatePrioritiesRequest = CLASSES["MutatePrioritiesRequest"]
+ResetRequest = CLASSES["ResetRequest"]
+SampleStreamRequest = CLASSES["SampleStreamRequest"]
+SampleStreamResponse = CLASSES["SampleStreamResponse"]
+CheckpointResponse = CLASSES["CheckpointResponse"]
+ServerInfoResponse = CLASSES["ServerInfoResponse"]

@@ -18,10 +18,10 @@ from typing import NamedTuple
 _LOOPBACK = b"lo\0"
 _MAX_NAME_BYTES = 16  # IFNAMSIZ of Linux.
 #: Values of the kernel's enum of TCP states; see include/net/tcp_states.h.
-_ESTABLISHED, _SYN_RECV, _CLOSE_WAIT, _LISTEN = 0x01, 0x03, 0x08, 0x0A
+_ESTABLISHED, _SYN_RECV, _CLOSE_WAIT, LISTEN = 0x01, 0x03, 0x08, 0x0A
 
 #: gRPC accepts connections within milliseconds, unless the other side delays its part.
-_ACCEPT_SECS = 10.0
+ACCEPT_SECS = 10.0
 _POLL_SECS = 0.01
 
 
@@ -54,10 +54,10 @@ def isolate_port(port: int) -> None:
 def _bind_until_complete(port: int) -> None:
     """Binds the listeners, and then every connection that they accepted before that."""
     bound_listeners: set[int] = set()
-    deadline = time.monotonic() + _ACCEPT_SECS
+    deadline = time.monotonic() + ACCEPT_SECS
     while True:
-        sockets = _read_sockets(port)
-        listeners = {tcp_socket.inode for tcp_socket in sockets if tcp_socket.state == _LISTEN}
+        sockets = read_sockets(port)
+        listeners = {tcp_socket.inode for tcp_socket in sockets if tcp_socket.state == LISTEN}
         is_complete = listeners <= bound_listeners and not any(map(_is_pending, sockets))
         bound = _bind_own_sockets({tcp_socket.inode for tcp_socket in sockets})
         if not listeners or not listeners <= bound:
@@ -65,7 +65,7 @@ def _bind_until_complete(port: int) -> None:
         if is_complete:
             return
         if time.monotonic() > deadline:
-            raise OSError(f"a connection was not established within {_ACCEPT_SECS:g} s")
+            raise OSError(f"a connection was not established within {ACCEPT_SECS:g} s")
         bound_listeners = listeners
         time.sleep(_POLL_SECS)
 
@@ -75,7 +75,7 @@ def _is_pending(tcp_socket: _Socket) -> bool:
     return not tcp_socket.inode and tcp_socket.state in (_ESTABLISHED, _SYN_RECV, _CLOSE_WAIT)
 
 
-def _read_sockets(port: int) -> list[_Socket]:
+def read_sockets(port: int) -> list[_Socket]:
     """Returns the TCP sockets of this network namespace that have this local port."""
     sockets = []
     for table in ("tcp", "tcp6"):

@@ -78,7 +78,7 @@ class BlockStreams:
         self._last = -1
         self._starts_at = time.monotonic() + _START_SECS
         servers = [*enumerate(tables.addresses)] * num_streams
-        self._readers = [_Reader(self, index, address) for index, address in servers]
+        self._readers = [Reader(self, index, address) for index, address in servers]
         for run in (*(reader.run for reader in self._readers), self._watch):
             threading.Thread(target=run, name=f"sample-{self.table}", daemon=True).start()
 
@@ -163,7 +163,7 @@ class BlockStreams:
             return new
 
 
-class _Reader:
+class Reader:
     """One stream of samples from a server, as a loop that runs in a thread."""
 
     def __init__(self, streams: BlockStreams, server: int, address: str):

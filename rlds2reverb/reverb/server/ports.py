@@ -30,7 +30,7 @@ _NUM_PORTS = 65536
 def pick_port() -> int:
     """Returns a free port with a free batch port that no server of this process has used, if found in 100 tries."""
     for _ in range(_MAX_TRIES):
-        port = _find_port()
+        port = find_port()
         with contextlib.suppress(ResourceInUseError):
             require_free_port(port)
             require_free_port(batch_port(port))
@@ -39,7 +39,7 @@ def pick_port() -> int:
     return port
 
 
-def _find_port() -> int:
+def find_port() -> int:
     """Returns a port that the system chooses."""
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -17,7 +17,7 @@ from ..client import NO_LIMIT, Connection, PausableDeadline, TableInfo
 from ..client.chunk_tensors import read_spec
 from ..wire.packing import find_packing
 
-_MAX_WAIT_SECS = 5.0
+MAX_WAIT_SECS = 5.0
 _ATTEMPT_SECS, _RETRY_SECS = 1.0, 0.1
 _ADVICE = (
     "write to an empty table, or cast or reshape the data: a table without a signature accepts both, but then "
@@ -69,7 +69,7 @@ def require_stored_items_match(
         reason = find_reason_not_to_sample(info, info.current_size)
         if reason is None:
             with Connection(address) as connection:
-                columns = _sample_columns(connection, name, min(timeout_secs, _MAX_WAIT_SECS))
+                columns = _sample_columns(connection, name, min(timeout_secs, MAX_WAIT_SECS))
             if columns is not None:
                 _require_columns_match(signature, columns, name)
                 continue

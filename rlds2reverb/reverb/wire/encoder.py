@@ -19,19 +19,19 @@ from . import keys, message_encoding, protobuf
 from .item_blocks import ItemBlock, join_rows
 
 #: The maximum size of a chunk: items with more bytes are always spread over several chunks.
-_MAX_CHUNK_BYTES = 16 << 20
+MAX_CHUNK_BYTES = 16 << 20
 #: The number of rows that are encoded together, if their total size is between these limits.
 _BATCH_ROWS = 1 << 11
-_MIN_BATCH_BYTES, _MAX_BATCH_BYTES = 2 << 20, 8 << 20
+MIN_BATCH_BYTES, MAX_BATCH_BYTES = 2 << 20, 8 << 20
 #: The maximum size of a chunk that several items share, since sampling one item transfers the whole chunk.
-_MAX_SHARED_CHUNK_BYTES = 128 << 10
+MAX_SHARED_CHUNK_BYTES = 128 << 10
 _MIN_SHARED_ITEMS = 16
 #: The maximum number of chunks of a large item, unless that would make the chunks too large.
 _MAX_SLICES = 16
 #: The minimum size of a row, such as an image, for its column to be compressed.
-_MIN_COMPRESSED_ROW_BYTES = 512
+MIN_COMPRESSED_ROW_BYTES = 512
 #: The maximum size of the chunks in one message to the server.
-_MAX_REQUEST_BYTES = 64 << 20
+MAX_REQUEST_BYTES = 64 << 20
 #: The maximum number of items that share a chunk.
 MAX_CHUNK_LENGTH = 1_000_000
 
@@ -69,7 +69,7 @@ class EncodedBatch:
     def insert_requests(self) -> list[bytes]:
         """Returns the batch as one `InsertStreamRequest` message, or several if its chunks are too large for one."""
         items = [part for records in self.items for part in _to_fields(2, records)]
-        if self.chunk_bytes <= _MAX_REQUEST_BYTES:
+        if self.chunk_bytes <= MAX_REQUEST_BYTES:
             return [b"".join([part for records in self.chunks for part in _to_fields(1, records)] + items)]
         # The server keeps the chunks of a stream until their items arrive.
         chunks = [b"".join(_to_fields(1, records)) for records in self.chunks]
@@ -112,8 +112,8 @@ class Encoder:
         self._seed_parts = (repr(specs), key_seed)
         column_bytes = [spec.num_bytes for spec in specs]
         self._row_bytes = max(sum(column_bytes), 1)
-        self._batch_bytes = min(max(_BATCH_ROWS * self._row_bytes, _MIN_BATCH_BYTES), _MAX_BATCH_BYTES)
-        self._compress = max(column_bytes, default=0) >= _MIN_COMPRESSED_ROW_BYTES
+        self._batch_bytes = min(max(_BATCH_ROWS * self._row_bytes, MIN_BATCH_BYTES), MAX_BATCH_BYTES)
+        self._compress = max(column_bytes, default=0) >= MIN_COMPRESSED_ROW_BYTES
         #: The number of items encoded up to now.
         self.num_items = 0
 
@@ -166,10 +166,10 @@ class Encoder:
         else:
             repeated = np.maximum(length - stride, 0)
             num_items = np.maximum(_MIN_SHARED_ITEMS, -(-2 * repeated // stride))
-            rows_per_chunk = _MAX_SHARED_CHUNK_BYTES // self._row_bytes
+            rows_per_chunk = MAX_SHARED_CHUNK_BYTES // self._row_bytes
             max_items = np.maximum((rows_per_chunk - length) // np.minimum(stride, length) + 1, 1)
             is_grid = max_items * stride < repeated
-        is_grid |= longest * self._row_bytes > _MAX_CHUNK_BYTES
+        is_grid |= longest * self._row_bytes > MAX_CHUNK_BYTES
         items_per_chunk = np.ones(len(has_items), np.int64)
         items_per_chunk[has_items] = np.where(is_grid, 0, np.minimum(num_items, max_items))
         return items_per_chunk
@@ -234,7 +234,7 @@ class Encoder:
         are encoded, and items with the same number of slices are encoded together.
         """
         item_bytes = int(block.lengths.max()) * self._row_bytes
-        chunk_bytes = min(_MAX_CHUNK_BYTES, max(_MAX_SHARED_CHUNK_BYTES, item_bytes // _MAX_SLICES))
+        chunk_bytes = min(MAX_CHUNK_BYTES, max(MAX_SHARED_CHUNK_BYTES, item_bytes // _MAX_SLICES))
         step = max(1, chunk_bytes // self._row_bytes)
         ends = block.starts + block.lengths
         first, last = block.starts // step, (ends - 1) // step

@@ -13,7 +13,7 @@ from rlds2reverb.types.specs import concatenate
 
 #: The approximate sizes of the first and of later groups of episodes that are encoded and confirmed together. The
 #: first group is small, so that the server has work early.
-_FIRST_GROUP_BYTES, _GROUP_BYTES = 1 << 20, 8 << 20
+FIRST_GROUP_BYTES, GROUP_BYTES = 1 << 20, 8 << 20
 
 
 class Sized(Protocol):
@@ -112,7 +112,7 @@ def group_by_size(parts: Iterable[SizedT], *, first_end: int = 0) -> Iterator[li
     for number, part in enumerate(parts, start=1):
         group.append(part)
         group_bytes += part.num_bytes
-        if group_bytes >= min(max(bytes_before, _FIRST_GROUP_BYTES), _GROUP_BYTES) or number == first_end:
+        if group_bytes >= min(max(bytes_before, FIRST_GROUP_BYTES), GROUP_BYTES) or number == first_end:
             yield group
             bytes_before += group_bytes
             group, group_bytes = [], 0

@@ -21,9 +21,9 @@ from ..wire.item_blocks import ItemBlock
 from .bulk_writer import BulkWriter
 
 _KEY_SEED = -1
-_TIMEOUT_SECS = 20.0
+TIMEOUT_SECS = 20.0
 #: State ids of servers that passed the check, so that later transfers of this process skip it.
-_COMPATIBLE_SERVERS: set[str] = set()
+COMPATIBLE_SERVERS: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def find_incompatibility(address: str, tables: Sequence[str], trial: TrialItem, 
     """
     reason: str | None = ""
     for _ in range(2):  # A failure while the server is away or restarting says nothing about compatibility.
-        reason = _try_once(address, tables, trial, min(timeout_secs, _TIMEOUT_SECS))
+        reason = _try_once(address, tables, trial, min(timeout_secs, TIMEOUT_SECS))
         if reason is None:
             return None
         server_state_id(address, timeout_secs=timeout_secs)
@@ -98,7 +98,7 @@ def _try_once(address: str, tables: Sequence[str], trial: TrialItem, timeout_sec
             state_id = connection.state_id(timeout_secs=timeout_secs)
             for name in tables:  # An earlier run may have been killed before it deleted its item.
                 connection.delete(name, trial.make_keys(name), timeout_secs=timeout_secs)
-            if state_id in _COMPATIBLE_SERVERS:
+            if state_id in COMPATIBLE_SERVERS:
                 return None
             infos = connection.table_infos(timeout_secs=timeout_secs)
             table = next((name for name in tables if _is_usable(infos[name])), None)
@@ -113,7 +113,7 @@ def _try_once(address: str, tables: Sequence[str], trial: TrialItem, timeout_sec
                 with ReplayServer([TableConfig(tables[0])], trial.signature) as server:
                     reason = _write_and_read(server.address, tables[0], trial, timeout_secs)
             if reason is None:
-                _COMPATIBLE_SERVERS.add(state_id)
+                COMPATIBLE_SERVERS.add(state_id)
             return reason
     except ServerUnavailableError as error:
         return str(error)

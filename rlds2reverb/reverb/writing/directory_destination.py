@@ -56,7 +56,7 @@ CHECKPOINT_NAME = "1970-01-01T00:00:00.000000000+00:00"
 _ITEMS, _CHUNKS = "items.tfrecord", "chunks.tfrecord"
 #: The files that are appended to.
 FILES = (_ITEMS, _CHUNKS, "item_keys", "chunk_keys")
-_PART_BYTES = 64 << 20
+PART_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
 _MAX_QUEUED_BATCHES = 3
 #: Errors that the same call would raise again, so that its files are useless.
@@ -256,7 +256,7 @@ class DirectoryDestination(AbstractContextManager["DirectoryDestination"]):
                 self._queued.append(self._thread.submit(self._append, batch))
                 if len(self._queued) > _MAX_QUEUED_BATCHES:
                     self._queued.popleft().result()
-            if self._num_bytes >= self._part_begin + _PART_BYTES:
+            if self._num_bytes >= self._part_begin + PART_BYTES:
                 self._end_part(state)
 
     def _append(self, batch: EncodedBatch) -> None:

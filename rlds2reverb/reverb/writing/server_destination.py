@@ -15,7 +15,7 @@ from .journal import Journal, SavedState
 from .reverb_writer import ReverbWriter
 from .transfer import TransferState
 
-_SECS_BETWEEN_SAVES = 0.5
+SECS_BETWEEN_SAVES = 0.5
 
 
 class ServerDestination(AbstractContextManager["ServerDestination"]):
@@ -109,7 +109,7 @@ class ServerDestination(AbstractContextManager["ServerDestination"]):
           ServerUnavailableError, ServerRestartedError: As for the writer's `write`.
         """
         self._writer.write(blocks, state)
-        if time.monotonic() > self._last_save + _SECS_BETWEEN_SAVES:
+        if time.monotonic() > self._last_save + SECS_BETWEEN_SAVES:
             self._save()
 
     def finish(self, state: TransferState) -> None:

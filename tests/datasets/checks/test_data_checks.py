@@ -402,7 +402,7 @@ def test_blocks_do_not_change_the_findings(monkeypatch):
         if defect[0] in ("teleport", "slow clock", "idle robot", "black images", "missing instruction"):
             defect[2](data)
     together = check_dataset(make_source(data))
-    monkeypatch.setattr("rlds2reverb.types.episode_batches._MAX_BATCH_BYTES", 0)
+    monkeypatch.setattr("rlds2reverb.types.episode_batches.MAX_BATCH_BYTES", 0)
     assert check_dataset(make_source(data)) == together and len(together) == 6
 
 

@@ -46,7 +46,7 @@ def naive_discontinuities(rows):
 def test_discontinuities_match_the_naive_loop_for_any_block_size(ends, jump_at, block_rows):
     rows = make_rows(ends, 30, jump_at=jump_at)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
+        patch.setattr(d4rl, "MAX_BLOCK_ROWS", block_rows)
         patch.setattr("rlds2reverb.datasets.readers.continuity.MAX_SHARE", 1.0)
         got = list(load(rows))
     assert [row for episode in got for row in episode.discontinuities] == naive_discontinuities(rows)

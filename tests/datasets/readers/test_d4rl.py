@@ -71,7 +71,7 @@ def test_episodes_do_not_depend_on_the_block_size(flags, block_rows):
     terminals, timeouts = np.array(flags).T
     whole = list(load(make_rows(terminals, timeouts)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(d4rl, "_MAX_BLOCK_ROWS", block_rows)
+        patch.setattr(d4rl, "MAX_BLOCK_ROWS", block_rows)
         parts = list(load(make_rows(terminals, timeouts)))
         limited = episode_lengths(make_rows(terminals, timeouts), max_episode_steps=3)
     assert len(whole) == len(parts)

@@ -93,7 +93,7 @@ def test_huge_chunk_raises(d4rl_file, monkeypatch):
     def write(file):
         file.create_dataset("rewards", data=np.zeros((10, 1), np.float32), chunks=(10, 1))
 
-    monkeypatch.setattr(hdf5, "_MAX_CHUNK_BYTES", 16)
+    monkeypatch.setattr(hdf5, "MAX_CHUNK_BYTES", 16)
     with pytest.raises(SourceError, match=r"has rows or chunks of .* bytes; the limit is 16 bytes"):
         open_d4rl(d4rl_file(write))
 

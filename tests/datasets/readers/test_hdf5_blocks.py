@@ -3,6 +3,7 @@
 import threading
 
 import h5py
+import internals
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -64,11 +65,11 @@ def test_blocks_match_hdf5(tmp_path_factory, data):
         tmp_path_factory.getbasetemp() / "any.hdf5", values, chunks, **data.draw(st.sampled_from(FILTERS))
     )
     stops = sorted({*data.draw(st.lists(st.integers(1, shape[0]), max_size=8)), shape[0]})
-    min_chunk_bytes, hdf5_blocks._MIN_CHUNK_BYTES = hdf5_blocks._MIN_CHUNK_BYTES, 1
+    min_chunk_bytes, hdf5_blocks.MIN_CHUNK_BYTES = hdf5_blocks.MIN_CHUNK_BYTES, 1
     try:
         np.testing.assert_array_equal(read_all_rows(path, list(zip([0, *stops], stops, strict=False))), values)
     finally:
-        hdf5_blocks._MIN_CHUNK_BYTES = min_chunk_bytes
+        hdf5_blocks.MIN_CHUNK_BYTES = min_chunk_bytes
 
 
 def test_each_chunk_is_unpacked_once(tmp_path, unpacking_threads):
@@ -98,10 +99,10 @@ def test_hdf5_unpacks_unsupported_chunks(tmp_path, unpacking_threads, chunks, fi
 
 def test_hdf5_unpacks_chunks_that_do_not_fit_in_memory(tmp_path, unpacking_threads, monkeypatch):
     path = write_file(tmp_path / "x.hdf5", np.zeros((2_000, 6)), (1_000, 2), **GZIP)
-    monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
+    monkeypatch.setattr(hdf5_blocks, "MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8)
     read_all_rows(path, even_bounds(2_000, 300))
     assert len(unpacking_threads) == 2 * 3
-    monkeypatch.setattr(hdf5_blocks, "_MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
+    monkeypatch.setattr(hdf5_blocks, "MAX_KEPT_BYTES", 3 * 1_000 * 2 * 8 - 1)
     read_all_rows(path, even_bounds(2_000, 300))
     assert len(unpacking_threads) == 2 * 3
 
@@ -155,7 +156,7 @@ def test_dropping_a_reader_does_not_wait_for_its_thread(monkeypatch):
     """A thread that holds h5py's lock may collect it as garbage."""
     permits = threading.Event()
     monkeypatch.setattr(
-        hdf5_blocks, "_make_reader", lambda column: lambda start, stop: (np.zeros(1), [permits.wait] * start)
+        hdf5_blocks, internals.MAKE_READER, lambda column: lambda start, stop: (np.zeros(1), [permits.wait] * start)
     )
     blocks = read_blocks({"x": None}, even_bounds(3, 1))
     next(blocks)

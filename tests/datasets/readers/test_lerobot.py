@@ -451,7 +451,7 @@ def test_ends_and_seeds_are_read_back_equal(tmp_path):
 
 
 def test_large_datasets_are_written_to_several_files(tmp_path, monkeypatch):
-    for name, value in {"_FILE_MB": 0, "_ROW_GROUP_BYTES": 100, "_CHUNKS_SIZE": 2, "_EPISODES_PER_GROUP": 2}.items():
+    for name, value in {"FILE_MB": 0, "ROW_GROUP_BYTES": 100, "CHUNKS_SIZE": 2, "EPISODES_PER_GROUP": 2}.items():
         monkeypatch.setattr(lerobot_writer, name, value)
     source = load([episode(length, terminal=True) for length in (3, 4, 5, 6, 7)])
     for version in lerobot_writer.VERSIONS:

@@ -123,7 +123,7 @@ def test_compression_bomb_raises_before_it_is_read(tmp_path):
 
 
 def test_oversized_rows_raise(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "_MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(npz, "MAX_ROW_BYTES", 100)
     np.savez(tmp_path / "x.npz", observations=np.zeros((2, 101), np.uint8))
     with pytest.raises(SourceError, match="'observations' has rows of 101 bytes; the limit is 100 bytes"):
         load(tmp_path / "x.npz")

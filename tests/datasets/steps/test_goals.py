@@ -119,7 +119,7 @@ def test_geometric_goals_are_the_next_or_the_last_state_at_the_limits_of_gamma(g
 def read(items, step, count=1):
     data, _ = items.read(step, count)
     assert len(data) == count
-    rows = items._index.find_places(items.sample_indices(step, count).ravel()).row
+    rows = ItemIndex(items.steps, Transitions(), IS_USED).find_places(items.sample_indices(step, count).ravel()).row
     experience = items.to_experience(tf.constant(data.reshape(-1, data.shape[-1])))
     return tf.nest.map_structure(lambda column: column.numpy(), experience), rows
 

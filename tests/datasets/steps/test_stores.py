@@ -10,6 +10,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import internals
 import numpy as np
 import pytest
 from properties import mark_slow_except
@@ -40,7 +41,7 @@ SOURCES = {
 }
 BUILD = (
     "import sys; from pathlib import Path; from rlds2reverb import load; from rlds2reverb.datasets import store; "
-    "store._MIN_PART_ROWS = 1; store.build_store(load(sys.argv[1]), Path(sys.argv[2]), num_workers=int(sys.argv[3]))"
+    "store.MIN_PART_ROWS = 1; store.build_store(load(sys.argv[1]), Path(sys.argv[2]), num_workers=int(sys.argv[3]))"
 )
 
 
@@ -89,7 +90,7 @@ def test_store_gives_back_the_episodes(tmp_path, monkeypatch, data, name):
         {name: value for name, value in source.metadata.items() if not isinstance(value, (list, dict, tuple))},
         source.env_spec,
     )
-    monkeypatch.setattr(step_columns, "_PART_BYTES", 20_000)
+    monkeypatch.setattr(step_columns, "PART_BYTES", 20_000)
     columns = in_memory(expected)
     assert_same_episodes(columns.read_episodes(image_decoding=False), expected)
     verify_store(tmp_path / "store")
@@ -124,7 +125,7 @@ def test_stacked_frames_are_stored_once(data):
 
 @pytest.mark.slow
 def test_files_are_the_same_for_any_number_of_processes(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(store, "_MIN_PART_ROWS", 2_000)
+    monkeypatch.setattr(store, "MIN_PART_ROWS", 2_000)
     source, progress = load(data / "d4rl/hopper_medium-v2.hdf5"), []
     for workers in (0, 2):
         path = tmp_path / str(workers)
@@ -136,7 +137,7 @@ def test_files_are_the_same_for_any_number_of_processes(tmp_path, monkeypatch, d
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_builds_continue_with_the_same_bytes(tmp_path, monkeypatch, data, workers):
-    monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
+    monkeypatch.setattr(store, "MIN_PART_ROWS", 1)
     random, path = np.random.default_rng(workers), data / "d4rl/hopper_medium-v2.hdf5"
     build_store(load(path), tmp_path / "whole", num_workers=0)
     num_kills = 0
@@ -162,7 +163,7 @@ def test_killed_builds_continue_with_the_same_bytes(tmp_path, monkeypatch, data,
 
 
 def test_build_continues_after_the_last_complete_episode(tmp_path, monkeypatch, data):
-    monkeypatch.setattr(store, "_MIN_PART_ROWS", 2_000)
+    monkeypatch.setattr(store, "MIN_PART_ROWS", 2_000)
     source = load(data / "d4rl/hopper_medium-v2.hdf5")
     build_store(source, tmp_path / "whole", num_workers=0)
     build_store(source, tmp_path / "store", num_workers=0)
@@ -219,7 +220,7 @@ def test_episodes_of_other_fields_are_refused(tmp_path):
     ],
 )
 def test_errors_of_processes_reach_the_caller(error, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_MIN_PART_ROWS", 1)
+    monkeypatch.setattr(store, "MIN_PART_ROWS", 1)
     source = load([episode(3, terminal=True)] * 4)
     source.kind = "d4rl"
     read = source.read
@@ -236,7 +237,7 @@ def test_errors_of_processes_reach_the_caller(error, tmp_path, monkeypatch):
 
 
 def test_build_continues_after_the_disk_was_full(tmp_path, monkeypatch, data):
-    source, write, written = load(data / "d4rl/hopper_medium-v2.hdf5"), store._write_all, []
+    source, write, written = load(data / "d4rl/hopper_medium-v2.hdf5"), getattr(store, internals.WRITE_ALL), []
 
     def write_some(file, array):
         written.append(array.nbytes)
@@ -244,7 +245,7 @@ def test_build_continues_after_the_disk_was_full(tmp_path, monkeypatch, data):
             raise OSError(errno.ENOSPC, "no space")
         write(file, array)
 
-    monkeypatch.setattr(store, "_write_all", write_some)
+    monkeypatch.setattr(store, internals.WRITE_ALL, write_some)
     with pytest.raises(StorageFullError, match="existing data are kept"):
         build_store(source, tmp_path / "store", num_workers=0)
     monkeypatch.undo()
@@ -280,7 +281,7 @@ def test_damaged_records_are_noticed_when_a_store_is_opened(tmp_path, data, kind
 
 @pytest.mark.parametrize("name", ["rows", "column-05-frames"])
 def test_file_that_is_truncated_while_it_is_mapped_is_an_error(tmp_path, data, monkeypatch, name):
-    monkeypatch.setattr(step_columns, "_CHECK_SECS", 0)
+    monkeypatch.setattr(step_columns, "CHECK_SECS", 0)
     source = load(data / "formats/vd4rl/cartpole_swingup/64px")
     path = cache_store(source, tmp_path)
     (truncated,) = path.glob(f"part-0000/{name}" if name == "rows" else "part-0000/*-frames")
@@ -296,7 +297,7 @@ def test_sizes_of_mapped_files_are_compared_at_intervals(tmp_path, data, monkeyp
     times, sizes = iter([1.0, 1.04, 1.06]), []
     monkeypatch.setattr(step_columns, "time", SimpleNamespace(monotonic=lambda: next(times)))
     mapping = SimpleNamespace(size=lambda: sizes.append(1) or 1)
-    columns._mapped = [SimpleNamespace(nbytes=1, _mmap=mapping)]
+    monkeypatch.setattr(columns, internals.MAPPED, [SimpleNamespace(nbytes=1, _mmap=mapping)])
     for _ in range(3):
         columns.take(np.arange(2))
     assert len(sizes) == 2

@@ -22,7 +22,7 @@ from tf_agents.trajectories import time_step
 
 from rlds2reverb import SpecMismatchError
 from rlds2reverb.learners.agents import SquashedGaussianActor, conservative_penalty, make_agent
-from rlds2reverb.learners.agents.networks import MLP
+from rlds2reverb.learners.agents.networks import MLP, critic_values
 from rlds2reverb.learners.agents.squashed_gaussian import squash
 
 SIZE, SAMPLES, HIDDEN = 6, 2, (4, 3)
@@ -207,14 +207,14 @@ def test_cal_ql_keeps_values_above_the_returns_that_cql_underestimates():
         )
         run_updates(agent, to_transition(data), 400)
         actions = agent.actor.mode(observation)
-        values.append(np.mean(agent._values(agent.critic, tf.constant(observation), actions[tf.newaxis])))
+        values.append(np.mean(critic_values(agent.critic, tf.constant(observation), actions)))
     assert values[0] < 0.9 * data["return_to_go"].mean() < data["return_to_go"].mean() < values[1]
 
 
 def test_learned_weight_grows_while_the_weighted_penalty_exceeds_the_threshold():
     """The gap is 3 * 1.5 - 4 = 0.5, although the penalty itself is below the threshold."""
     agent = make(lagrange_threshold=4.0, min_q_weight=3.0)
-    agent._update_penalty_weight(tf.constant([[1.0, 2.0], [1.0, 2.0]]))
+    agent.update_penalty_weight(tf.constant([[1.0, 2.0], [1.0, 2.0]]))
     assert agent.penalty_optimizer.moments[0][0].numpy() == pytest.approx(0.1 * -0.5)
     assert agent.log_penalty_weight.numpy() == pytest.approx(3e-4)
 

@@ -163,8 +163,8 @@ def test_agents_learn_from_several_cameras_and_vectors(name):
     check_agent(agent, make_batch(name, make_camera_columns()))
     network = agent.actor.network
     num_parts = 2 if name in ("crl", "gcbc", "gciql", "gcivl") else 1  # The goal has images as well.
-    assert [encoder.size for encoder in network._encoders[0]] == [2 * 3 * 64, 64] * num_parts
-    assert len(network._encoders) == 1
+    assert [encoder.size for encoder in network.encoders[0]] == [2 * 3 * 64, 64] * num_parts
+    assert len(network.encoders) == 1
 
 
 def test_features_of_each_camera_and_vectors_are_concatenated():
@@ -176,7 +176,7 @@ def test_features_of_each_camera_and_vectors_are_concatenated():
         for index, (name, spec) in enumerate(CAMERA_SPEC["cameras"].items())
     ]
     features = tf.concat([*parts, columns["state"]["v"], np.float32(columns["states"]).reshape(4, 4)], 1)
-    np.testing.assert_allclose(network(Observations(CAMERA_SPEC)(columns)), network._mlp(features), atol=1e-5)
+    np.testing.assert_allclose(network(Observations(CAMERA_SPEC)(columns)), network.mlp(features), atol=1e-5)
 
 
 def check_agent(agent, batch):

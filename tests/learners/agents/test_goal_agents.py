@@ -67,10 +67,14 @@ def actor_log_prob(network, x, action):
     return -0.5 * ((action - mean) ** 2 + np.log(2 * np.pi)).sum(1), np.clip(mean, -1, 1)
 
 
+def make_data(seed=0):
+    rewards = {"reward": np.float32([0, -1, 1, 1, -1]), "discount": np.float32([0, 1, 1, 1, 1])}
+    return {**make_columns(len(WEIGHTS), seed), **rewards}
+
+
 def make_batch(agent, seed=0):
     """Returns experience and its columns in float64: `see(state, goal)` is what the networks see of rows."""
-    data = make_columns(len(WEIGHTS), seed)
-    data["reward"], data["discount"] = np.float32([0, -1, 1, 1, -1]), np.float32([0, 1, 1, 1, 1])
+    data = make_data(seed)
     state, next_state = ((data[name].astype(float) - MEAN) / STD for name in ("observation", "next_observation"))
     columns = {
         "action": (data["action"].astype(float) - CENTRE) / HALF_WIDTH,
@@ -248,7 +252,7 @@ def test_update_follows_the_gradient_of_each_loss_at_the_old_weights(name):
     with tf.GradientTape(persistent=True) as tape:
         losses = probe.losses(batch)
     before = [(target.flat.numpy(), online.flat.numpy()) for target, online in agent.targets]
-    agent._update(batch)
+    agent.train(to_goals(make_data()), tf.constant(WEIGHTS, tf.float32))
     num_trained = 0
     for loss, paths in TRAINED[name].items():
         for path in paths:
@@ -269,7 +273,7 @@ def test_actor_s_means_are_clipped_by_the_policy_only():
     mode = agent.actor.mode(batch.observation)
     assert np.abs(mode).max() > 1
     np.testing.assert_allclose(
-        agent._actions.to_unit(agent._actions.to_environment(mode)), np.clip(mode, -1, 1), atol=1e-6
+        agent.actions.to_unit(agent.actions.to_environment(mode)), np.clip(mode, -1, 1), atol=1e-6
     )
 
 

@@ -59,17 +59,16 @@ def test_transitions_and_trajectories_of_the_same_items_give_equal_batches():
     for name in ("observation", "action", "reward", "discount", "next_observation", "weights"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name), err_msg=name)
     assert one.next_action is None
-    np.testing.assert_array_equal(two.next_action, agent._actions.to_unit(data["next_action"]))
+    np.testing.assert_array_equal(two.next_action, agent.actions.to_unit(data["next_action"]))
     np.testing.assert_array_equal(two.next_action_mask, [0, 1, 1, 1])
 
 
 def test_n_step_discount_is_applied_once():
     """The target is r + gamma * (product of discounts) * V, here with gamma 0.5 and a constant V of 1."""
-    agent = make("iql", discount=0.5, target_update_rate=1.0)
+    agent = make("iql", discount=0.5, target_update_rate=1.0, value_learning_rate=1e-30)
     network, critic = agent.value.flat, agent.critic.flat
     network.assign([*[0.0] * (network.shape[0] - 1), 1.0])
     critic.assign(tf.zeros_like(critic))
-    agent.value_optimizer._learning_rate = 0.0
     data = {**make_columns(3), "reward": np.float32([10, 11, 12]), "discount": np.float32([0, 1, 0.81])}
     info = agent.train(to_transition(data))
     np.testing.assert_allclose(info.extra["td_error"], [10, 11 + 0.5, 12 + 0.5 * 0.81], rtol=1e-6)

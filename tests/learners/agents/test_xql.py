@@ -10,7 +10,7 @@ from rlds2reverb.learners.agents import make_agent
 
 def test_loss_of_large_td_errors_is_linear():
     agent = make_agent("xql", *SMALL_SPECS, hidden_sizes=(4,))
-    losses = agent._td_loss(tf.constant([0.0, -2.0, 20.0, -30.0]))
+    losses = agent.td_loss(tf.constant([0.0, -2.0, 20.0, -30.0]))
     np.testing.assert_allclose(losses, [0, 2, 200, 400])
 
 

@@ -37,10 +37,10 @@ def find_original(name):
     raise LookupError(name)
 
 
-@pytest.mark.parametrize("name", sorted(set(messages._CLASSES) - UNDESCRIBED))
+@pytest.mark.parametrize("name", sorted(set(messages.CLASSES) - UNDESCRIBED))
 def test_fields_have_the_numbers_and_types_of_the_original(name):
     original = find_original(name).fields_by_name
-    for field in messages._CLASSES[name].DESCRIPTOR.fields:
+    for field in messages.CLASSES[name].DESCRIPTOR.fields:
         expected = original[field.name]
         assert (field.number, field.label) == (expected.number, expected.label)
         if field.name in SIMPLIFIED:
@@ -64,7 +64,7 @@ def test_undeclared_fields_are_kept():
 
 def test_sample_in_several_parts_has_the_chunks_of_all():
     parts = [({"item": {"key": 7}}, 1, False), (None, 2, False), (None, 3, True), ({"item": {"key": 8}}, 4, True)]
-    make = messages._CLASSES["SampleEntry"]
+    make = messages.CLASSES["SampleEntry"]
     entries = [make(info=info, data=[{"chunk_key": key}], end_of_sequence=is_end) for info, key, is_end in parts]
     joined = [(info.item.key, [chunk.chunk_key for chunk in chunks]) for info, chunks in join_parts(entries)]
     assert joined == [(7, [1, 2, 3]), (8, [4])]

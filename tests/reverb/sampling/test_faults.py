@@ -274,7 +274,7 @@ def test_refused_calls_are_repeated_with_pauses(monkeypatch, code):
             pass
 
     monkeypatch.setattr(streams, "Connection", Refusing)
-    reader = streams._Reader(Streams(), 0, "localhost:1")
-    threading.Timer(1.2, reader._streams.is_closed.set).start()
-    reader.run()
+    closing = Streams()
+    threading.Timer(1.2, closing.is_closed.set).start()
+    streams.Reader(closing, 0, "localhost:1").run()
     assert 1 <= calls.count("localhost:1") <= 4  # Others come from iterators of earlier tests.

@@ -12,9 +12,10 @@ from functools import partial
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
+import internals
 import portpicker
 import pytest
-from faults import process
+from faults import find_server, process
 from machines import end, execute, two_machines
 
 from rlds2reverb.cli import run
@@ -36,8 +37,8 @@ def bound_interfaces(port, pid=None):
     pid = pid or os.getpid()
     links = {
         f"socket:[{tcp_socket.inode}]"
-        for tcp_socket in isolation._read_sockets(port)
-        if tcp_socket.state == isolation._LISTEN
+        for tcp_socket in isolation.read_sockets(port)
+        if tcp_socket.state == isolation.LISTEN
     }
     process, found = os.pidfd_open(pid), []
     for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -52,7 +53,7 @@ def bound_interfaces(port, pid=None):
 
 def bound_interfaces_of(server):
     """Returns the interfaces that a server's two ports are bound to."""
-    return [bound_interfaces(port, server._process.pid) for port in (server.port, batch_port(server.port))]
+    return [bound_interfaces(port, find_server(server.port)) for port in (server.port, batch_port(server.port))]
 
 
 # --- sockets
@@ -76,7 +77,7 @@ def test_a_port_without_a_listener_raises():
 
 
 def test_a_connection_that_is_never_accepted_raises(monkeypatch):
-    monkeypatch.setattr(isolation, "_ACCEPT_SECS", 0)
+    monkeypatch.setattr(isolation, "ACCEPT_SECS", 0)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
         with pytest.raises(OSError, match="a connection was not established within 0 s"):
             isolate_port(listener.getsockname()[1])
@@ -91,7 +92,7 @@ def refuse(own):
 
 def launch_without_isolation(channel, descriptor):
     """Launches servers whose ports cannot be isolated."""
-    isolation._bind = refuse
+    setattr(isolation, internals.BIND, refuse)
     launcher.run(descriptor.detach())
 
 
@@ -101,7 +102,7 @@ def no_isolation(monkeypatch):
     control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with control, process(launch_without_isolation, DupFd(other.fileno())):
         other.close()
-        monkeypatch.setattr(server_process, "_fork_server", partial(server_process.fork_server, control))
+        monkeypatch.setattr(server_process, internals.FORK_SERVER, partial(server_process.fork_server, control))
         yield
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import internals
 import pytest
 from faults import HANG_SECS, find_server, make_episodes, process, receive, use_own_launcher
 from process_signals import suspend_process
@@ -17,6 +18,7 @@ from process_signals import suspend_process
 from rlds2reverb.cli import run
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.ingestion import ingest
+from rlds2reverb.reverb import process as process_package
 from rlds2reverb.reverb.server import process as server_process
 from rlds2reverb.reverb.server.replay_server import ReplayServer
 from rlds2reverb.reverb.server.sharded_server import ShardedReplayServer
@@ -137,7 +139,7 @@ def test_server_that_ends_while_starting_raises(monkeypatch):
         other.close()
         return control
 
-    monkeypatch.setattr(server_process, "_fork_server", fork_server)
+    monkeypatch.setattr(server_process, internals.FORK_SERVER, fork_server)
     with pytest.raises(ServerUnavailableError, match=r"the server on port \d+ ended while it was starting"):
         ReplayServer([TableConfig()])
 
@@ -149,7 +151,7 @@ def test_error_of_the_server_is_raised():
 
 @pytest.mark.slow
 def test_launcher_runs_as_a_module_and_as_a_folder():
-    for program in (["-m", "rlds2reverb.reverb.process"], ["-I", str(server_process._FOLDER)]):
+    for program in (["-m", "rlds2reverb.reverb.process"], ["-I", str(Path(process_package.__file__).parent)]):
         control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with control, other:
             running = subprocess.Popen([sys.executable, *program, str(other.fileno())], pass_fds=[other.fileno()])

@@ -158,9 +158,11 @@ def test_signal_is_deferred_until_the_manifest_is_written(tmp_path, monkeypatch)
     previous = signal.signal(signal.SIGINT, lambda *_: arrived.append(list((tmp_path / "root/manifests").iterdir())))
     try:
         with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
-            write_manifest = server._root.write_manifest
+            write_manifest = CheckpointRoot.write_manifest
             monkeypatch.setattr(
-                server._root, "write_manifest", lambda path: (signal.raise_signal(signal.SIGINT), write_manifest(path))
+                CheckpointRoot,
+                "write_manifest",
+                lambda root, path: (signal.raise_signal(signal.SIGINT), write_manifest(root, path)),
             )
             server.checkpoint()
     finally:
@@ -224,7 +226,7 @@ def test_free_ports_are_not_reused_within_a_process(monkeypatch):
     with ReplayServer([TableConfig()], port=first):
         pass
     picked = iter([first, first, second])
-    monkeypatch.setattr(ports, "_find_port", lambda: next(picked))
+    monkeypatch.setattr(ports, "find_port", lambda: next(picked))
     with ReplayServer([TableConfig()]) as server:
         assert server.port == second
 

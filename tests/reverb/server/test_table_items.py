@@ -152,7 +152,7 @@ def test_table_that_returns_no_sample_causes_a_warning(server, monkeypatch):
         yield
 
     monkeypatch.setattr(Connection, "sample", fail)
-    monkeypatch.setattr(stored_items, "_MAX_WAIT_SECS", 0.2)
+    monkeypatch.setattr(stored_items, "MAX_WAIT_SECS", 0.2)
     with pytest.warns(RuntimeWarning, match=r"its 8 items could not be checked \(it returned no sample in time\)"):
         assert ingest(MORE, server, "failing").items == 8
 

@@ -39,7 +39,7 @@ def test_free_memory_is_limited_by_the_control_group(tmp_path, monkeypatch, file
     assert 1 << 20 < unlimited < 1 << 50
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(system_memory, "_find_groups", lambda: [tmp_path])
+    monkeypatch.setattr(system_memory, "find_groups", lambda: [tmp_path])
     assert free_memory_bytes() == expected or (expected is None and free_memory_bytes() >= unlimited / 2)
 
 

@@ -131,9 +131,9 @@ def test_items_are_the_same_in_small_batches_and_chunks(
 ):
     conversion, blocks = convert(all_steps, adder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "_MAX_BATCH_BYTES", batch_bytes)
-        patch.setattr(encoder, "_MAX_SHARED_CHUNK_BYTES", chunk_bytes)
-        patch.setattr(encoder, "_MIN_COMPRESSED_ROW_BYTES", 1 if compressed else 10**9)
+        patch.setattr(encoder, "MAX_BATCH_BYTES", batch_bytes)
+        patch.setattr(encoder, "MAX_SHARED_CHUNK_BYTES", chunk_bytes)
+        patch.setattr(encoder, "MIN_COMPRESSED_ROW_BYTES", 1 if compressed else 10**9)
         got = encode_all(conversion, blocks, **options)
     # Chunks this small are not shared, so an item can have slices of several chunks.
     expected = list(naive_items(blocks, conversion.squeeze))
@@ -145,7 +145,7 @@ def test_items_are_the_same_in_small_batches_and_chunks(
 def test_items_too_large_for_a_chunk_are_spread_over_several(all_steps, adder, options, tables, max_chunk_bytes):
     conversion, blocks = convert(all_steps, adder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "_MAX_CHUNK_BYTES", max_chunk_bytes)
+        patch.setattr(encoder, "MAX_CHUNK_BYTES", max_chunk_bytes)
         got = encode_all(conversion, blocks, tables, **options)
     expected = list(naive_items(blocks, conversion.squeeze))
     assert_items_are(got, expected, tables, squeeze=conversion.squeeze, one_slice=False)
@@ -203,7 +203,7 @@ def test_encoder_yields_no_batch_when_there_are_no_items():
 
 def test_large_item_has_a_slice_of_each_chunk_with_its_rows(monkeypatch):
     conversion, blocks = convert([episode(10, terminal=True)], TrajectoryWindows(6, 2))
-    monkeypatch.setattr(encoder, "_MAX_CHUNK_BYTES", 4 * sum(spec.num_bytes for spec in conversion.specs))
+    monkeypatch.setattr(encoder, "MAX_CHUNK_BYTES", 4 * sum(spec.num_bytes for spec in conversion.specs))
     (batch,) = encode_all(conversion, blocks)
     assert [chunk.sequence_range.start for chunk in decode_chunks(batch).values()] == [0, 4, 8]
     columns = [item.flat_trajectory.columns[0] for item in parse_messages(schema_pb2.PrioritizedItem, batch.items)]
@@ -241,7 +241,7 @@ def test_shared_chunk_stays_below_the_size_limit():
     all_steps[0]["observation"] = np.random.default_rng(0).normal(size=(60, 1000))
     conversion, blocks = convert(all_steps, TrajectoryWindows(8))
     chunks = [chunk for batch in encode_all(conversion, blocks) for chunk in decode_chunks(batch).values()]
-    assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder._MAX_SHARED_CHUNK_BYTES
+    assert max(chunk.data_uncompressed_size for chunk in chunks) <= encoder.MAX_SHARED_CHUNK_BYTES
 
 
 def test_several_tables_share_chunks():
@@ -252,12 +252,12 @@ def test_several_tables_share_chunks():
 
 
 def test_batches_stay_near_the_size_limit(monkeypatch):
-    monkeypatch.setattr(encoder, "_MAX_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(encoder, "MAX_BATCH_BYTES", 1 << 20)
     conversion, blocks = convert(make_float_episodes(*[700] * 100), TrajectoryWindows(2))
     sizes = [
         sum(chunk.data_uncompressed_size for chunk in decode_chunks(b).values()) for b in encode_all(conversion, blocks)
     ]
-    assert len(sizes) > 1 and max(sizes) < 2 * encoder._MAX_BATCH_BYTES
+    assert len(sizes) > 1 and max(sizes) < 2 * encoder.MAX_BATCH_BYTES
 
 
 # --- metadata of items and chunks

@@ -80,8 +80,8 @@ def fill_server(writer, folder):
     for name, (make_episodes, adder) in CASES.items():
         with pytest.MonkeyPatch.context() as patch:
             if name == "large":  # This requires several chunks per item, and several messages per batch.
-                patch.setattr(encoder, "_MAX_CHUNK_BYTES", 500)
-                patch.setattr(encoder, "_MAX_REQUEST_BYTES", 1000)
+                patch.setattr(encoder, "MAX_CHUNK_BYTES", 500)
+                patch.setattr(encoder, "MAX_REQUEST_BYTES", 1000)
             report = ingest(
                 make_episodes(), server, name, adder=adder, priority=priority, options=IngestOptions(writer=writer)
             )

@@ -26,7 +26,7 @@ ONCE = TableConfig("items", Selector("fifo"), Selector("fifo"), max_times_sample
 @pytest.fixture
 def unchecked_servers(monkeypatch):
     """Clears the set of servers that were checked."""
-    monkeypatch.setattr(compatibility, "_COMPATIBLE_SERVERS", set())
+    monkeypatch.setattr(compatibility, "COMPATIBLE_SERVERS", set())
 
 
 def test_first_check_leaves_nothing_behind(unchecked_servers):
@@ -75,7 +75,7 @@ def corrupt_chunks(original):
 def test_reverb_writer_is_used_if_an_item_is_read_back_differently(unchecked_servers, monkeypatch):
     with ReplayServer([ONCE], SIGNATURE) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(compatibility, "_TIMEOUT_SECS", 0.5)
+            patch.setattr(compatibility, "TIMEOUT_SECS", 0.5)
             patch.setattr(messages, "encode_chunks", corrupt_chunks(messages.encode_chunks))
             with pytest.warns(RuntimeWarning, match="does not support the bulk writer .*; Reverb's own writer is used"):
                 report = ingest(SOURCE, server.address, "items")

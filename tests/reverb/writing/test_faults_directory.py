@@ -454,8 +454,8 @@ def make_failing_source(error, num_episodes):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Makes this process write small parts, as `faults.use_small_groups` does."""
-    monkeypatch.setattr(item_blocks, "_GROUP_BYTES", 1 << 15)
-    monkeypatch.setattr(directory_destination, "_PART_BYTES", 1 << 18)
+    monkeypatch.setattr(item_blocks, "GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr(directory_destination, "PART_BYTES", 1 << 18)
 
 
 @pytest.mark.usefixtures("small_parts")

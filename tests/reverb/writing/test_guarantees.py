@@ -36,8 +36,8 @@ class StopRunError(Exception):
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch, tmp_path):
     """Makes this process write many small groups, save its state after each, and keep journals in a separate folder."""
-    monkeypatch.setattr("rlds2reverb.reverb.wire.item_blocks._GROUP_BYTES", 1 << 15)
-    monkeypatch.setattr("rlds2reverb.reverb.writing.server_destination._SECS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("rlds2reverb.reverb.wire.item_blocks.GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr("rlds2reverb.reverb.writing.server_destination.SECS_BETWEEN_SAVES", 0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import internals
 import numpy as np
 import pytest
+from faults import find_server
 from process_signals import suspend_process, wait_for_end
 
 from rlds2reverb.errors import ServerUnavailableError
@@ -37,25 +39,25 @@ def writer(server):
 
 def test_process_ends_when_the_writer_is_closed(writer):
     writer.close()
-    wait_for_end(writer._process.pid)
+    wait_for_end(internals.find_pid(writer))
 
 
 @pytest.mark.slow
 def test_process_ends_when_the_writer_is_closed_although_the_server_is_stopped(server, writer):
-    pid = server._process.pid
+    pid = find_server(server.port)
     suspend_process(pid)
     try:
         with pytest.raises(ServerUnavailableError, match=f"localhost:{server.port}"):
             writer.write([BLOCK], "ten")
         writer.close()
         assert writer.confirmed_state == "five"
-        wait_for_end(writer._process.pid)
+        wait_for_end(internals.find_pid(writer))
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def test_killed_process_raises(writer):
-    os.kill(writer._process.pid, signal.SIGKILL)
+    os.kill(internals.find_pid(writer), signal.SIGKILL)
     with pytest.raises(ServerUnavailableError, match=r"localhost:\d+ did not get all items: .*"):
         writer.write([BLOCK])
 

@@ -58,7 +58,7 @@ def test_block_size_does_not_change_the_episodes():
     }
     whole = [episode.steps["reward"] for episode in load(rows)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(d4rl, "_BLOCK_BYTES", 77_777)
+        patch.setattr(d4rl, "BLOCK_BYTES", 77_777)
         parts = [episode.steps["reward"] for episode in load(rows)]
     assert len(whole) == len(parts) > 10_000
     assert np.concatenate(whole).tobytes() == np.concatenate(parts).tobytes()

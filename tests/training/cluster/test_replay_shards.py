@@ -3,6 +3,7 @@
 import threading
 import time
 
+import internals
 import pytest
 from reference_impls import episode
 
@@ -144,13 +145,13 @@ class Replay:
         try:
             actor.run()
         except CrashError:
-            actor._server.stop()
+            internals.get_server(actor).stop()
 
     def write(self, episodes):
         ingest(episodes, list(self.coordinator.shards().values()), resume=False)
 
     def count_items(self):
-        return [table_infos(self.actors[shard]._server.client)["replay"].current_size for shard in (0, 1)]
+        return [table_infos(internals.get_server(self.actors[shard]).client)["replay"].current_size for shard in (0, 1)]
 
     def commit(self, request):
         wait_for(lambda: self.coordinator.commit_replay(request))
@@ -175,7 +176,7 @@ def wait_for(is_true):
 
 @pytest.fixture(autouse=True)
 def report_often(monkeypatch):
-    monkeypatch.setattr(actors, "_REPORT_SECS", 0.02)
+    monkeypatch.setattr(actors, "REPORT_SECS", 0.02)
 
 
 def crash_at_shard(monkeypatch, shard):
@@ -201,7 +202,7 @@ def test_crash_between_two_checkpoints_returns_all_servers_to_the_commit(tmp_pat
     crash_at_shard(monkeypatch, 1)
     replay.coordinator.commit_replay("second")
     replay.join(1)
-    wait_for(lambda: replay.actors[0]._server.newest_checkpoint.name != names[0])
+    wait_for(lambda: internals.get_server(replay.actors[0]).newest_checkpoint.name != names[0])
     replay.crash()
     assert read_commit(tmp_path) == names
     monkeypatch.undo()
@@ -226,9 +227,9 @@ def test_server_that_is_killed_alone_starts_from_its_own_newest_checkpoint(tmp_p
     crash_at_shard(monkeypatch, 1)
     replay.coordinator.commit_replay("second")
     replay.join(1)
-    wait_for(lambda: replay.actors[0]._server.newest_checkpoint.name != names[0])
+    wait_for(lambda: internals.get_server(replay.actors[0]).newest_checkpoint.name != names[0])
     monkeypatch.undo()
-    monkeypatch.setattr(actors, "_REPORT_SECS", 0.02)
+    monkeypatch.setattr(actors, "REPORT_SECS", 0.02)
     replay.start(1)  # Its items since the first commit are lost, and it completes the second one.
     replay.commit("second")
     assert replay.count_items()[0] == sizes[0] and replay.count_items()[1] < sizes[1]

@@ -90,7 +90,7 @@ def test_figure_shows_the_whole_episode_without_a_step_or_if_it_is_short(num_ste
 
 def test_report_shows_a_limited_number_of_figures(monkeypatch):
     source = make_source(black_at=20)
-    monkeypatch.setattr(findings_report, "_MAX_FIGURES", 0)
+    monkeypatch.setattr(findings_report, "MAX_FIGURES", 0)
     assert "data:image/png" not in report_findings(source, check_dataset(source)).html
 
 

@@ -106,8 +106,8 @@ def test_report_raises_if_no_episode_can_be_read(tmp_path):
 
 
 def test_sample_of_steps_is_bounded_and_uniform(monkeypatch):
-    monkeypatch.setattr(source_statistics, "_SAMPLE_SIZE", 500)
-    monkeypatch.setattr(episode_batches, "_MAX_BATCH_BYTES", 1000)
+    monkeypatch.setattr(source_statistics, "SAMPLE_SIZE", 500)
+    monkeypatch.setattr(episode_batches, "MAX_BATCH_BYTES", 1000)
     statistics = collect([make_log(*[1.0] * 50) for _ in range(200)])
     sample = statistics.sample
     assert statistics.num_steps == 10_000 and len(sample.rewards) == 500
