@@ -9,9 +9,10 @@ from trained_runs import DATA
 
 PROGRAM = textwrap.dedent(
     """
-    import ctypes, mmap, os, platform, select, sys
+    import ctypes, mmap, os, platform, select, sys, sysconfig
     import gymnasium, h5py, tensorflow, tf_agents
 
+    sysconfig.get_config_vars()  # Python's own, which other platforms have, too.
     for module, names in (
         (os, ["sched_getaffinity", "memfd_create", "posix_fallocate", "register_at_fork", "pidfd_open", "O_NOFOLLOW"]),
         (mmap, ["MAP_ANONYMOUS", "MADV_HUGEPAGE"]),

@@ -55,7 +55,7 @@ def read_items(data):
 
 def cut(items, adder):
     """Returns the same items of an adder as separate arrays `[N, ...]`, without fields that agents do not use."""
-    if isinstance(adder, NStep):
+    if adder.squeeze:
         return {name: column for name, column in items.columns.items() if name != "value_gamma"}
     rows = items.starts[:, None] + np.arange(adder.length)
     return tree.map_structure(lambda column: column[rows], items.columns)
