@@ -191,7 +191,7 @@ def test_journal_contains_only_confirmed_items():
 
         def sample(num_items):
             samples = reverb.TrajectoryDataset.from_table_signature(
-                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=30_000
+                server.address, "replay", max_in_flight_samples_per_worker=10, rate_limiter_timeout_ms=10_000
             )
             for batch in samples.batch(10).as_numpy_iterator():
                 seen.update(batch.data.observation[:, 0, 0].tolist())
