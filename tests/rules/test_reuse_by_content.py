@@ -8,6 +8,7 @@ import dataclasses
 import os
 import re
 import shutil
+import time
 
 import h5py
 import numpy as np
@@ -409,9 +410,17 @@ def test_conversion_with_edited_code_is_not_continued(tmp_path, kind):
             )
 
         double_later_rewards.item_spec = TrajectoryWindows().item_spec
-        options = {"adder": double_later_rewards} if kind == "adder" else {"priority": compute_priority}
-        return ingest(write_d4rl(tmp_path / "d.hdf5"), tmp_path / "tables", progress=stop_in_the_middle, **options)
 
+        def stop_once_written(*arguments):
+            until = time.monotonic() + 30
+            while stop_in_the_middle.calls == 3 and not journal.exists() and time.monotonic() < until:
+                time.sleep(0.01)  # Another thread writes it.
+            stop_in_the_middle(*arguments)
+
+        options = {"adder": double_later_rewards} if kind == "adder" else {"priority": compute_priority}
+        return ingest(write_d4rl(tmp_path / "d.hdf5"), tmp_path / "tables", progress=stop_once_written, **options)
+
+    journal = tmp_path / "tables.partial/journal.json"
     stop_in_the_middle.calls = 0
     with pytest.raises(StoppedError):
         convert(2.0)
