@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -336,25 +336,30 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
 
 
 def make_adder(
-    config: TrainingConfig, time_step_spec: Any, action_spec: Any, *, has_trajectories: bool | None = None
+    config: TrainingConfig,
+    time_step_spec: Any,
+    action_spec: Any,
+    *,
+    goals: GoalSampling | None = None,
+    has_trajectories: bool | None = None,
 ) -> ItemAdder:
     """Returns the adder of the items that the algorithm learns from: transitions, trajectories or windows.
 
-    A custom agent that does not declare its items is created once, to read its `train_sequence_length`, and one that
-    learns from goals, to read which.
+    A custom agent that does not declare its items is created once, to read its `train_sequence_length`.
 
     Args:
       config: the options of the run.
       time_step_spec: spec of the data's time steps.
       action_spec: spec of the actions.
+      goals: the goals that the agent learns from, see `find_goal_sampling`; None if it learns from none.
       has_trajectories: kind of the items in a table, which an agent that declares neither learns from; None for data
         that are not yet converted.
     """
     algorithm, length = get_algorithm(config.algo), 2
     learns = algorithm.learns_from_rewards
-    transitions = Transitions(
-        config.n_step, config.gamma, (fields.POLICY_INFO,) if algorithm.step_info else (), reads_next=learns
-    )
+    reads_next = learns or (goals is not None and goals.actor is not None)
+    other_fields = (fields.POLICY_INFO,) if algorithm.step_info else ()
+    transitions = Transitions(config.n_step, config.gamma, other_fields, reads_next=reads_next)
     if config.chunk_length > 1:
         options = {**vars(transitions), "n": config.chunk_length}
         return ChunkTransitions(**options, repeats_last=not learns)
@@ -362,10 +367,7 @@ def make_adder(
         return PaddedTrajectoryWindows(config.resolved_hyperparameters["context_length"])
     if algorithm.items is None and has_trajectories is not None:
         return TrajectoryWindows(length) if has_trajectories else transitions
-    if algorithm.items == "goals":
-        goals = find_goal_sampling(config, time_step_spec, action_spec)
-        return replace(transitions, reads_next=learns or (goals is not None and goals.actor is not None))
-    if algorithm.items == "transitions" or config.n_step > 1:
+    if algorithm.items in ("transitions", "goals") or config.n_step > 1:
         return transitions
     if algorithm.factory is not None:
         agent = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters)

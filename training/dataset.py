@@ -147,12 +147,13 @@ def open_dataset(
     is_used, is_validated = np.zeros((2, len(has_transitions)), bool)
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
     transform = fit_reward(config, dataset.returns, source.name)
+    goals = find_goal_sampling(config, time_step_spec, action_spec)
     common: dict[str, Any] = {
         "name": source.name,
         "time_step_spec": time_step_spec,
         "action_spec": action_spec,
         "fingerprint": dataset.fingerprint,
-        "adder": make_adder(config, time_step_spec, action_spec),
+        "adder": make_adder(config, time_step_spec, action_spec, goals=goals),
         "num_transitions": int((dataset.steps.num_steps[is_used] - 1).sum()),
         "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
@@ -163,7 +164,6 @@ def open_dataset(
         "warnings": tuple(warnings),
     }
     convert = partial(_prepare, config, action_spec, transform)
-    goals = find_goal_sampling(config, time_step_spec, action_spec)
     items = partial(
         StoredItems,
         dataset.steps,

@@ -147,7 +147,8 @@ def open_table(location: TableLocation, config: TrainingConfig, action_space: An
         action_spec, about_bounds = make_table_action_spec(table, config, action_space, sample)
         observation = table.row_spec["observation"]
         time_step_spec = time_step.time_step_spec(add_goal(observation, observation) if has_goals else observation)
-        adder = make_adder(config, time_step_spec, action_spec, has_trajectories=table.has_trajectories)
+        goals = find_goal_sampling(config, time_step_spec, action_spec)
+        adder = make_adder(config, time_step_spec, action_spec, goals=goals, has_trajectories=table.has_trajectories)
         has_one_priority = require_matching_items(table, config, adder, sample)
         is_named = isinstance(location.place, (str, Path))
         name = str(location.place) if is_named else ",".join(find_addresses(server))
