@@ -137,7 +137,7 @@ class _Table:
         minutes = (time.monotonic() - self._began) / 60
         total, failed = sum(self._trials.values()), sum(map(len, self._failures.values()))
         lines = [
-            "# Results of the reliability drill",
+            "# Reliability drill",
             "",
             f"`make drill` on {time.strftime('%d %B %Y')}, {os.cpu_count()} cores, Python {platform.python_version()}: "
             f"{total:,} trials, {failed} failures, {minutes:.0f} minutes. A recovery is the time from the fault until the "
