@@ -100,7 +100,7 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
       rlds2reverb validate hopper/
 
     Each problem names its episode, step and field. Findings are valid data that are probably mistakes, such as frozen
-    cameras or episodes in other units, with the first place and what to do; docs/formats.md lists all checks. Warnings
+    cameras or episodes in other units, with the first place and what to do; docs/findings.md lists all checks. Warnings
     concern the dataset as a whole. Notes report valid data that conversion loses, such as transitions without a next
     observation. If SRC is a directory that convert --out wrote, its files are compared with their checksums instead.
 
