@@ -1,0 +1,221 @@
+"""Writes tables, values and figures of the README and the docs from docs/speed.csv and docs/results/*.csv.
+
+    python benchmarks/pages.py
+
+A page contains any of these marks, and the script writes what belongs between them:
+
+    <!-- table: speed --> <!-- end -->                    the rows of docs/speed.csv that have a name
+    <!-- table: speed SECTION --> <!-- end -->            all rows of a section
+    <!-- table: results --> <!-- end -->                  the datasets and agents in `SUMMARY`
+    <!-- table: results FILE --> <!-- end -->             all agents in docs/results/FILE.csv
+    <!-- value: speed NAME COLUMN --> <!-- end -->        a column of a row with a name, such as its ratio
+    <!-- value: results FILE AGENT --> <!-- end -->       the mean of an agent's last five evaluations
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from PIL import Image
+from records import read
+
+from rlds2reverb.learners.figure_style import COLOURS, GREY, style_axes
+
+ROOT = Path(__file__).parent.parent
+SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
+TITLES = {
+    **{"bc": "cloning", "bc_10": "cloning the best 10%", "bc_50": "cloning the best 50%", "td3_bc": "TD3+BC"},
+    **{"iql": "IQL", "rebrac": "ReBRAC", "cal_ql": "Cal-QL", "iql_3step": "IQL, three-step transitions"},
+    **{"iql_prioritized": "IQL, prioritized by TD error", "iql_constant_rate": "IQL, constant learning rate"},
+}
+#: Files and agents of the table of results in the README.
+SUMMARY = (("hopper_sac_medium_replay",), ("bc", "bc_10", "iql"))
+#: Files and agents of each figure in docs/.
+FIGURES = {"medium_replay.png": (("hopper_sac_medium_replay",), ("bc_10", "td3_bc", "iql", "rebrac"))}
+
+
+def format_number(text: str) -> str:
+    """Returns a number with three significant digits."""
+    value = float(f"{float(text):.3g}")
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}"
+
+
+def make_table(rows: list[list[str]]) -> str:
+    """Returns a table whose first row contains the headings, without columns that are empty."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
+
+
+def format_cells(row: dict[str, str]) -> list[str]:
+    """Returns the rate, ratio and range of the ratio of a row."""
+    low_to_high = f"{row['low']} to {row['high']}" if row["low"] else ""
+    rate = format_number(row["rate"]) if row["rate"] else "" if row["ratio"] else low_to_high
+    return [rate, *([f"{format_number(row['ratio'])}x", low_to_high] if row["ratio"] else ["", ""])]
+
+
+def make_speed_table(section: str = "") -> str:
+    """Returns the rows of a section, with a column per value of `column` if it has any; or those with a name."""
+    rows = [row for row in read(SPEED) if (row["section"] == section if section else row["name"])]
+    tasks: dict[str, dict[str, str]] = {row["task"]: {} for row in rows}
+    for row in rows:
+        rate, ratio, low_to_high = format_cells(row)
+        if row["column"]:
+            tasks[row["task"]][f"{row['column']} ({row['unit']})"] = ", ".join(filter(None, (rate, ratio)))
+        else:
+            rate = rate and f"{rate} {row['unit']}"
+            cells = {"rate": rate, "baseline": row["baseline"], "ratio": ratio, "range of the ratio": low_to_high}
+            tasks[row["task"]] = cells
+    columns = list(dict.fromkeys(column for cells in tasks.values() for column in cells))
+    body = [[task, *(cells.get(column, "") for column in columns)] for task, cells in tasks.items()]
+    sources = dict.fromkeys(
+        f"{row['rounds']} rounds of `{row['command']}` ({date.fromisoformat(row['date']):%-d %B %Y})" for row in rows
+    )
+    return f"{make_table([['task', *columns], *body])}\n\nMedians on {rows[0]['machine']}: {', '.join(sources)}."
+
+
+# --- Results
+
+
+def read_returns(dataset: str) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the mean returns of all evaluations [N], by agent and seed."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row in read(RESULTS / f"{dataset}.csv"):
+        found.setdefault(row["agent"], {}).setdefault(row["seed"], []).append(float(row["mean_return"]))
+    return {agent: {seed: np.array(runs[seed]) for seed in sorted(runs)} for agent, runs in found.items()}
+
+
+def describe(dataset: str) -> dict[str, str]:
+    """Returns the number of updates, and the properties of the data."""
+    rows = read(RESULTS / f"{dataset}.csv")
+    data = next(row for row in read(RESULTS / "datasets.csv") if row["dataset"] == rows[0]["dataset"])
+    numbers = {name: f"{float(value):,.0f}" for name, value in data.items() if name != "dataset"}
+    return {"updates": f"{max(int(row['updates']) for row in rows):,}", **numbers}
+
+
+def last_five(runs: dict[str, np.ndarray]) -> tuple[float, float]:
+    """Returns the mean of the last five evaluations, and its standard deviation over seeds."""
+    means = [returns[-5:].mean() for returns in runs.values()]
+    return float(np.mean(means)), float(np.std(means))
+
+
+def format_last_five(runs: dict[str, np.ndarray]) -> str:
+    mean, std = last_five(runs)
+    return f"{mean:,.0f} ± {std:,.0f}" if len(runs) > 1 else f"{mean:,.0f}"
+
+
+def make_summary() -> str:
+    """Returns the table of `SUMMARY`; the highest mean is bold if its interval overlaps no other."""
+    datasets, agents = SUMMARY
+    rows = [["dataset", "updates", "seeds", "mean return of the data", *(TITLES[agent] for agent in agents)]]
+    for dataset in datasets:
+        found, data = read_returns(dataset), describe(dataset)
+        seeds = [seed for seed in found[agents[0]] if all(seed in found[agent] for agent in agents)]
+        runs = {agent: {seed: found[agent][seed] for seed in seeds} for agent in agents}
+        cells = {agent: format_last_five(runs[agent]) for agent in agents}
+        best, *others = sorted(agents, key=lambda agent: last_five(runs[agent]), reverse=True)
+        if np.subtract(*last_five(runs[best])) > max(sum(last_five(runs[agent])) for agent in others):
+            cells[best] = f"**{cells[best]}**"
+        rows.append([dataset, data["updates"], ", ".join(seeds), data["mean_return"], *cells.values()])
+    return make_table(rows)
+
+
+def make_results_table(dataset: str = "") -> str:
+    if not dataset:
+        return make_summary()
+    rows = [["agent", "seeds", "last five", "of each seed", "swing", "best"]]
+    for agent, runs in read_returns(dataset).items():
+        of_each = [f"{returns[-5:].mean():,.0f}" for returns in runs.values()]
+        swing = np.mean([returns[-5:].std() for returns in runs.values()])
+        best = np.mean([returns.max() for returns in runs.values()])
+        cells = [", ".join(runs), format_last_five(runs), ", ".join(of_each), f"{swing:,.0f}", f"{best:,.0f}"]
+        rows.append([TITLES.get(agent, agent.upper()), *cells])
+    text = "{updates} updates. The data: {episodes} episodes, mean return {mean_return}, best return {best_return}."
+    return f"{make_table(rows)}\n\n{text.format(**describe(dataset))} [All evaluations](results/{dataset}.csv)"
+
+
+# --- Pages and figures
+
+
+def get_speed(name: str, column: str) -> str:
+    return next(format_number(row[column]) for row in read(SPEED) if row["name"] == name)
+
+
+def get_result(dataset: str, agent: str) -> str:
+    return format_last_five(read_returns(dataset)[agent])
+
+
+MAKERS: dict[str, Callable[..., str]] = {
+    **{"table: speed": make_speed_table, "table: results": make_results_table},
+    **{"value: speed": get_speed, "value: results": get_result},
+}
+
+
+def update_page(text: str) -> str:
+    """Returns the text of a page with new tables and values between its marks."""
+
+    def make(match: re.Match[str]) -> str:
+        opening, maker, names, closing = match.groups()
+        content = MAKERS[maker](*names.split())
+        return opening + (f"\n\n{content}\n\n" if maker.startswith("table") else content) + closing
+
+    return re.sub(r"(<!-- ((?:table|value): \w+)([^>]*?) -->).*?(<!-- end -->)", make, text, flags=re.S)
+
+
+def hash_data(files: Sequence[str], agents: Sequence[str]) -> str:
+    """Returns a hash of the data that a figure shows."""
+    shown = [(read_returns(file)[agent], describe(file)) for file in files for agent in agents]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()
+
+
+def read_hash(path: Path) -> str:
+    """Returns the hash of the data that a PNG file shows."""
+    with Image.open(path) as image:
+        return image.info.get("Data", "")
+
+
+def draw_figure(files: Sequence[str], agents: Sequence[str]) -> Figure:
+    """Returns a panel per file, with the mean of the last five evaluations of each agent, as a mean over seeds."""
+    figure = Figure(figsize=(4 + 4 * len(files), 5), dpi=100, layout="constrained", facecolor="#f6f6f6")
+    for axes, file in zip(figure.subplots(1, len(files), squeeze=False)[0], files, strict=True):
+        data, steps = describe(file), sorted({int(row["updates"]) for row in read(RESULTS / f"{file}.csv")})
+        for colour, agent in zip(COLOURS, agents, strict=False):
+            runs = read_returns(file)[agent]
+            means = np.mean(list(runs.values()), axis=0)
+            last_five = [means[max(end - 5, 0) : end].mean() for end in range(1, len(steps) + 1)]
+            axes.plot(steps, last_five, color=colour, linewidth=3, label=f"{TITLES[agent]} (seeds {', '.join(runs)})")
+        for name, offset in (("mean", -16), ("best", 5)):
+            level = float(data[f"{name}_return"].replace(",", ""))
+            axes.axhline(level, color=GREY, linewidth=1.5, linestyle="--")
+            place = {"xytext": (0, offset), "textcoords": "offset points", "ha": "right", "color": GREY}
+            axes.annotate(f"{name} return of the data", (steps[-1], level), **place)
+        style_axes(axes, "updates", "return", has_steps=True)
+        axes.set(title=file, facecolor="none")
+        axes.margins(y=0.1)
+    figure.axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.92))
+    return figure
+
+
+def find_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main() -> None:
+    for page in find_pages():
+        page.write_text(update_page(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, shown in FIGURES.items():
+        path, data = ROOT / "docs" / name, hash_data(*shown)
+        if not path.exists() or read_hash(path) != data:
+            with rc_context({"font.size": 15}):
+                draw_figure(*shown).savefig(path, metadata={"Data": data})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Records what benchmarks measure in CSV files, which `pages.py` shows in the README and the docs.
+
+    python benchmarks/bench_ingest.py --record docs/speed.csv
+    python benchmarks/learning.py DATA --record docs/results
+
+Each command replaces its rows of the files. The columns that identify a row come first.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+SPEED_COLUMNS = (
+    *("section", "task", "column", "name", "rate", "unit", "baseline", "ratio", "low", "high"),
+    *("command", "date", "rounds", "machine"),
+)
+RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes")
+DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
+
+_options = Namespace(record=None)
+
+
+def parse_arguments(parser: ArgumentParser) -> Namespace:
+    """Parses the options of a benchmark, and `--record`, the file that `record` writes to."""
+    parser.add_argument("--record", type=Path, metavar="CSV", help="file whose rows are replaced, as docs/speed.csv")
+    return parser.parse_args(namespace=_options)
+
+
+def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[float] = (), **cells: str) -> None:
+    """Records a rate, and the median and range of its ratios to a baseline, if `--record` was passed.
+
+    Args:
+      section: the table that contains the row.
+      task: what was measured.
+      rate: median over the rounds.
+      unit: unit of the rate, such as 'steps/s'.
+      ratios: ratio of each round, or of the medians.
+      cells: further columns, such as `baseline`; with `column`, a task has several rates.
+    """
+    if _options.record is None:
+        return
+    rounds = vars(_options).get("rounds", vars(_options).get("runs", 1))
+    arguments = " ".join(sys.argv[1:]).replace(f"--record {_options.record}", "")
+    row = {
+        **{"section": section, "task": task, "column": "", "rate": f"{rate:.4g}", "unit": unit, "baseline": ""},
+        **{"ratio": f"{np.median(ratios):.4g}" if len(ratios) else ""},
+        **{name: f"{end(ratios):.4g}" if len(ratios) > 1 else "" for name, end in (("low", min), ("high", max))},
+        **{"command": f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()},
+        **{"date": date.today().isoformat(), "rounds": str(rounds)},
+        **{"machine": f"{os.cpu_count()} {platform.machine().replace('_', '-')} cores", **cells},
+    }
+    replace_rows(_options.record, SPEED_COLUMNS, 3, [row])
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def replace_rows(path: Path, columns: Sequence[str], num_keys: int, rows: list[dict[str, str]]) -> None:
+    """Writes rows in place of those whose first `num_keys` columns are the same; columns that they lack are kept."""
+    groups: list[dict[tuple[str, ...], list[dict[str, str]]]] = [{}, {}]
+    for group, found in zip(groups, (read(path) if path.exists() else [], rows), strict=True):
+        for row in found:
+            group.setdefault(tuple(row[key] for key in columns[:num_keys]), []).append(row)
+    old, new = groups
+    new = {key: [{**old.get(key, [{}])[0], **row} for row in group] for key, group in new.items()}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for group in {**old, **new}.values() for row in group)
