@@ -112,6 +112,15 @@ def test_items_are_made_by_graphs_that_can_be_saved(adder):
     assert b"MapDataset" in graph.numpy() and b"PyFunc" not in graph.numpy()
 
 
+def test_each_adder_requires_its_fields_of_the_same_episode():
+    steps = episode(4, terminal=True)
+    del steps["reward"]
+    assert len(StepWindows(2)(Episode(steps, 0)).starts) == 2
+    for adder in (NStep(1, 0.9), ReturnToGo()):
+        with pytest.raises(ValueError, match="reward"):
+            adder(Episode(steps, 0))
+
+
 @pytest.mark.slow
 def test_check_adder_accepts_columns_of_strings_and_counts_the_items():
     all_steps = make_episodes((4, 1, 2, 6, 1, 3), nested=False)

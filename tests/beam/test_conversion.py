@@ -86,6 +86,12 @@ def test_several_files_become_shards(data, tmp_path):
     assert expected.episodes == 64
 
 
+@pytest.mark.parametrize("source", [3, [Path("a.hdf5"), 3], iter(["a.hdf5"])])
+def test_data_in_memory_raise(source, tmp_path):
+    with pytest.raises(TypeError, match="reads paths, addresses or names, which every worker can open, got a "):
+        convert_with_beam(source, tmp_path / "beam", **small())
+
+
 def test_empty_shard_raises_before_anything_is_written(data, tmp_path):
     with pytest.raises(ValueError, match="of 200 would be empty, .* only 80 with steps; use fewer shards"):
         convert_with_beam(data / "d4rl/pendulum_mixed-v2.hdf5", tmp_path / "beam", num_shards=200, **small())

@@ -25,6 +25,15 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
     assert [path.name for path in (tmp_path / "beam/hopper").iterdir()] == ["1.0.0"]
 
 
+def test_small_dataset_has_the_files_and_report_of_write_dataset(data, tmp_path):
+    path = data / "d4rl/pendulum_mixed-v2.hdf5"
+    expected = write_dataset(path, tmp_path / "plain/pendulum/1.0.0", format="rlds")
+    got = prepare_with_beam(path, tmp_path / "beam/pendulum/1.0.0", beam_options=make_options(slice_bytes=50_000))
+    assert_same_files(tmp_path / "beam", tmp_path / "plain")
+    assert got.as_dict() == {**expected.as_dict(), "path": got.path}
+    assert [entry.name for entry in (tmp_path / "beam/pendulum").iterdir()] == ["1.0.0"]
+
+
 @pytest.mark.slow
 def test_final_observations_are_those_of_the_file(data, tmp_path):
     prepare_with_beam(data / HOPPER, tmp_path / "hopper/1.0.0", beam_options=make_options(slice_bytes=150_000))

@@ -280,6 +280,15 @@ def test_bounds_of_continuous_actions_without_an_environment_have_a_note(actions
     assert open_data(source, IQL.replace(env=None)).notes == (note.partition("; choose the environment")[0],)
 
 
+def test_odd_actions_that_determine_the_bounds_are_warned_about():
+    source = load([make_continuous(*[0.5, -0.5, 0.25] * 10, 700.0)])
+    found = [str(warning) for warning in open_data(source, IQL).warnings if "scaled to a few" in warning]
+    assert len(found) == 1 and "at least 3 times as large" in found[0] and "episode 0, step 30" in found[0]
+    assert found[0].endswith("or set the bounds (action_bounds)")
+    own_bounds = open_data(source, IQL.replace(action_bounds=(-1, 1)))
+    assert not [warning for warning in own_bounds.warnings if "scaled to a few" in warning]
+
+
 def test_bounds_of_many_actions_are_complete_in_the_identity():
     high = np.arange(1, 13, dtype=np.float32)
     got = open_data([make_log(np.zeros((2, 12)))], IQL, action_space=Box(-1, high, (12,))).identity()

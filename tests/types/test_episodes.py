@@ -102,6 +102,13 @@ def test_find_problems_reports_episode_step_and_field(name, step, value, message
     assert f"(episode 7, step {step}, field {name})" in str(matching[0])
 
 
+def test_end_is_known_unless_the_last_transition_or_its_observation_is_missing():
+    steps = episode(3, terminal=False)
+    marks = ["dropped_last_transition", "unknown_final_observation"]
+    assert Episode(steps, 0).is_end_known and Episode(steps, 0, unterminated=True).is_end_known
+    assert not any(Episode(steps, 0, **{mark: True}).is_end_known for mark in marks)
+
+
 def test_valid_episode_has_no_problems():
     assert find_problems(Episode(episode(3, terminal=True, nested=True), 0)) == []
 

@@ -19,6 +19,7 @@ from properties import mark_slow_except
 
 from rlds2reverb import SpecMismatchError
 from rlds2reverb.learners.agents import make_agent
+from rlds2reverb.learners.agents.goal_agent import require_goals
 
 HIDDEN, LATENT = (4, 3), 4
 MEAN, STD = np.array([0.1, 0.0, -0.3]), np.array([1.0, 2.0, 0.5])
@@ -292,6 +293,10 @@ def test_hyperparameters_determine_the_goals():
 def test_observations_without_goals_raise():
     with pytest.raises(SpecMismatchError, match=r"require observations that are dicts of 'observation' and 'goal'"):
         make_agent("gcbc", TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,))
+    for names in (["observation"], ["observation", "goal", "more"]):
+        with pytest.raises(SpecMismatchError, match="wrap the environment in GoalTasks"):
+            require_goals(dict.fromkeys(names, TIME_STEP_SPEC.observation))
+    require_goals(GOAL_TIME_STEP_SPEC.observation)
     with pytest.raises(
         SpecMismatchError, match=r"learn from transitions with the goals of GoalSampling, got Trajectory"
     ):
