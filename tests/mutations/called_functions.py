@@ -19,10 +19,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 CALLED = ROOT / "build/called"
 _FOLDERS = tuple(f"{ROOT / name}/" for name in ("rlds2reverb", "adders", "learners", "envs", "training", "cli"))
-#: Maximum number of tests that are recorded for one function.
-_MAX_TESTS = 200
 _seconds: dict[str, float] = {}
-_tests: dict[str, dict[str, None]] = defaultdict(dict)
+_tests: dict[str, set[str]] = defaultdict(set)
 _names: dict[object, str | None] = {}
 _current = ""
 
@@ -34,8 +32,8 @@ def _record(frame, event, _) -> None:
     if code not in _names:
         _names[code] = _find_name(code)
     name = _names[code]
-    if name is not None and len(_tests[name]) < _MAX_TESTS:
-        _tests[name][_current] = None
+    if name is not None:
+        _tests[name].add(_current)
 
 
 def _find_name(code) -> str | None:
@@ -62,7 +60,9 @@ def pytest_runtest_protocol(item):
 def pytest_sessionfinish() -> None:
     if _seconds:
         CALLED.mkdir(parents=True, exist_ok=True)
-        content = {"seconds": _seconds, "tests": {name: list(tests) for name, tests in _tests.items()}}
+        numbers = {test: number for number, test in enumerate(_seconds)}
+        tests = {name: [numbers[test] for test in tests] for name, tests in _tests.items()}
+        content = {"seconds": list(_seconds.items()), "tests": tests}
         (CALLED / f"{os.getpid()}.json").write_text(json.dumps(content))
 
 
@@ -71,7 +71,8 @@ def read_called() -> dict[str, list[tuple[float, str]]]:
     called: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for path in CALLED.glob("*.json"):
         content = json.loads(path.read_text())
-        for name, tests in content["tests"].items():
+        for name, numbers in content["tests"].items():
+            tests = [content["seconds"][number] for number in numbers]
             # Names with addresses differ between processes.
-            called[name] += [(content["seconds"][test], test) for test in tests if " at 0x" not in test]
+            called[name] += [(secs, test) for test, secs in tests if " at 0x" not in test]
     return {name: sorted(tests) for name, tests in called.items()}

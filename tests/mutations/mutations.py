@@ -4,8 +4,8 @@
     python tests/mutations/mutations.py [--random N | --all] [--seed N] [NAME ...]
 
 `mutations.txt` has faults in what the promises and results depend on, with the test that must fail; by default a random
-tenth of them is tried. `--random` draws others from all that `operations.py` can make, and tries the fastest tests that
-call the function. Each is made in a copy of the sources. The exit code is 1 if any of them is not noticed.
+tenth of them is tried. `--random` draws others from all that `operations.py` can make, and tries tests that call the
+function. Each is made in a copy of the sources. The exit code is 1 if any of them is not noticed.
 `test_mutations.py` verifies that the faults of `mutations.txt` can be made.
 """
 
@@ -17,20 +17,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from called_functions import read_called
-from operations import list_mutations
+from operations import Mutation, list_mutations
 
 ROOT = Path(__file__).parent.parent.parent
 #: Folders that setup.py maps to sub-packages of `rlds2reverb`.
 LAYERS = ("adders", "learners", "envs", "training", "cli")
 #: Maximum number of tests, and of their seconds, for a random fault.
-_MAX_TESTS, _MAX_SECS = 40, 60.0
+_MAX_TESTS, _MAX_SECS = 60, 60.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def read_faults() -> list[Fault]:
 
 
 def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
-    """Yields random faults in functions, and the fastest tests that call them; functions without any have none."""
+    """Yields random faults in functions, and the tests to try."""
     called, generator = read_called(), random.Random(seed)
     if not called:
         sys.exit("no tests are recorded; run them with -p called_functions first")
@@ -85,14 +85,28 @@ def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
     )
     mutations = [mutation for file in files for mutation in list_mutations(ROOT, file) if mutation.function]
     for mutation in generator.sample(mutations, number):
-        tests, secs = [], 0.0
-        name = f"{mutation.file}:{mutation.function}"
-        inside = {pair for other, pairs in called.items() if other.startswith(f"{name}.") for pair in pairs}
-        for duration, test in (called.get(name) or sorted(inside))[:_MAX_TESTS]:  # Classes have functions inside.
-            secs += duration
-            if not tests or secs < _MAX_SECS:
-                tests.append(test)
+        tests = _select_tests(mutation, called)
         yield Fault(mutation.name, mutation.file, tests, mutation.name.removeprefix(f"{mutation.file}:"))
+
+
+def _select_tests(mutation: Mutation, called: Mapping[str, Sequence[tuple[float, str]]]) -> list[str]:
+    """Returns tests that call the function, or a function inside it; or the files of tests of its module, if none does.
+
+    The tests of the module's own file come first, then one case of each test before further cases, the fastest first.
+    """
+    name, own = f"{mutation.file}:{mutation.function}", f"test_{Path(mutation.file).name}"
+    pairs = {pair for other, pairs in called.items() if other == name or other.startswith(f"{name}.") for pair in pairs}
+    cases, ranked, secs = Counter[str](), [], 0.0
+    for duration, test in sorted(pairs):
+        file, _, function = test.partition("::")
+        ranked.append((Path(file).name != own, cases[f"{file}::{function.partition('[')[0]}"], duration, test))
+        cases[f"{file}::{function.partition('[')[0]}"] += 1
+    tests: list[str] = []
+    for *_, duration, test in sorted(ranked):
+        if len(tests) < _MAX_TESTS and (not tests or secs + duration < _MAX_SECS):
+            tests.append(test)
+            secs += duration
+    return tests or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
 
 
 def find_noticing_test(fault: Fault) -> str | None:
