@@ -28,6 +28,7 @@ silence_logs()
 import numpy as np
 from bench_data import print_machine
 from matrix_products import count_flops, time_products
+from records import parse_arguments, record
 
 from rlds2reverb.learners.agents import get_hyperparameters
 from rlds2reverb.learners.algorithms import ALGORITHMS, get_algorithm
@@ -111,6 +112,12 @@ def measure(algo: str, rounds: int, secs: float, python: str | None) -> str:
         rates = np.array([[run() for run in workloads] for _ in range(rounds)])
     medians = [f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}" for rate in np.median(rates, axis=0)]
     best = rates[:, :2].max(axis=1)
+    record("agents", algo, flops / 1e6, "MFLOP", column="operations")
+    for column, rate in zip(("without XLA", "with XLA", "limit", "d3rlpy"), np.median(rates, axis=0), strict=False):
+        has_ratio = column == "without XLA" and python is not None and not np.isnan(rates[:, 3]).any()
+        ratios, baseline = (best / rates[:, 3], "d3rlpy") if has_ratio else ((), "")
+        if not np.isnan(rate):
+            record("agents", algo, rate, "updates/s", ratios, column=column, baseline=baseline)
     cells = [f"{flops / 1e6:,.0f}", *medians[:3], f"{np.median(best / rates[:, 2]):.0%}"]
     if python is not None:
         ratio = np.median(best / rates[:, 3])
@@ -124,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=float, default=2.0)
     parser.add_argument("--d3rlpy", metavar="PYTHON")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     print_machine()
     columns = ["agent", "MFLOP", "updates/s", "with XLA", "limit", "share of limit"]
     columns += ["d3rlpy", "ratio"] if arguments.d3rlpy else []

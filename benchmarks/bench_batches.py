@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_data import make_float_episodes, make_image_episodes, print_machine
+from records import parse_arguments, record
 
 from rlds2reverb import ActionChunks, Transitions, batches, load, write_dataset
 
@@ -131,6 +132,9 @@ def compare(kind: str, num_episodes: int, runs: int, secs: float) -> None:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             rates[reader].append(json.loads(output.splitlines()[-1]))
     for reader, rate in rates.items():
+        baseline = "" if reader == BASELINES[0] or not HAS_TORCH else BASELINES[0]
+        ratios = [one / other for one, other in zip(rate, rates.get(baseline, ()), strict=False)]
+        record("batches", f"{kind}: {reader}", statistics.median(rate), "batches/s", ratios, baseline=baseline)
         print(f"  {reader:26} {statistics.median(rate):8,.1f} batches/s", end="")
         for baseline in () if reader in BASELINES else (one for one in BASELINES if one in rates):
             ratio = statistics.median(one / other for one, other in zip(rate, rates[baseline], strict=True))
@@ -146,7 +150,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--secs", type=float, default=5.0)
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     if arguments.measure is not None:
         *texts, secs = arguments.measure
         print(json.dumps(measure(*texts, float(secs))))

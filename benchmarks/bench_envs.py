@@ -28,6 +28,7 @@ import_quietly("tf_agents.environments.parallel_py_environment")
 import gymnasium
 import numpy as np
 from bench_data import print_machine
+from records import parse_arguments, record
 from tf_agents.environments import parallel_py_environment
 from tf_agents.system import system_multiprocessing
 
@@ -98,6 +99,7 @@ def bench(name: str, num_envs: int, runs: int, secs: float) -> None:
     print(f"\n{name}, {num_envs} environments")
     for method, rate in medians.items():
         ratio = "" if method == OURS else f"   {medians[OURS] / rate:5.2f}x"
+        record("environments", method, rate, "steps/s", column=f"{name}, {num_envs} environments")
         print(f"  {method:<40} {rate:>9,.0f} steps/s{ratio}")
 
 
@@ -108,7 +110,7 @@ def main(_: Any = None) -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--secs", type=float, default=1.0)
     parser.add_argument("--busy", type=int, default=0, metavar="N")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     print_machine()
     if arguments.busy:
         print(f"with {arguments.busy} busy process{'es' * (arguments.busy > 1)}")

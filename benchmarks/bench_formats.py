@@ -27,6 +27,7 @@ from typing import Any
 import h5py
 import numpy as np
 from bench_data import make_float_episodes, print_machine
+from records import parse_arguments, record
 
 _BUSY = "while True: pass"
 
@@ -183,6 +184,7 @@ def compare(name: str, path: Path, rounds: int) -> None:
     measured = [{reader: measure(name, path, reader) for reader in ("plain", "load")} for _ in range(rounds)]
     for reader in ("plain", "load"):
         rate, peak = (statistics.median(values) for values in zip(*(one[reader] for one in measured), strict=True))
+        record("formats", name, rate, "rows/s", column=reader)
         print(f"  {reader:6} {rate:12,.0f} rows/s  peak {peak:6,.0f} MB")
     print(f"  ratio  {statistics.median(one['load'][0] / one['plain'][0] for one in measured):.2f}x", flush=True)
 
@@ -195,7 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="number of busy processes that run meanwhile")
     parser.add_argument("--read", nargs=2, metavar=("READER", "PATH"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     if arguments.read is not None:
         print_read(arguments.formats[0], Path(arguments.read[1]), arguments.read[0])
         return

@@ -30,6 +30,7 @@ import reverb
 import tensorflow as tf
 import tree
 from bench_data import make_float_episodes, make_image_episodes, print_machine, write_d4rl
+from records import parse_arguments, record
 from tf_agents.replay_buffers import reverb_utils, rlds_to_reverb as reference
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, push_rlds_to_reverb, trajectory_columns
@@ -235,7 +236,7 @@ class Workload:
     target: float | None = None
 
 
-def compare(runs: int, *workloads: Workload) -> dict[str, float]:
+def compare(section: str, runs: int, *workloads: Workload) -> dict[str, float]:
     """Times the workloads in turn in each round, so that other load affects all alike; the first is the baseline.
 
     Returns:
@@ -245,10 +246,14 @@ def compare(runs: int, *workloads: Workload) -> dict[str, float]:
         workload.run()
     rates = np.array([[workload.num_steps / workload.run() for workload in workloads] for _ in range(runs)])
     for workload, rate, ratios in zip(workloads, rates.T, (rates / rates[:, :1]).T, strict=True):
-        ratio = f"{np.median(ratios):>7.3g}x  ({ratios.min():.3g} to {ratios.max():.3g})"
-        ratio = "" if workload is workloads[0] else ratio
         target = f"target: {workload.target}x" if workload.target else ""
-        print(f"{workload.name:<56} {np.median(rate):>11,.0f} steps/s {ratio:<28} {target}".rstrip(), flush=True)
+        if workload is workloads[0]:
+            ratio = ""
+            record(section, workload.name, np.median(rate), "steps/s")
+        else:
+            ratio = f"{np.median(ratios):>7.3g}x  ({ratios.min():.3g} to {ratios.max():.3g})"
+            record(section, workload.name, np.median(rate), "steps/s", ratios, baseline=workloads[0].name)
+        print(f"{workload.name:<60} {np.median(rate):>11,.0f} steps/s {ratio:<28} {target}".rstrip(), flush=True)
     return dict(zip([workload.name for workload in workloads], np.median(rates, axis=0).tolist(), strict=True))
 
 
@@ -256,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=100)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     runs, many = arguments.runs, make_float_episodes(arguments.episodes)
     few, steps = many[:5], count_steps(many)
     print_machine()
@@ -269,38 +274,58 @@ def main() -> None:
         million_steps = load(million).num_rows
         print("items of 2 steps; the baseline is TF-Agents' push_rlds_to_reverb with its trajectory observer")
         rates = compare(
+            "ingestion",
             runs,
-            Workload("baseline", count_steps(few), time_push(push_with_tf_agents, few)),
-            Workload("push_rlds_to_reverb(fast=True)", steps, time_push(push_with_rlds2reverb, many), 100),
-            Workload("ingest, nested RLDS -> table", steps, time_ingest(make_rlds_dataset(many), many), 100),
-            Workload("ingest, D4RL HDF5 -> table", steps, time_ingest(d4rl, many), 150),
-            Workload("ingest, D4RL HDF5 -> table, unvalidated", steps, time_ingest(d4rl, many, on_invalid="keep")),
-            Workload("ingest, D4RL HDF5 -> directory", steps, time_directory(d4rl, folder), 250),
-            Workload(f"the same, {million_steps:,} steps", million_steps, time_directory(million, folder), 250),
+            Workload("TF-Agents' `push_rlds_to_reverb`", count_steps(few), time_push(push_with_tf_agents, few)),
+            Workload(
+                "`push_rlds_to_reverb(fast=True)`, nested RLDS dataset to a table",
+                steps,
+                time_push(push_with_rlds2reverb, many),
+                100,
+            ),
+            Workload("nested RLDS dataset to a table", steps, time_ingest(make_rlds_dataset(many), many), 100),
+            Workload("D4RL file to a table", steps, time_ingest(d4rl, many), 150),
+            Workload(
+                "D4RL file to a table, without validation first", steps, time_ingest(d4rl, many, on_invalid="keep")
+            ),
+            Workload("D4RL file to a directory", steps, time_directory(d4rl, folder), 250),
+            Workload(
+                f"D4RL file of {million_steps:,} steps to a directory",
+                million_steps,
+                time_directory(million, folder),
+                250,
+            ),
             Workload("only read HDF5 and convert to trajectories", steps, time_only_read(d4rl)),
             Workload("only read nested RLDS and convert", steps, time_only_read(make_rlds_dataset(many))),
             Workload("only encode from memory", steps, time_only_encode(many)),
             Workload("only insert messages encoded beforehand", steps, time_only_insert(many)),
             Workload("only copy these messages over loopback gRPC", steps, time_only_copy(many)),
         )
-        share = rates["ingest, D4RL HDF5 -> table"] / rates["only copy these messages over loopback gRPC"]
-        print(f"D4RL HDF5 -> table reaches {share:.0%} of the rate of the copy")
+        share = rates["D4RL file to a table"] / rates["only copy these messages over loopback gRPC"]
+        print(f"D4RL file to a table reaches {share:.0%} of the rate of the copy")
     for name, episodes, length, target in (
         ("items of 5 steps", many, 5, 10),
-        ("items of 2 steps with 64x64x3 images", make_image_episodes(100), 2, 3),
+        ("64x64x3 images", make_image_episodes(100), 2, 3),
     ):
         print(f"\n{name}; the baseline is Reverb's StructuredWriter")
         ingest_from_memory = time_ingest(episodes, episodes, TrajectoryWindows(length))
         compare(
+            "ingestion",
             runs,
-            Workload("baseline", count_steps(episodes[:5]), time_structured_writer(episodes[:5], length)),
-            Workload("ingest, from memory", count_steps(episodes), ingest_from_memory, target),
+            Workload(
+                f"Reverb's `StructuredWriter`, {name}",
+                count_steps(episodes[:5]),
+                time_structured_writer(episodes[:5], length),
+            ),
+            Workload(f"`ingest`, {name}", count_steps(episodes), ingest_from_memory, target),
         )
     print("\nshort episodes, D4RL HDF5 -> table; the baseline is the same adder with long episodes")
     with tempfile.TemporaryDirectory() as name:
         for adder in (TrajectoryWindows(), NStep(3, 0.99)):
             lengths = (1000, 100, 20, 5)
-            compare(runs, *[make_workload(Path(name), adder, length, steps // 2) for length in lengths])
+            compare(
+                "short_episodes", runs, *[make_workload(Path(name), adder, length, steps // 2) for length in lengths]
+            )
 
 
 def make_workload(folder: Path, adder: EpisodeAdder, length: int, num_rows: int) -> Workload:
@@ -308,7 +333,7 @@ def make_workload(folder: Path, adder: EpisodeAdder, length: int, num_rows: int)
     episodes = make_float_episodes(num_rows // length, length)
     path = folder / f"{length}.hdf5"
     write_d4rl(path, episodes)
-    name = f"{type(adder).__name__}, {len(episodes):,} episodes of {length} transitions"
+    name = f"{type(adder).__name__}, episodes of {length} transitions"
     target = 0.5 if length == 20 else None
     return Workload(name, count_steps(episodes), time_ingest(path, episodes, adder), target)
 

@@ -16,7 +16,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlds2reverb.cli.quiet import import_quietly, silence_logs
 
@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 from bench_data import make_float_episodes, print_machine
 from matrix_products import count_flops, time_products
+from records import parse_arguments, record
 from tf_agents.agents.cql import cql_sac_agent
 from tf_agents.agents.ddpg import actor_network, critic_network
 from tf_agents.agents.sac import tanh_normal_projection_network
@@ -101,19 +102,12 @@ def make_baseline_cql() -> Any:
     )
 
 
-IN_MEMORY, PRODUCTS = "Learner, InMemoryDataset", "matrix products of large matrices alone (limit)"
-
-
-class Target(NamedTuple):
-    """The targets of an algorithm, as text in the names of its workloads."""
-
-    table: str
-    in_memory: str
-
-
 #: CQL spends most of its time in matrix products, because its critics evaluate 31 actions per state, so its target is a
 #: share of their speed. (The baseline evaluates 21: it does not sample from the policy at the next state.)
-TARGETS = {"td3": Target(" (target: 3x)", " (target: 4x)"), "cql": Target("", " (target: 85 % of limit)")}
+TARGETS = {
+    "td3": {"from a table": "(target: 3x)", "from memory": "(target: 4x)"},
+    "cql": {"from memory": "(target: 85 % of limit)"},
+}
 BASELINES: dict[str, Callable[[], Any]] = {"td3": make_baseline_td3, "cql": make_baseline_cql}
 
 
@@ -204,7 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--algos", nargs="+", default=["td3", "cql"], choices=sorted(BASELINES))
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     print_machine()
     print(f"updates/s: medians of {arguments.rounds} rounds of {arguments.updates} updates; ratios within a round\n")
     with contextlib.ExitStack() as resources:
@@ -212,41 +206,42 @@ def main() -> None:
         writer = resources.enter_context(PriorityWriter(bench.prioritized, "replay"))
         for algo in arguments.algos:
             compare(
+                algo,
                 arguments.rounds,
                 {
-                    f"{algo}: TF-Agents' agent and Learner (baseline)": bench.time_baseline(algo),
-                    f"{algo}: TF-Agents' agent in Learner, Reverb table": bench.time_learner(
+                    "with TF-Agents' `Learner.run`": bench.time_baseline(algo),
+                    "with TF-Agents' agent in `Learner`": bench.time_learner(
                         algo, bench.make_samples(bench.windows), agent=make_baseline(algo)
                     ),
-                    f"{algo}: Learner, Reverb table{TARGETS[algo].table}": bench.time_learner(
-                        algo, bench.make_samples(bench.uniform)
-                    ),
-                    f"{algo}: Learner, prioritized, priorities not written": bench.time_learner(
+                    "from a table": bench.time_learner(algo, bench.make_samples(bench.uniform)),
+                    "from a prioritized table, priorities not written": bench.time_learner(
                         algo, bench.make_samples(bench.prioritized)
                     ),
-                    f"{algo}: Learner, prioritized, priorities written back": bench.time_learner(
+                    "from a prioritized table, priorities written back": bench.time_learner(
                         algo, bench.make_samples(bench.prioritized), priorities=writer
                     ),
-                    f"{algo}: Learner, one batch in memory": bench.time_learner(algo, bench.make_one_batch()),
-                    f"{algo}: {IN_MEMORY}{TARGETS[algo].in_memory}": bench.time_learner(algo, bench.make_in_memory()),
-                    f"{algo}: Learner, InMemoryDataset, XLA": bench.time_learner(
-                        algo, bench.make_in_memory(), jit=True
-                    ),
-                    f"{algo}: {PRODUCTS}": bench.time_products(algo),
+                    "from one batch in memory": bench.time_learner(algo, bench.make_one_batch()),
+                    "from memory": bench.time_learner(algo, bench.make_in_memory()),
+                    "from memory, compiled by XLA": bench.time_learner(algo, bench.make_in_memory(), jit=True),
+                    "only matrix products": bench.time_products(algo),
                 },
             )
 
 
-def compare(rounds: int, workloads: dict[str, Callable[[], float]]) -> None:
+def compare(algo: str, rounds: int, workloads: dict[str, Callable[[], float]]) -> None:
     """Runs workloads in turn in each round and prints their rates; the first is the baseline, the last the limit."""
     rates = np.array([[run() for run in workloads.values()] for _ in range(rounds)])
+    baseline = f"{algo.upper()} {next(iter(workloads))}"
     for name, rate, ratios in zip(workloads, rates.T, (rates / rates[:, :1]).T, strict=True):
-        spread = f"({ratios.min():.2f} to {ratios.max():.2f})"
-        print(f"{name:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x {spread}")
-    for name, rate in zip(workloads, rates.T, strict=True):
-        if IN_MEMORY in name:
-            print(f"{name.partition(' (')[0]}: {np.median(rate / rates[:, -1]):.0%} of the limit")
-    print()
+        spread = f"({ratios.min():.2f} to {ratios.max():.2f}) {TARGETS[algo].get(name, '')}".rstrip()
+        task = f"{algo.upper()} {name}"
+        print(f"{task:<58} {np.median(rate):>7,.1f}  {np.median(ratios):>5.2f}x {spread}")
+        if task == baseline:
+            record("training", task, np.median(rate), "updates/s")
+        else:
+            record("training", task, np.median(rate), "updates/s", ratios, baseline=baseline)
+    share = np.median(rates[:, list(workloads).index("from memory")] / rates[:, -1])
+    print(f"{algo.upper()} from memory: {share:.0%} of the limit\n")
 
 
 if __name__ == "__main__":

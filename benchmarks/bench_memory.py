@@ -25,6 +25,7 @@ import h5py
 import numpy as np
 import reverb
 import tree
+from records import parse_arguments, record
 
 from rlds2reverb import ReplayServer, TableConfig, ingest, load, trajectory_columns
 from rlds2reverb.adders.trajectory_windows import TrajectoryWindows
@@ -74,16 +75,17 @@ def compare(title: str, episodes: list[dict]) -> None:
     baseline = None
     for name, table_signature, fill in (
         (
-            "Reverb's StructuredWriter (baseline)",
+            "StructuredWriter",
             signature,
             lambda address: speed.write_structured(reverb.Client(address), episodes, 2),
         ),
-        ("ingest", signature, lambda address: ingest(episodes, address)),
-        ("ingest, layout packed", packed, lambda address: ingest(episodes, address, layout="packed")),
+        ("ingest, columns", signature, lambda address: ingest(episodes, address)),
+        ("ingest, packed", packed, lambda address: ingest(episodes, address, layout="packed")),
     ):
         size, items = measure_server(table_signature, fill)
         baseline = baseline or size / items
         ratio = size / items / baseline
+        record("memory", title, size / items / 1000, "kB per item", column=name)
         print(f"{name:<40} {size / items:>9,.0f} bytes per item {ratio:>7.2f} of the baseline", flush=True)
 
 
@@ -182,7 +184,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--endless-steps", type=int, default=3_000_000)
     parser.add_argument("--large-steps", type=int, default=10_000_000)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     speed.print_machine()
     compare("floats of HalfCheetah's shape", speed.make_float_episodes(arguments.episodes))
     compare("64x64x3 images", speed.make_image_episodes(max(1, arguments.episodes // 5)))

@@ -26,6 +26,7 @@ from typing import Any
 from bench_sample import serve_with_ingest, time_dataset  # isort: skip
 import numpy as np
 from bench_data import make_float_episodes, print_machine
+from records import parse_arguments, record
 
 from rlds2reverb import TrajectoryWindows, load, sample_dataset, trajectory_columns
 from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
@@ -126,19 +127,28 @@ def measure_rate(call: Callable[[], Any], secs: float) -> float:
 
 
 def compare(
-    name: str, call: Callable[[], Any], baseline: Callable[[], Any], runs: int, secs: float, target: str = ""
+    name: str,
+    call: Callable[[], Any],
+    baseline: Callable[[], Any],
+    runs: int,
+    secs: float,
+    target: str = "",
+    *,
+    column: str,
 ) -> float:
     """Prints both rates and the median of their ratios, and returns the first rate."""
     measure_rate(call, 0.1), measure_rate(baseline, 0.1)
     pairs = [(measure_rate(call, secs), measure_rate(baseline, secs)) for _ in range(runs)]
-    return print_row(name, pairs, target)
+    return print_row(name, pairs, target, column=column)
 
 
-def print_row(name: str, pairs: list[tuple[float, float]], target: str) -> float:
+def print_row(name: str, pairs: list[tuple[float, float]], target: str, *, column: str) -> float:
     """Prints the medians of pairs of rates and of their ratios, and returns the median of the first rates."""
     rate, baseline_rate = (statistics.median(values) for values in zip(*pairs, strict=True))
     ratio = statistics.median(first / second for first, second in pairs)
     print(f"{name:<62} {rate:>9,.0f}/s {baseline_rate:>9,.0f}/s {ratio:>7.1f}x  {target}".rstrip(), flush=True)
+    ratios = [first / second for first, second in pairs]
+    record("replay", name, rate, "per s", ratios, column=column)
     return rate
 
 
@@ -174,7 +184,13 @@ def make_buffers(size: int, columns: dict[str, np.ndarray]) -> tuple[AdvancedRep
 
 
 def compare_methods(
-    buffer: AdvancedReplayBuffer, baseline: PlainBuffer, items: list[dict[str, Any]], runs: int, secs: float
+    buffer: AdvancedReplayBuffer,
+    baseline: PlainBuffer,
+    items: list[dict[str, Any]],
+    runs: int,
+    secs: float,
+    *,
+    column: str,
 ) -> float:
     """Compares all methods for one number of elements, and returns the rate of `sample`."""
     random = np.random.default_rng(2)
@@ -190,14 +206,15 @@ def compare_methods(
     def sample_batch() -> Any:
         return buffer.sample_batch(256, 1)
 
+    show = partial(compare, column=column)
     name = "sample(64), dicts"
-    rate = compare(name, lambda: buffer.sample(64, 1), lambda: baseline.sample(64), runs, secs, "target: 1.5x")
+    rate = show(name, lambda: buffer.sample(64, 1), lambda: baseline.sample(64), runs, secs, "target: 1.5x")
     name = "sample_batch(256) compared with the baseline's dicts"
-    compare(name, sample_batch, lambda: baseline.sample(256), runs, secs, "target: 5x")
+    show(name, sample_batch, lambda: baseline.sample(256), runs, secs, "target: 5x")
     name = "sample_batch(256) compared with the baseline's columns"
-    compare(name, sample_batch, lambda: baseline.sample_columns(256), runs, secs)
-    compare("update of 256", update, update_baseline, runs, secs, "target: 3x")
-    compare("extend of 64", lambda: buffer.extend(items), lambda: baseline.extend(items), runs, secs, "target: 2x")
+    show(name, sample_batch, lambda: baseline.sample_columns(256), runs, secs)
+    show("update of 256", update, update_baseline, runs, secs, "target: 3x")
+    show("extend of 64", lambda: buffer.extend(items), lambda: baseline.extend(items), runs, secs, "target: 2x")
     return rate
 
 
@@ -229,10 +246,18 @@ def compare_with_cpprb(
             partial(baseline.sample, batch_size, BETA),
             runs,
             secs,
+            column="compared with cpprb",
         )
-    compare("update of 256", update, update_baseline, runs, secs)
+    compare("update of 256", update, update_baseline, runs, secs, column="compared with cpprb")
     name = "64 transitions as columns"
-    compare(name, lambda: buffer.extend_columns(pushed), lambda: baseline.add(**pushed_to_baseline), runs, secs)
+    compare(
+        name,
+        lambda: buffer.extend_columns(pushed),
+        lambda: baseline.add(**pushed_to_baseline),
+        runs,
+        secs,
+        column="compared with cpprb",
+    )
 
 
 def measure_longest_wait(buffer: AdvancedReplayBuffer) -> tuple[float, float, float]:
@@ -273,7 +298,7 @@ def compare_datasets(num_batches: int, runs: int) -> None:
         run_table = time_dataset(sample_dataset(server.address, "replay", 256), num_batches)
         run(), run_table()
         pairs = [(num_batches / run(), num_batches / run_table()) for _ in range(runs)]
-    print_row("dataset(256) of two steps, compared with a packed table", pairs, "target: 1x")
+    print_row("dataset(256) of two steps", pairs, "target: 1x", column="compared with a packed table")
 
 
 def main() -> None:
@@ -282,7 +307,7 @@ def main() -> None:
     parser.add_argument("--secs", type=float, default=0.5, help="duration of each run")
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--batches", type=int, default=1500)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     runs, secs = arguments.runs, arguments.secs
     print_machine()
     print(f"HalfCheetah's transitions, alpha {ALPHA}; median of {runs} after a warm-up; rate, baseline, ratio")
@@ -292,13 +317,13 @@ def main() -> None:
         columns = make_transitions(size)
         items = make_items(columns, 64)
         buffer, baseline = make_buffers(size, columns)
-        rates[size] = compare_methods(buffer, baseline, items, runs, secs)
+        rates[size] = compare_methods(buffer, baseline, items, runs, secs, column=f"{size:,} elements")
     smallest = arguments.sizes[0]
     share = rates[size] / rates[smallest]
     print(f"\nsample(64) with {size:,} elements: {share:.0%} of the rate with {smallest:,} (target: 50%)")
     print(f"\n{size:,} elements, next to a busy Python thread", flush=True)
     with run_busy_thread():
-        compare_methods(buffer, baseline, items, runs, max(secs, 1.0))
+        compare_methods(buffer, baseline, items, runs, max(secs, 1.0), column="next to a busy thread")
     compare_with_cpprb(size, columns, buffer, runs, secs)
     print()
     waits = [measure_longest_wait(buffer) for _ in range(3)]

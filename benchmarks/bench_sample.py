@@ -25,6 +25,7 @@ import reverb
 import tensorflow as tf
 import tree
 from bench_data import make_float_episodes, print_machine
+from records import parse_arguments, record
 from tf_agents.replay_buffers import reverb_replay_buffer
 
 from rlds2reverb import ReplayServer, TableConfig, TrajectoryWindows, ingest, load, sample_dataset, trajectory_columns
@@ -150,6 +151,14 @@ def make_gather_dataset(episodes: list[dict]) -> tf.data.Dataset:
     return tf.data.Dataset.range(1 << 40).map(sample).prefetch(1)
 
 
+BASELINE = "`ReverbReplayBuffer.as_dataset`"
+#: The main tasks, by layout of the table.
+TASKS = {
+    "columns": f"batches of {BATCH_SIZE} from a prioritized table of columns",
+    "packed": f"batches of {BATCH_SIZE} from a packed prioritized table",
+}
+
+
 def measure(
     name: str, num_batches: int, run: Callable[[], float], runs: int, baseline: float | None = None, target: str = ""
 ) -> float:
@@ -158,6 +167,9 @@ def measure(
     rate = statistics.median(num_batches * BATCH_SIZE / run() for _ in range(runs))
     ratio = f"{rate / baseline:>7.1f}x" if baseline else "        "
     print(f"{name:<62} {rate:>11,.0f} items/s {ratio} {target}".rstrip(), flush=True)
+    record(
+        "sampling", name, rate, "items/s", [rate / baseline] if baseline else [], baseline=BASELINE if baseline else ""
+    )
     return rate
 
 
@@ -169,21 +181,21 @@ def compare(episodes: list[dict], runs: int, num_batches: int) -> None:
     few = max(num_batches // 8, 10)
     with serve_with_observer(episodes) as server:
         run = time_dataset(make_baseline_dataset(server), few)
-        baseline = measure("as_dataset with its defaults (baseline)", few, run, runs)
+        baseline = measure(BASELINE, few, run, runs)
         write = make_priority_writer(server, lambda batch: batch[1].key[:, 0])
         run = time_dataset(make_baseline_dataset(server), few, write)
-        writing_baseline = measure("as_dataset, priorities written back", few, run, runs, baseline)
-        sample("sample_dataset, the table that the observer filled", server.address)
+        writing_baseline = measure(f"{BASELINE}, priorities written back", few, run, runs, baseline)
+        sample("the table that TF-Agents' observer filled", server.address)
     best = 0.0  # The rate of the faster layout, since users can choose it.
     for layout in ("columns", "packed"):
         with serve_with_ingest(episodes, layout) as server:
-            best = max(best, sample(f"sample_dataset, {layout}", server.address, target="target: 10x"))
+            best = max(best, sample(TASKS[layout], server.address, target="target: 10x"))
             write = make_priority_writer(server, lambda batch: batch.info.key)
-            sample(f"sample_dataset, {layout}, priorities written back", server.address, write, "target: 4x")
+            sample(f"{layout}, priorities written back", server.address, write, "target: 4x")
             print(f"{'':<62} (as_dataset with priorities written back: {writing_baseline:,.0f} items/s)")
     with contextlib.ExitStack() as stack:
         both = [stack.enter_context(serve_with_ingest(episodes, "packed")).address for _ in range(2)]
-        sample("sample_dataset, packed, two servers", both)
+        sample("packed, two servers", both)
     print("\nservers in separate processes")
     for layout in ("columns", "packed"):
         with serve_in_process(len(episodes), layout) as address:
@@ -191,15 +203,23 @@ def compare(episodes: list[dict], runs: int, num_batches: int) -> None:
                 address, "replay", max_in_flight_samples_per_worker=256, num_workers_per_iterator=2
             ).batch(BATCH_SIZE)
             run = time_dataset(dataset.prefetch(1), num_batches)
-            measure(f"reverb.TrajectoryDataset, {layout}", num_batches, run, runs, baseline)
-            sample(f"sample_dataset, {layout}", address)
+            measure(
+                f"`reverb.TrajectoryDataset`, {layout}, server in another process", num_batches, run, runs, baseline
+            )
+            sample(f"{layout}, server in another process", address)
             with sample_arrays(address, "replay", BATCH_SIZE) as batches:
-                measure(f"sample, {layout}", num_batches, time_dataset(batches, num_batches), runs, baseline)
+                measure(
+                    f"`sample`, {layout}, server in another process",
+                    num_batches,
+                    time_dataset(batches, num_batches),
+                    runs,
+                    baseline,
+                )
     print("\nupper limit: no server, arrays in memory")
     many = 5 * num_batches
     limits = {
-        "NumPy, searchsorted and fancy indexing": time_numpy_gather(episodes, many),
-        "tf.searchsorted and tf.gather in tf.data": time_dataset(make_gather_dataset(episodes), many),
+        "no server: NumPy, searchsorted and fancy indexing": time_numpy_gather(episodes, many),
+        "no server: tf.searchsorted and tf.gather in tf.data": time_dataset(make_gather_dataset(episodes), many),
     }
     for name, run in limits.items():
         limit = measure(name, many, run, runs, baseline)
@@ -211,7 +231,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--batches", type=int, default=1600)
     parser.add_argument("--episodes", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     episodes = make_float_episodes(arguments.episodes)
     items = sum(len(steps["reward"]) - 1 for steps in episodes)
     print_machine()

@@ -27,6 +27,7 @@ from typing import Any
 
 from bench_ingest import TWO_STEPS  # isort: skip  (Imported first because it silences TensorFlow.)
 from bench_data import make_float_episodes, print_machine, write_d4rl
+from records import parse_arguments, record
 
 from rlds2reverb import ReplayServer, ingest, sample_dataset
 from rlds2reverb.beam import BeamOptions, convert_with_beam
@@ -99,6 +100,7 @@ def measure_conversion(source: Path, folder: Path, runs: int, num_episodes: int)
         run()
         seconds = statistics.median(run() for _ in range(runs))
         baseline = baseline or seconds
+        record("scale", label, num_episodes * 1000 / seconds, "steps/s")
         print(f"  {label:<28}{seconds:8.2f} s{seconds / baseline:8.2f}x the time of plain conversion")
 
 
@@ -111,6 +113,7 @@ def measure_sampling(source: Path, folder: Path, runs: int) -> None:
         with start_servers(shards) as addresses:
             rates[num_shards] = statistics.median(time_sampling(addresses) for _ in range(runs))
         ratio = rates[num_shards] / rates[1]
+        record("scale", f"batches from {num_shards} servers", rates[num_shards], "batches/s", [ratio])
         print(f"  {num_shards} server{'s' * (num_shards > 1):<21}{rates[num_shards]:8,.0f} batches/s{ratio:8.2f}x")
 
 
@@ -180,7 +183,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)}")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=500)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(parser)
     print_machine()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from bench_data import make_float_episodes, print_machine
+from records import parse_arguments, record
 
 BATCH_SIZE, EPISODE_STEPS, SHUFFLED = 256, 200, 10_000
 CGROUPS = Path("/sys/fs/cgroup")
@@ -203,6 +204,7 @@ def show(name: str, values: list[list[float]], baseline: float | None = None, ta
     rate = statistics.median(value[0] for value in values)
     memory = max(value[1] for value in values) / 1e6
     ratio = "" if baseline is None else f"{rate / baseline:6.2f}x  {target}"
+    record("stores", name, rate, "per s", [] if baseline is None else [rate / baseline])
     print(f"  {name:<62} {rate:>9,.0f}/s {memory:>6,.0f} MB  {ratio}".rstrip())
     return rate
 
@@ -216,7 +218,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse_arguments(parser)
     if options.child:
         kind, *arguments = options.child
         print(CHILDREN[kind](*arguments), read_anonymous_bytes())

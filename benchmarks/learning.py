@@ -1,12 +1,13 @@
 """Trains every agent on every dataset with several seeds, and writes a table and a figure of the results.
 
-    python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--jobs 2] [--out runs]
+    python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--jobs 2] [--out runs] [--record docs/results]
 
 DATA is a directory of D4RL files with `ref_scores.json`. Interrupted runs are continued, and complete ones are not
 repeated; --jobs trains several at a time. The table contains the mean return of the data; the
 mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
 the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. The figure is
-written to `learning.png` in the directory --out.
+written to `learning.png` in the directory --out. With --record, all evaluations of complete runs replace those of the
+same agents and seeds in a file per dataset.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
 
+from rlds2reverb import load, summarize
 from rlds2reverb.learners.curves import draw_learning_curves, make_curves
 from rlds2reverb.learners.figure_style import save_png
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
-from rlds2reverb.training.experiments import Row, choose_placement, run_plan
+from rlds2reverb.training.experiments import Experiment, Row, choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_seeds
 from rlds2reverb.training.progress import Progress
 
@@ -137,6 +140,25 @@ def format_row(row: Row) -> str:
     return f"| {row.data} | {row.variant} | {' | '.join(numbers)} |"
 
 
+def record_evaluations(experiment: Experiment, data: Path, folder: Path, *, suffix: str) -> None:
+    """Writes all evaluations of complete runs, and the properties of their datasets, to CSV files."""
+    for dataset in {planned["data"] for planned in experiment.plan.values()}:
+        rows = [
+            {**{"dataset": dataset, "agent": planned["variant"], "seed": str(run.identity["seed"])},
+             **{"updates": f"{step:.0f}", "mean_return": f"{mean:.1f}", "std_over_episodes": f"{std:.1f}"}}
+            for name, planned in experiment.plan.items()
+            if planned["data"] == dataset and name in experiment.outcomes
+            and experiment.outcomes[name].state == "complete"
+            for run in [experiment.runs[name]]
+            for step, mean, std in zip(*(run.evaluations[column] for column in ("step", "mean", "std")), strict=True)
+        ]  # fmt: skip
+        replace_rows(folder / f"{dataset.rpartition('-')[0]}{suffix}.csv", RESULT_COLUMNS, 3, rows)
+        found = summarize(load(data / f"{dataset}.hdf5"))
+        returns = {"mean_return": f"{found.returns.mean:.1f}", "best_return": f"{found.returns.max:.1f}"}
+        row = {"dataset": dataset, "episodes": str(found.episodes), **returns}
+        replace_rows(folder / "datasets.csv", DATASET_COLUMNS, 1, [row])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -150,6 +172,7 @@ def main() -> None:
     parser.add_argument(
         "--jit-compile", action="store_true", help="compile updates by XLA, which is faster on one core"
     )
+    parser.add_argument("--record", type=Path, metavar="DIR", help="directory of the files, such as docs/results")
     arguments = parser.parse_args()
     runs = plan(
         arguments.data,
@@ -168,6 +191,10 @@ def main() -> None:
         print(format_row(row))
     for name, reason in experiment.failures.items():
         print(f"{name} failed: {reason}")
+    if arguments.record is not None:
+        sizes = arguments.hidden_sizes or []
+        suffix = f"_{'x'.join(map(str, sizes))}" if sizes else ""
+        record_evaluations(experiment, arguments.data, arguments.record, suffix=suffix)
     groups: dict[str, dict[str, list[Run]]] = {}
     for name, planned in experiment.plan.items():
         if name in experiment.runs:

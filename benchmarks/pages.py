@@ -32,13 +32,17 @@ ROOT = Path(__file__).parent.parent
 SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
 TITLES = {
     **{"bc": "cloning", "bc_10": "cloning the best 10%", "bc_50": "cloning the best 50%", "td3_bc": "TD3+BC"},
-    **{"iql": "IQL", "rebrac": "ReBRAC", "cal_ql": "Cal-QL", "iql_3step": "IQL, three-step transitions"},
+    **{"rebrac": "ReBRAC", "cal_ql": "Cal-QL", "iql_3step": "IQL, three-step transitions"},
     **{"iql_prioritized": "IQL, prioritized by TD error", "iql_constant_rate": "IQL, constant learning rate"},
 }
 #: Files and agents of the table of results in the README.
 SUMMARY = (("hopper_sac_medium_replay",), ("bc", "bc_10", "iql"))
-#: Files and agents of each figure in docs/.
-FIGURES = {"medium_replay.png": (("hopper_sac_medium_replay",), ("bc_10", "td3_bc", "iql", "rebrac"))}
+#: Files and agents of each figure in docs/, the number of evaluations that a point is the mean of, and the number of
+#: updates before an online phase.
+FIGURES = {
+    "medium_replay.png": (("hopper_sac_medium_replay",), ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
+    "cal_ql.png": (("invertedpendulum_expert_online",), ("cql", "cal_ql"), 1, 10_000),
+}
 
 
 def format_number(text: str) -> str:
@@ -54,11 +58,17 @@ def make_table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]])
 
 
+def format_ratio(text: str) -> str:
+    ratio = float(text)
+    return f"{ratio:.{2 if ratio < 1 else 1 if ratio < 100 else 0}f}"
+
+
 def format_cells(row: dict[str, str]) -> list[str]:
-    """Returns the rate, ratio and range of the ratio of a row."""
-    low_to_high = f"{row['low']} to {row['high']}" if row["low"] else ""
-    rate = format_number(row["rate"]) if row["rate"] else "" if row["ratio"] else low_to_high
-    return [rate, *([f"{format_number(row['ratio'])}x", low_to_high] if row["ratio"] else ["", ""])]
+    """Returns the rate, ratio and range of the ratio of a row; without both of the former, the range is of the rate."""
+    low_to_high = row["low"] and f"{format_number(row['low'])} to {format_number(row['high'])}"
+    if row["ratio"]:
+        return [row["rate"] and format_number(row["rate"]), f"{format_ratio(row['ratio'])}x", low_to_high]
+    return [format_number(row["rate"]) if row["rate"] else low_to_high, "", ""]
 
 
 def make_speed_table(section: str = "") -> str:
@@ -76,9 +86,11 @@ def make_speed_table(section: str = "") -> str:
     columns = list(dict.fromkeys(column for cells in tasks.values() for column in cells))
     body = [[task, *(cells.get(column, "") for column in columns)] for task, cells in tasks.items()]
     sources = dict.fromkeys(
-        f"{row['rounds']} rounds of `{row['command']}` ({date.fromisoformat(row['date']):%-d %B %Y})" for row in rows
+        f"{row['rounds']} round{'s' * (row['rounds'] != '1')} of `{row['command']}` "
+        f"({date.fromisoformat(row['date']):%-d %B %Y})"
+        for row in rows
     )
-    return f"{make_table([['task', *columns], *body])}\n\nMedians on {rows[0]['machine']}: {', '.join(sources)}."
+    return f"{make_table([['task', *columns], *body])}\n\nOn {rows[0]['machine']}, medians of {', '.join(sources)}."
 
 
 # --- Results
@@ -111,10 +123,14 @@ def format_last_five(runs: dict[str, np.ndarray]) -> str:
     return f"{mean:,.0f} ± {std:,.0f}" if len(runs) > 1 else f"{mean:,.0f}"
 
 
+def title(agent: str) -> str:
+    return TITLES.get(agent, agent.upper())
+
+
 def make_summary() -> str:
     """Returns the table of `SUMMARY`; the highest mean is bold if its interval overlaps no other."""
     datasets, agents = SUMMARY
-    rows = [["dataset", "updates", "seeds", "mean return of the data", *(TITLES[agent] for agent in agents)]]
+    rows = [["dataset", "updates", "seeds", "mean return of the data", *map(title, agents)]]
     for dataset in datasets:
         found, data = read_returns(dataset), describe(dataset)
         seeds = [seed for seed in found[agents[0]] if all(seed in found[agent] for agent in agents)]
@@ -136,7 +152,7 @@ def make_results_table(dataset: str = "") -> str:
         swing = np.mean([returns[-5:].std() for returns in runs.values()])
         best = np.mean([returns.max() for returns in runs.values()])
         cells = [", ".join(runs), format_last_five(runs), ", ".join(of_each), f"{swing:,.0f}", f"{best:,.0f}"]
-        rows.append([TITLES.get(agent, agent.upper()), *cells])
+        rows.append([title(agent), *cells])
     text = "{updates} updates. The data: {episodes} episodes, mean return {mean_return}, best return {best_return}."
     return f"{make_table(rows)}\n\n{text.format(**describe(dataset))} [All evaluations](results/{dataset}.csv)"
 
@@ -145,7 +161,8 @@ def make_results_table(dataset: str = "") -> str:
 
 
 def get_speed(name: str, column: str) -> str:
-    return next(format_number(row[column]) for row in read(SPEED) if row["name"] == name)
+    format_value = format_ratio if column == "ratio" else format_number
+    return next(format_value(row[column]) for row in read(SPEED) if row["name"] == name)
 
 
 def get_result(dataset: str, agent: str) -> str:
@@ -169,10 +186,10 @@ def update_page(text: str) -> str:
     return re.sub(r"(<!-- ((?:table|value): \w+)([^>]*?) -->).*?(<!-- end -->)", make, text, flags=re.S)
 
 
-def hash_data(files: Sequence[str], agents: Sequence[str]) -> str:
-    """Returns a hash of the data that a figure shows."""
+def hash_data(files: Sequence[str], agents: Sequence[str], *options: int) -> str:
+    """Returns a hash of the data and the options of a figure."""
     shown = [(read_returns(file)[agent], describe(file)) for file in files for agent in agents]
-    return hashlib.sha256(repr(shown).encode()).hexdigest()
+    return hashlib.sha256(repr((shown, options)).encode()).hexdigest()
 
 
 def read_hash(path: Path) -> str:
@@ -181,25 +198,27 @@ def read_hash(path: Path) -> str:
         return image.info.get("Data", "")
 
 
-def draw_figure(files: Sequence[str], agents: Sequence[str]) -> Figure:
-    """Returns a panel per file, with the mean of the last five evaluations of each agent, as a mean over seeds."""
+def draw_figure(files: Sequence[str], agents: Sequence[str], window: int, offline_updates: int) -> Figure:
+    """Returns a panel per file, with the mean of the last `window` evaluations of each agent, as a mean over seeds."""
     figure = Figure(figsize=(4 + 4 * len(files), 5), dpi=100, layout="constrained", facecolor="#f6f6f6")
     for axes, file in zip(figure.subplots(1, len(files), squeeze=False)[0], files, strict=True):
         data, steps = describe(file), sorted({int(row["updates"]) for row in read(RESULTS / f"{file}.csv")})
         for colour, agent in zip(COLOURS, agents, strict=False):
             runs = read_returns(file)[agent]
             means = np.mean(list(runs.values()), axis=0)
-            last_five = [means[max(end - 5, 0) : end].mean() for end in range(1, len(steps) + 1)]
-            axes.plot(steps, last_five, color=colour, linewidth=3, label=f"{TITLES[agent]} (seeds {', '.join(runs)})")
-        for name, offset in (("mean", -16), ("best", 5)):
-            level = float(data[f"{name}_return"].replace(",", ""))
+            last = [means[max(end - window, 0) : end].mean() for end in range(1, len(steps) + 1)]
+            axes.plot(steps, last, color=colour, linewidth=3, label=f"{title(agent)} (seeds {', '.join(runs)})")
+        levels = {float(data[f"{name}_return"].replace(",", "")): name for name in ("mean", "best")}
+        for level, name in levels.items():
             axes.axhline(level, color=GREY, linewidth=1.5, linestyle="--")
-            place = {"xytext": (0, offset), "textcoords": "offset points", "ha": "right", "color": GREY}
-            axes.annotate(f"{name} return of the data", (steps[-1], level), **place)
+            place = {"xytext": (0, -16 if name == "mean" else 5), "textcoords": "offset points", "ha": "right"}
+            axes.annotate(f"{name} return of the data", (steps[-1], level), color=GREY, **place)
+        if offline_updates:
+            axes.axvline(offline_updates, color=GREY, linestyle=":", label="the online phase begins")
         style_axes(axes, "updates", "return", has_steps=True)
         axes.set(title=file, facecolor="none")
         axes.margins(y=0.1)
-    figure.axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.92))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=13)
     return figure
 
 

@@ -15,6 +15,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_ove
 DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
 
 _options = Namespace(record=None)
+format_number = partial(np.format_float_positional, precision=4, fractional=False, trim="-")
 
 
 def parse_arguments(parser: ArgumentParser) -> Namespace:
@@ -51,9 +53,9 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
     rounds = vars(_options).get("rounds", vars(_options).get("runs", 1))
     arguments = " ".join(sys.argv[1:]).replace(f"--record {_options.record}", "")
     row = {
-        **{"section": section, "task": task, "column": "", "rate": f"{rate:.4g}", "unit": unit, "baseline": ""},
-        **{"ratio": f"{np.median(ratios):.4g}" if len(ratios) else ""},
-        **{name: f"{end(ratios):.4g}" if len(ratios) > 1 else "" for name, end in (("low", min), ("high", max))},
+        **{"section": section, "task": task, "column": "", "rate": format_number(rate), "unit": unit, "baseline": ""},
+        **{"ratio": format_number(np.median(ratios)) if len(ratios) else ""},
+        **{name: format_number(end(ratios)) if len(ratios) > 1 else "" for name, end in (("low", min), ("high", max))},
         **{"command": f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()},
         **{"date": date.today().isoformat(), "rounds": str(rounds)},
         **{"machine": f"{os.cpu_count()} {platform.machine().replace('_', '-')} cores", **cells},
