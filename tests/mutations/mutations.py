@@ -31,6 +31,13 @@ ROOT = Path(__file__).parent.parent.parent
 LAYERS = ("adders", "learners", "envs", "training", "cli")
 #: Maximum number of tests, and of their seconds, for a random fault.
 _MAX_TESTS, _MAX_SECS = 60, 60.0
+#: Tests of sources that run in programs, where calls are not recorded.
+_PROGRAMS = {
+    "envs/_env_worker.py": ["tests/envs/test_parallel_environment.py", "tests/envs/test_faults.py"],
+    "rlds2reverb/reverb/process/": [f"tests/reverb/server/test_{name}.py" for name in ("process", "replay_server")],
+    "training/cluster/": ["tests/training/cluster"],
+    "training/placement.py": ["tests/training/test_experiments.py"],
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
 
 
 def _select_tests(mutation: Mutation, called: Mapping[str, Sequence[tuple[float, str]]]) -> list[str]:
-    """Returns tests that call the function, or a function inside it; or the files of tests of its module, if none does.
+    """Returns tests that call the function, or a function inside it; or files of tests of its module, if none does.
 
     The tests of the module's own file come first, then one case of each test before further cases, the fastest first.
     """
@@ -106,7 +113,9 @@ def _select_tests(mutation: Mutation, called: Mapping[str, Sequence[tuple[float,
         if len(tests) < _MAX_TESTS and (not tests or secs + duration < _MAX_SECS):
             tests.append(test)
             secs += duration
-    return tests or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
+    programs = (files for place, files in _PROGRAMS.items() if mutation.file.startswith(place))
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob(own))
+    return tests or files or next(programs, [])
 
 
 def find_noticing_test(fault: Fault) -> str | None:
