@@ -24,7 +24,9 @@ from written_directories import assert_same_files
 from rlds2reverb import load
 from rlds2reverb.cli import inspect as inspect_command, run
 from rlds2reverb.cli.main import cli
-from rlds2reverb.types.tables import MAX_ITEMS
+from rlds2reverb.reverb.server.replay_server import ReplayServer
+from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
+from rlds2reverb.types.trajectories import trajectory_spec
 
 HOPPER = "tfds_fake/d4rl_mujoco_hopper/hopper_medium-v2.hdf5"
 
@@ -108,6 +110,27 @@ def test_inspect_adds_the_counts_of_a_table_on_several_servers():
     total = inspect_command.add_tables(inspect_command.add_tables(None, table, "a:1"), table, "b:1")
     assert total == {"name": "replay", "items": 2, "max_size": MAX_ITEMS, "inserted": 8, "sampled": 60, "episodes": 4,
                      "servers": {"a:1": 1, "b:1": 1}}  # fmt: skip
+
+
+def test_inspect_describes_the_tables_of_a_server_and_names_one_that_does_not_answer(data, capsys):
+    tables = [TableConfig("b", max_size=50), TableConfig("a", max_times_sampled=3)]
+    with ReplayServer(tables, trajectory_spec(load(data / HOPPER).step_spec)) as server:
+        code, out, err = call(capsys, "inspect", server.address)
+        first, second = out.split("\n\n")
+        assert (code, err) == (0, "") and first.startswith(f"table 'a' of {server.address}\n")
+        rows = [re.split("  +", line.strip()) for line in first.splitlines()[1:]]
+        facts = {name: value for name, value, *_ in rows if name != "field"}
+        assert facts["max size"] == "no limit" and facts["max times sampled"] == "3" and facts["items"] == "0"
+        assert ["field", "item['observation']", "float32 [11]"] in rows and "server" not in facts
+        assert "max size            50\n" in second and "max times sampled   no limit\n" in second
+        gone = f"{server.address},localhost:1"
+        code, out, err = call(capsys, "inspect", gone, "--timeout", 0.1, "--json")
+        assert code == 0 and "localhost:1" in err and "its items are not counted" in err
+        document = json.loads(out)
+        assert document["server"] == gone and [table["name"] for table in document["tables"]] == ["a", "b"]
+        assert document["tables"][0]["servers"] == {server.address: 0}
+    code, _, err = call(capsys, "inspect", "localhost:1", "--timeout", 0.1)
+    assert code == 75 and "no Reverb server answered at localhost:1" in err
 
 
 def test_inspect_and_validate_read_converted_directories(data, capsys, tmp_path):

@@ -85,8 +85,8 @@ def chunk_policy():
     return ChunkPolicy(inner, ACTION, 2)
 
 
-@pytest.mark.slow
-def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path):
+@pytest.mark.parametrize("is_saved", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path, is_saved):
     """Row 1 begins a new episode in the fourth step, in the middle of a chunk."""
     observations = np.float32([[1, 5], [2, 6], [3, 7], [4, 8], [5, 9]])
     types = np.int32([[0, 0], [1, 1], [1, 1], [1, 0], [1, 1]])
@@ -97,16 +97,18 @@ def test_policy_executes_the_first_actions_of_each_chunk(chunk_policy, tmp_path)
         [(3, 1), (8, 0)],
         [(5, 0), (8, 1)],
     ]
-    saved = load_policy(export_policy(chunk_policy, tmp_path / "policy", estimate_values=lambda *_: {"q": 1.0}))
-    for policy in (chunk_policy, saved):
-        state = policy.get_initial_state(2)
-        for observation, step_type, rows in zip(observations, types, expected, strict=True):
-            step = time_step.TimeStep(step_type, np.zeros(2, np.float32), np.ones(2, np.float32), observation[:, None])
-            action, state, _ = policy.action(tf.nest.map_structure(tf.constant, step), state)
-            unit = [[seen / 10 + place * 0.02, seen / 10 + place * 0.02 + 0.01] for seen, place in rows]
-            np.testing.assert_allclose(action, np.array(unit) * [1, 2], rtol=1e-5)
-    with pytest.raises(ValueError, match="agents with a chunk_length evaluate chunks"):
-        saved.values([0.0], [0.0, 0.0])
+    policy = chunk_policy
+    if is_saved:
+        policy = load_policy(export_policy(chunk_policy, tmp_path / "policy", estimate_values=lambda *_: {"q": 1.0}))
+    state = policy.get_initial_state(2)
+    for observation, step_type, rows in zip(observations, types, expected, strict=True):
+        step = time_step.TimeStep(step_type, np.zeros(2, np.float32), np.ones(2, np.float32), observation[:, None])
+        action, state, _ = policy.action(tf.nest.map_structure(tf.constant, step), state)
+        unit = [[seen / 10 + place * 0.02, seen / 10 + place * 0.02 + 0.01] for seen, place in rows]
+        np.testing.assert_allclose(action, np.array(unit) * [1, 2], rtol=1e-5)
+    if is_saved:
+        with pytest.raises(ValueError, match="agents with a chunk_length evaluate chunks"):
+            policy.values([0.0], [0.0, 0.0])
     with pytest.raises(NotImplementedError, match=r"action chunks do not support distribution\(\)"):
         chunk_policy.distribution(tf.nest.map_structure(tf.constant, step), state)
 

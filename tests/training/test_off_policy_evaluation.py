@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 from goal_reaching import Ring
+from policies import CountingPolicy
 from reference_impls import rlds_dataset
 from tf_agents.policies import tf_policy
 from tf_agents.policies.random_tf_policy import RandomTFPolicy
@@ -291,6 +292,14 @@ def test_value_of_a_policy_with_goals_is_that_of_random_goals(tmp_path):
     assert result.estimate == pytest.approx(-((1 - 0.9**steps) / (1 - 0.9)).mean(), rel=0.15)
     with pytest.raises(ValueError, match="must be 'fqe' .* whose goals are not those of the data"):
         evaluate_offline(run, episodes, "wis", fqe=fqe)
+
+
+def test_policy_with_a_state_begins_again_in_each_episode():
+    columns = {"observation": np.zeros((9, 1), np.float32), "reward": np.zeros(9)}
+    choices = EvaluatedPolicy(CountingPolicy()).choose_along(
+        lambda rows, names: {name: columns[name][rows] for name in names}, np.array([3, 5, 1]), 0
+    )
+    np.testing.assert_allclose(choices[:, 0, 0] * 1e6, [0, 1, 2, 0, 1, 2, 3, 4, 0], atol=0.1)
 
 
 @pytest.mark.slow

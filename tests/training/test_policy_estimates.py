@@ -1,0 +1,66 @@
+"""Estimates of policies as text, files and figures."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+from matplotlib.colors import to_hex
+
+from rlds2reverb.learners.figure_style import GREY
+from rlds2reverb.system.sealed_files import save_json
+from rlds2reverb.training.policy_estimates import (
+    PolicyEstimate,
+    draw_estimates,
+    format_estimates,
+    load_estimate,
+    order_estimates,
+    save_estimates,
+)
+
+LOW = PolicyEstimate("runs/low", "fqe", 10.0, (8.0, 12.5), 0.9, 0.99, "maze", 40, True, 11.0, warnings=("odd",))
+HIGH = replace(LOW, policy="runs/high", method="wdr", estimate=1234.5, behaviour="cloned", effective_sample_size=7.25)
+
+
+def test_estimates_are_ordered_and_marked_unless_they_are_comparable():
+    assert order_estimates([LOW, HIGH]) == [HIGH, LOW]
+    for change in ({"gamma": 0.9}, {"num_episodes": 39}, {"data_return": 10.5}):
+        first, second = order_estimates([LOW, replace(HIGH, **change)])
+        assert "not comparable, because the discounts or the held-out episodes" in first.warnings[0]
+        assert first.warnings[1:] == ("odd",) and second == LOW
+
+
+def test_estimates_are_described_in_text():
+    assert str(HIGH).splitlines() == [
+        "runs/high: weighted doubly robust 1,234, 90% interval 8 to 12.5",
+        "from 40 held-out episodes of maze, discount 0.99; their mean discounted return is 11",
+        "effective sample size 7.2 episodes; behaviour probabilities: cloned",
+        "warning: odd",
+    ]
+    table = format_estimates([HIGH, LOW]).splitlines()
+    assert table[0].split() == ["policy", "method", "estimate", "90%", "interval", "ESS"]
+    assert [row.split()[-1] for row in table[-2:]] == ["7.2", "-"]
+    assert "from 40 episodes of maze" in str(replace(LOW, is_held_out=False))
+
+
+def test_saved_estimates_are_one_document_or_a_list(tmp_path):
+    path = tmp_path / "estimate.json"
+    HIGH.save(path)
+    assert json.loads(path.read_text()) == HIGH.as_dict()
+    save_estimates([HIGH, LOW], path)
+    assert [document["policy"] for document in json.loads(path.read_text())] == ["runs/high", "runs/low"]
+    save_json(path, HIGH.as_dict())
+    assert load_estimate(path) == HIGH
+    path.write_text("{")
+    assert load_estimate(path) is None and load_estimate(tmp_path / "missing.json") is None
+
+
+def test_figure_has_an_interval_and_a_mark_for_each_policy_from_top_to_bottom():
+    (axes,) = draw_estimates([HIGH, LOW]).axes
+    *marks, data = axes.lines
+    shown = [(list(line.get_xdata()), list(np.unique(line.get_ydata()))) for line in marks]
+    assert shown == [([8, 12.5], [0]), ([1234.5], [0]), ([8, 12.5], [1]), ([10], [1])]
+    assert list(data.get_xdata()) == [11, 11] and to_hex(data.get_color()) == to_hex(GREY)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["runs/high", "runs/low"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1] and "90% intervals" in axes.get_xlabel()
+    assert axes.get_legend().get_texts()[0].get_text() == "data"
+    assert len(draw_estimates([HIGH, replace(LOW, data_return=12.0)]).axes[0].lines) == 4
