@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlds2reverb.types.arguments import require_number
+from rlds2reverb.types.short_repr import short_repr
 
 from .array_checks import ArrayLike, make_continues, select_next_values, to_matching_arrays
 from .arrays import Array, multiply_no_nan, namespace, without_warnings
@@ -26,6 +27,8 @@ class VTrace(NamedTuple):
 
     targets: Array
     advantages: Array
+
+    __repr__ = short_repr
 
 
 @without_warnings

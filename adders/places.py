@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import Nest, leaves, map_structure
 
 from .arrays import Array, arange, namespace, repeat
@@ -28,6 +29,8 @@ class Places(NamedTuple):
     first: Array
     last: Array
     number: Array
+
+    __repr__ = short_repr
 
     @property
     def row(self) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from rlds2reverb.types.items import ItemBatch, Items
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
@@ -31,6 +32,8 @@ class Ranges(NamedTuple):
     stop: Array
     first_real: Array
     stop_real: Array
+
+    __repr__ = short_repr
 
 
 class WindowAdder(ItemAdder):

@@ -202,10 +202,20 @@ def _print_film(film: Film, environment: str, *, as_json: bool) -> None:
 
 def _describe(policy: str, which: str, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the metadata of the dataset: the policy, in Minari's term its algorithm, and what it was run with."""
-    name = policy if policy == _RANDOM else f"{which} policy of {Path(policy).name}"
+    name = policy if policy == _RANDOM else _name_policy(Path(policy).expanduser().resolve(), which)
     metadata = {"algorithm_name": name, "seed": options["seed"], "num_envs": options["num_envs"]}
     changed = {"epsilon": options["epsilon"] or None, "target_return": options["target_return"]}
     return metadata | {name: value for name, value in changed.items() if value is not None}
+
+
+def _name_policy(path: Path, which: str) -> str:
+    """Returns the name of a policy, given the directory of a run, one of the policies in it, or any other policy."""
+    from rlds2reverb.learners.runs import POLICY_FOLDERS, is_run_directory
+
+    names = {folder: name for name, folder in POLICY_FOLDERS.items()}
+    if path.name in names and is_run_directory(path.parent):
+        which, path = names[path.name], path.parent
+    return f"{which} policy of run {path.name}" if is_run_directory(path) else f"policy {path.name}"
 
 
 def _print(report: WriteReport, source: Source, environment: str, film: Film | None, *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, map_structure, path_name
 
 _SPEC_ADVICE = "fix the environment or wrapper, or the spec that it returns (observation_spec or env_info_spec)"
@@ -27,6 +28,8 @@ class BoundedArraySpec(ArraySpec):
     minimum: Any = field(default=-np.inf)
     maximum: Any = field(default=np.inf)
     _uniform: Any = field(default=None, init=False, repr=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         for name in ("minimum", "maximum"):

@@ -20,6 +20,7 @@ import numpy as np
 from rlds2reverb.system.installation import install_command
 from rlds2reverb.types.arguments import require_count, require_number
 from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.short_repr import short_repr
 
 from .batched_environment import BatchedEnvironment
 from .creation import make_environment
@@ -60,6 +61,8 @@ class Film:
     num_images: int
     images_per_sec: float
     size: tuple[int, int]
+
+    __repr__ = short_repr
 
     def to_html(self) -> str:
         """Returns an HTML element that contains the film."""

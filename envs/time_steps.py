@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import ArraySpec, Nest, map_structure
 
 from .env_specs import BoundedArraySpec, make_zeros
@@ -57,6 +58,8 @@ class TimeStep(NamedTuple):
     untransformed: Any = ()
     env_info: Nest = ()
     has_failed: Any = _FALSE
+
+    __repr__ = short_repr
 
     def is_first(self) -> Any:
         """Returns whether this is the first step of an episode; bool [] or [B]."""

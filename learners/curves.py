@@ -12,6 +12,7 @@ import numpy as np
 
 from rlds2reverb.types.arguments import require_one_of
 from rlds2reverb.types.scores import d4rl_score
+from rlds2reverb.types.short_repr import short_repr
 
 from .csv_log import STEP
 from .figure_style import COLOURS, GREY, add_legend, escape_label, get_line_style, make_figure, style_axes
@@ -52,6 +53,8 @@ class Curve:
     std: np.ndarray
     metric: str
     behaviour: float | None = None
+
+    __repr__ = short_repr
 
     @property
     def last(self) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from rlds2reverb.learners.references import describe_callable
 from rlds2reverb.learners.run_identity import CODE
 from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint_code
 from rlds2reverb.system.text import suggest
+from rlds2reverb.types.short_repr import short_repr
 
 from .config_validation import ignores, read_hooks, require_consistent
 from .environment_spec import describe_env
@@ -198,6 +199,8 @@ class TrainingConfig:
         identifies=True,
         needs_dataset=True,
     )
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_options(self)

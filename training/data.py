@@ -30,6 +30,7 @@ from rlds2reverb.reverb.client import split_servers
 from rlds2reverb.reverb.sampling import LinearSchedule, SamplePlan
 from rlds2reverb.system.closing import Closing
 from rlds2reverb.types import fields
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves, path_name
 
 from .config import TrainingConfig
@@ -54,6 +55,8 @@ class Moments(NamedTuple):
 
     mean: Nest
     std: Nest
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class TrainingData(Closing, ABC):
     validation: StoredItems | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     def close(self) -> None:
         """Stops the server that was started for the data, if there is one. Idempotent."""

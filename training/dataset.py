@@ -31,6 +31,7 @@ from rlds2reverb.system.platform import cache_folder
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode, ProgressCallback
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.spaces import add_bounds
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, to_tensor_spec
 
@@ -68,6 +69,8 @@ class StepData(TrainingData):
 
     items: StoredItems
     episodes: Source
+
+    __repr__ = short_repr
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:

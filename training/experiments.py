@@ -23,6 +23,7 @@ from rlds2reverb.system.sealed_files import load_json, replace_text, save_json
 from rlds2reverb.system.text import format_columns
 from rlds2reverb.types.arguments import require_count
 from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.short_repr import short_repr
 
 from .config import TrainingConfig
 from .directories import find_run_dir
@@ -93,6 +94,8 @@ class Experiment:
     outcomes: Mapping[str, Outcome]
     runs: Mapping[str, Run] = field(repr=False)
     stop_reason: str = ""
+
+    __repr__ = short_repr
 
     @property
     def failures(self) -> dict[str, str]:

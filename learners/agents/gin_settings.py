@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.system.text import advise
+from rlds2reverb.types.short_repr import short_repr
 
 from ..algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm, list_algorithms
 from ..gin_files import Binding, NamedText, read_bindings
@@ -26,6 +27,8 @@ class GinSettings(NamedTuple):
 
     options: dict[str, Any]
     hyperparameters: dict[str, Any]
+
+    __repr__ = short_repr
 
 
 def read_gin(

@@ -10,6 +10,7 @@ from tf_agents.policies import tf_policy
 from tf_agents.trajectories import time_step, trajectory
 
 from rlds2reverb.libraries.tensorflow_internals import without_autograph
+from rlds2reverb.types.short_repr import short_repr
 
 from ..option_declarations import NetworkFactory
 from .adam import Adam
@@ -64,6 +65,8 @@ class TransitionBatch(NamedTuple):
     next_action_mask: tf.Tensor | None = None
     goals: Mapping[str, tf.Tensor] = MappingProxyType({})
     step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
+
+    __repr__ = short_repr
 
     def action_weights(self) -> tf.Tensor:
         """Returns factors of the losses of the elements of actions, float32 [B, A], or 1 without a mask of chunks.

@@ -19,6 +19,7 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, make_metadata_spec, require_same_spec
 from rlds2reverb.types.ownership import copy_arrays, is_user_code
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.spaces import add_bounds, dump_space, load_space
 from rlds2reverb.types.specs import Nest, leaves, make_step_spec, to_tensor_spec
 
@@ -119,6 +120,8 @@ class Source:
     unread: tuple[str, ...] = ()
     decodes_images: bool = False
     identity: Identity | None = field(default=None, repr=False, compare=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         read = self.read

@@ -17,6 +17,7 @@ from rlds2reverb.types.fingerprints import Fingerprint, episode_digests
 from rlds2reverb.types.left_out import LeftOut
 from rlds2reverb.types.ownership import isolate
 from rlds2reverb.types.scores import REFERENCE_RETURNS, d4rl_environment, d4rl_score
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import describe, leaves, make_step_spec, path_name
 
 from .source import Source
@@ -116,6 +117,8 @@ class Summary:
     metadata: dict[str, Any] = field(default_factory=dict)
     episode_fields: dict[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the summary as plain dicts, for JSON."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlds2reverb.system.installation import install_command
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import ArraySpec, Nest, leaves, map_structure, numpy_dtype_of, path_name
 
 from .policy_inputs import read_batch, replace_target_return, require_stateless, take_rows
@@ -57,6 +58,8 @@ class PolicyStep(NamedTuple):
     action: np.ndarray
     state: Nest
     info: Nest = ()
+
+    __repr__ = short_repr
 
 
 class OnnxPolicy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from rlds2reverb.types.sample_info import BUFFER_IDX, PRIORITY, UNIQUE_ID, SampleInfo
+from rlds2reverb.types.short_repr import short_repr
 
 from .configs import UNKNOWN_ITER
 from .item_spec import COLLECT_ITER, MASK, STALENESS, USE, WEIGHT, ItemSpec
@@ -25,6 +26,8 @@ class Batch(NamedTuple):
 
     data: Any
     info: SampleInfo
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,12 @@ are never touched, and environment variables that the user has set keep their va
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 
 def library_logs_enabled() -> bool:
@@ -22,10 +26,31 @@ def quiet_libraries() -> None:
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _QuietImport())
     with contextlib.suppress(ImportError):
         from gym_notices.notices import notices  # gym prints its version's notice on import
 
         notices.clear()
+
+
+class _QuietImport(importlib.abc.MetaPathFinder):
+    """Hides what TensorFlow's native code prints while it is imported, part of which ignores all log levels."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        """Returns the spec of TensorFlow, and None for all other modules."""
+        spec = PathFinder.find_spec(name, path, target) if name == "tensorflow" else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_quietly(module: ModuleType) -> None:
+                with hide_native_stderr():
+                    execute(module)
+
+            spec.loader.exec_module = execute_quietly  # type: ignore[method-assign]
+        return spec
 
 
 @contextlib.contextmanager

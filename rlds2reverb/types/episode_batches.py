@@ -12,6 +12,7 @@ import tree
 from rlds2reverb.errors import InvalidEpisodeError
 
 from .episodes import Episode, SplitEpisodes, find_problems, has_problems
+from .short_repr import short_repr
 from .specs import Nest, concatenate, map_structure
 
 #: Size limit of a batch of several episodes: large enough to keep calls few, small enough to stay in the CPU caches.
@@ -27,6 +28,8 @@ class EpisodeBatch:
     """
 
     episodes: Sequence[Episode]
+
+    __repr__ = short_repr
 
     @classmethod
     def from_columns(cls, steps: dict[str, Nest], num_steps: np.ndarray) -> EpisodeBatch:

@@ -14,6 +14,7 @@ import tree
 from rlds2reverb.errors import Problem, SourceError, SpecMismatchError
 
 from . import fields
+from .short_repr import shorten
 from .specs import ArraySpec, Nest, describe, leaves, make_step_spec, map_structure, path_name, require_match
 
 _FINITE_FIELDS = (fields.OBSERVATION, fields.ACTION, fields.REWARD, fields.DISCOUNT)
@@ -94,6 +95,12 @@ class Episode:
     def is_terminal(self) -> bool:
         """Whether the episode ends in a terminal state, whose value is 0, rather than being truncated."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
+
+    def __repr__(self) -> str:
+        names = [name for name in (fields.OBSERVATION, fields.ACTION) if name in self.steps]
+        shown = ", ".join(f"{name} {shorten(make_step_spec(self.steps[name]))}" for name in names)
+        end = "unterminated" if self.unterminated else "terminal" if self.is_terminal else "truncated"
+        return f"Episode({self.num_steps:,} steps, {shown}, {end}, index {self.index})"
 
     @property
     def is_end_known(self) -> bool:

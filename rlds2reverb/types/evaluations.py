@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .scores import d4rl_score
+from .short_repr import short_repr
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Evaluation:
     successes: np.ndarray | None = None
     tasks: np.ndarray | None = None
     env_info: dict[str, np.ndarray] | None = None
+
+    __repr__ = short_repr
 
     @property
     def mean(self) -> float:

@@ -10,6 +10,7 @@ import tree
 
 from .episode_batches import EpisodeBatch
 from .episodes import Episode
+from .short_repr import short_repr
 from .specs import Nest, leaves, map_structure
 
 
@@ -30,6 +31,8 @@ class Items:
     lengths: np.ndarray
     squeeze: bool = False
     packed: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         sizes = {len(column) for column in tree.flatten(self.columns)}
@@ -76,6 +79,8 @@ class ItemBatch:
     items: Items
     num_rows: np.ndarray
     num_items: np.ndarray
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         got = self.items.num_rows, len(self.items)

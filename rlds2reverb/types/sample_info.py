@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .short_repr import short_repr
+
 #: The keys of an update of priorities. The first three are DI-engine's; only a batch of a mixture has the last one.
 UNIQUE_ID, BUFFER_IDX, PRIORITY, DATASET_INDEX = "replay_unique_id", "replay_buffer_idx", "priority", "dataset_index"
 _LOG, _NOTED_SIZES = logging.getLogger(__name__), set[int]()
@@ -49,6 +51,8 @@ class SampleInfo(NamedTuple):
     collect_iter: Any = ()
     slot: Any = ()
 
+    __repr__ = short_repr
+
 
 def make_update(info: Any, priorities: Any) -> dict[str, Any]:
     """Returns DI-engine's dict for the `update` of priorities.
@@ -80,3 +84,5 @@ class ReplaySample(NamedTuple):
 
     info: Any
     data: Any
+
+    __repr__ = short_repr

@@ -52,7 +52,22 @@ def test_policy_of_a_run_is_recorded(capsys, tmp_path, trained, which, action):
     with h5py.File(out) as file:
         assert file["actions"][:, 0].tolist() == [action] * 6
         assert file["timeouts"][:].tolist() == [False, False, True] * 2
-        assert file["metadata/algorithm_name"][()] == f"{which} policy of iql".encode()
+        assert file["metadata/algorithm_name"][()] == f"{which} policy of run iql".encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("iql/policy", "last policy of run iql"),
+        ("iql/best_policy", "best policy of run iql"),
+        ("copy", "policy copy"),
+    ],
+)
+def test_recorded_data_name_a_saved_policy_and_its_run(capsys, tmp_path, trained, name, expected):
+    save_policy(LinearPolicy(np.zeros((3, 1)), bias=1), trained.parent / "copy", step=20)
+    out = tmp_path / "out.hdf5"
+    code, _, _ = call(capsys, "record", "Pendulum-v1", "--policy", trained.parent / name, "--out", out, "--steps", 2)
+    assert code == 0 and load(out).metadata["algorithm_name"] == expected
 
 
 @pytest.mark.parametrize(

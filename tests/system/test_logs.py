@@ -41,3 +41,25 @@ def test_script_prints_only_its_own_lines_unless_logs_are_enabled(data):
     assert (
         "Started replay server" in verbose and "Gym has been unmaintained" in verbose and len(verbose.splitlines()) > 8
     )
+
+
+@pytest.mark.parametrize(("log", "expected"), [("", ""), ("1", "notice\n")])
+def test_notices_of_tensorflow_s_import_are_hidden_unless_logs_are_enabled(tmp_path, log, expected):
+    (tmp_path / "tensorflow.py").write_text('import os\nos.write(2, b"notice\\n")\nnumber = 3\n')
+    script = "import importlib.util, rlds2reverb\nimportlib.util.find_spec('tensorflow')\nimport tensorflow as tf\n"
+    run = subprocess.run(
+        [sys.executable, "-c", f"{script}print(tf.number)"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "RLDS2REVERB_LOG": log},
+        timeout=100,
+    )
+    assert (run.stdout, run.stderr) == ("3\n", expected)
+
+
+def test_errors_of_tensorflow_s_import_are_raised(tmp_path):
+    (tmp_path / "tensorflow.py").write_text('raise ImportError("no AVX")\n')
+    command = [sys.executable, "-c", "import rlds2reverb, tensorflow"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "RLDS2REVERB_LOG": ""}
+    run = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=100)
+    assert run.returncode == 1 and run.stderr.endswith("ImportError: no AVX\n")

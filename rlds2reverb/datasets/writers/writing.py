@@ -13,6 +13,7 @@ from rlds2reverb.system.text import format_bytes, format_facts
 from rlds2reverb.types.arguments import require_count, require_one_of
 from rlds2reverb.types.episodes import ProgressCallback
 from rlds2reverb.types.locations import expand_path
+from rlds2reverb.types.short_repr import short_repr
 
 from ..formats import require_applicable
 from ..loading import load
@@ -69,6 +70,8 @@ class WriteReport:
     bytes: int
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     def __str__(self) -> str:
         return format_facts(f"{self.source} converted", self.facts())

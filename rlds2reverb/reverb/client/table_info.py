@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rlds2reverb.errors import SpecMismatchError
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import Nest, require_match
 
 from ..wire.packing import find_packing
@@ -45,6 +46,8 @@ class TableInfo:
     num_deleted_episodes: int
     num_unique_samples: int
     encoded_signature: bytes | None
+
+    __repr__ = short_repr
 
     @classmethod
     def from_message(cls, message: Any) -> TableInfo:

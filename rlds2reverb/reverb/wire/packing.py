@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tree
 
+from rlds2reverb.types.short_repr import short_repr
 from rlds2reverb.types.specs import ArraySpec, Nest, numpy_dtype_of
 
 from .signatures import decode_signature
@@ -41,6 +42,8 @@ class Packing:
 
     item_spec: Nest
     squeeze: bool
+
+    __repr__ = short_repr
 
     @property
     def row_shapes(self) -> list[tuple[int, ...]]:

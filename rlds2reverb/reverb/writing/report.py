@@ -17,6 +17,7 @@ from rlds2reverb.errors import Problem
 from rlds2reverb.system.text import format_bytes, format_facts, format_number
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.left_out import LeftOut
+from rlds2reverb.types.short_repr import short_repr
 
 #: The number of problems that a report lists.
 MAX_REPORTED_PROBLEMS = 20
@@ -88,6 +89,8 @@ class IngestReport(LeftOut):
     left_out_fields: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     table_sizes: dict[str, int] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     @property
     def steps_per_second(self) -> float:
