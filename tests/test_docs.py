@@ -1,16 +1,14 @@
-"""The README and the docs: every Python block runs on its own, and commands, options and links are valid."""
+"""The README and the docs: the blocks of each page run in order, and commands, options and links are valid."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from page_runner import find_blocks, is_as_shown, run_page
 
-from rlds2reverb import load_experiment, load_run
+from rlds2reverb import load_run
 from rlds2reverb.cli.main import cli
 from rlds2reverb.datasets.checks import CHECKS
 
@@ -20,47 +18,41 @@ PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if pat
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
 FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--platform", "--python", "--require-hashes", "--scale"}
-#: Blocks that take more than about a fifth of a second, by page and number; most pages have others that are fast.
-SLOW_BLOCKS = {
-    "README.md-1",
-    *(f"adders.md-{number}" for number in (1, 2, 3, 5, 6, 8)),
-    "batches.md-5",
-    "beam.md-1",
-    "cluster.md-1",
-    "environments.md-1",
-    "environments.md-5",
-    "environments.md-8",
-    *(f"experiments.md-{number}" for number in (1, 2, 3, 4)),
-    "extend.md-1",
-    "extend.md-2",
-    *("format_rlds.md-1", "format_rlds.md-2"),
-    "index.md-1",
-    "ingestion.md-1",
-    "off_policy_evaluation.md-1",
-    "online.md-1",
-    *(f"custom_agents.md-{number}" for number in (1, 2, 3)),
-    "replay_buffers.md-3",
-    *(f"sampling.md-{number}" for number in (1, 2, 3, 4, 5, 6)),
-    "start.md-1",
-    *(f"training.md-{number}" for number in (1, 2, 3, 4, 5)),
-    "reports.md-1",
-    "reports.md-2",
-    "shards.md-1",
+#: Pages that take more than about two seconds.
+SLOW_PAGES = {
+    f"{name}.md"
+    for name in (
+        *("README", "adders", "batches", "beam", "custom_agents", "environments", "experiments", "extend"),
+        *("format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "reports", "sampling", "shards"),
+        *("start", "tf_agents", "training"),
+    )
+}
+#: Pages that do not run from top to bottom yet.
+BROKEN_PAGES = {"beam.md", "environments.md", "scale.md"}
+#: Blocks that are not run, by page and reason.
+NOT_RUN = {
+    ("README.md", "requires the internet"),
+    ("cluster.md", "installs packages"),
+    ("cluster.md", "requires Ray"),
+    ("custom_agents.md", "requires a dataset that is not in the repository"),
+    ("experiments.md", "requires the internet"),
+    ("online.md", "requires a dataset that is not in the repository"),
+    ("shards.md", "requires several machines"),
+    ("start.md", "requires the internet"),
+    ("training.md", "installs packages"),
+    ("training.md", "requires a dataset of OGBench"),
+    ("versions.md", "installs packages"),
 }
 
 
-def python_blocks():
-    """Yields a parameter for each Python block of each page: its code, and the output shown below it."""
+def page_parameters():
+    """Yields a parameter for each page that has blocks to run."""
     for page in PAGES:
-        blocks = re.findall(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S)
-        for number, (code, output) in enumerate(blocks, 1):
-            name = f"{page.name}-{number}"
-            marks = [pytest.mark.slow] if name in SLOW_BLOCKS else []
-            if "import rlds\n" in code:
-                marks.append(pytest.mark.skipif(find_spec("rlds") is None, reason="requires the package rlds"))
-            if "import torch" in code:
-                marks.append(pytest.mark.skipif(find_spec("torch") is None, reason="requires PyTorch"))
-            yield pytest.param(code, output, id=name, marks=marks)
+        if find_blocks(page):
+            marks = [pytest.mark.slow] if page.name in SLOW_PAGES else []
+            if page.name in BROKEN_PAGES:
+                marks.append(pytest.mark.xfail(reason="does not run from top to bottom yet", strict=True))
+            yield pytest.param(page, id=page.name, marks=marks)
 
 
 def commands(page):
@@ -88,43 +80,75 @@ def folder(data, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("code", "output"), python_blocks())
-def test_python_block_runs_and_prints_the_output_shown(folder, capsys, code, output):
-    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert not output or printed == output
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", page_parameters())
+def test_blocks_of_a_page_run_in_order_and_print_the_output_shown(folder, page):
+    if missing := run_page(page):
+        pytest.skip(f"ran, except for blocks that require {', '.join(sorted(missing))}")
 
 
 @pytest.mark.skipif(not PAGES, reason=NO_DOCS)
-def test_slow_blocks_exist():
-    assert {block.id for block in python_blocks()} >= SLOW_BLOCKS
+def test_blocks_that_are_not_run_are_those_listed():
+    found = {(page.name, block.skipped) for page in PAGES for block in find_blocks(page) if block.skipped}
+    assert found == NOT_RUN
 
 
-def sweep_block(language, word):
-    """Returns the block about sweeps that contains a word, with fewer updates."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs/experiments.md").read_text(), re.M | re.S)
-    (block,) = [block for block in blocks if word in block]
-    return re.sub("20_?000", "20", block).replace("count=20", "count=1").replace("n_trials=20", "n_trials=2")
+@pytest.mark.parametrize(
+    ("shown", "printed", "tolerance"),
+    [
+        ("a 1.5\n", "a 1.5\n", 0),
+        ("a ... c\n", "a  b c\n", 0),
+        ("a\n  ...\nd\n", "a\nb\nc\nd\n", 0),
+        ("...\nb\n", "b\n", 0),
+        ("return  1,000 of -2e3\n", "return    950 of -2.1e+03\n", 0.05),
+    ],
+)
+def test_output_is_as_shown(shown, printed, tolerance):
+    assert is_as_shown(shown, printed, tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
-def test_sweep_in_a_shell_trains_each_combination(folder, monkeypatch):
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    script = sweep_block("bash", "for algo").replace("--seeds 3 --jobs 3", "--seeds 1 --log-every 20")
-    script = script.replace("td3_bc iql", "td3_bc")
-    subprocess.run(["bash", "-euc", script], check=True)
-    assert all(load_experiment(f"runs/td3_bc-{gamma}").is_complete for gamma in (0.9, 0.99))
-    assert (folder / "curves.png").is_file()
+@pytest.mark.parametrize(
+    ("shown", "printed", "tolerance"),
+    [
+        ("a 1.5\n", "a 1.6\n", 0),
+        ("a ... c\n", "a\nc\n", 0),
+        ("a\n...\n", "b\na\nb\n", 0),
+        ("a\n", "a\nb\n", 0),
+        ("return 1,000\n", "return 940\n", 0.05),
+        ("return 1,000\n", "length 1,000\n", 0.05),
+    ],
+)
+def test_output_is_not_as_shown(shown, printed, tolerance):
+    assert not is_as_shown(shown, printed, tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
-def test_sweep_of_optuna_continues_its_study(folder, capsys):
-    pytest.importorskip("optuna")
-    for number in (1, 3):
-        exec(compile(sweep_block("py", "import optuna"), "block", "exec"), {"__name__": "__main__"})
-        assert "expectile" in capsys.readouterr().out and (folder / f"runs/trial_{number}/policy").is_dir()
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n\n```text\n2\n```\n", "page.md:5: the page shows\n2"),
+        ("```console\n$ rlds2reverb inspect none.hdf5\n```\n", "page.md:1: exit code 1 of rlds2reverb inspect"),
+        ("```console\n$ echo a\nb\n$ echo c\n```\n", "the page shows\nb\n\nbut this was printed:\na"),
+        ("```bash\nexit 3\n```\n", "page.md:1: exit code 3"),
+        ("```bash\nrlds2reverb serve data\n```\n", "because the server blocks"),
+        ("```bash\nrlds2reverb serve none.hdf5 &\n```\n", "the server did not start\nerror: "),
+        ("```bash\npip install rlds2reverb\n```\n", "because it installs something"),
+        ("<!-- run with: 3 => 2 -->\n```bash\necho 1\n```\n", "does not contain '3', which its marker replaces"),
+        ("<!-- never run: slow -->\n```bash\necho 1\n```\n", "page.md:2: unknown marker 'never run: slow'"),
+    ],
+)
+def test_page_with_a_mistake_fails(folder, text, message):
+    Path("page.md").write_text(text)
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        run_page(Path("page.md"))
+
+
+def test_page_is_run_in_one_session(folder):
+    commands = "cat > a.txt <<END\n1\nEND", "grep 1 a.txt"
+    blocks = "# mine.py\nx = 8", "from mine import x", "y = x - 7", "print(y)\n```\n\n```text\n1"
+    bash = "".join(f"```bash\n{command}\n```\n" for command in commands)
+    Path("page.md").write_text(bash + "".join(f"```python\n{block}\n```\n" for block in blocks))
+    assert run_page(Path("page.md")) == set()
+    assert "mine" not in sys.modules
 
 
 @pytest.mark.slow
@@ -141,7 +165,9 @@ def test_sweep_of_wandb_logs_the_return_of_each_run(folder, monkeypatch):
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "sweep", lambda sweep: sweep["metric"]["name"])
     monkeypatch.setattr(wandb, "agent", lambda sweep, function, count: function())  # Both require the server.
-    exec(compile(sweep_block("py", "import wandb"), "block", "exec"), {"__name__": "__main__"})
+    (block,) = [block for block in find_blocks(ROOT / "docs/experiments.md") if "import wandb" in block.code]
+    code = block.code.replace("20_000", "20").replace("count=20", "count=1")
+    exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
     assert logged == [{"last_return": load_run(folder / "runs" / started[0].id).last_return}]
 
 
