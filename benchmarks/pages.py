@@ -37,11 +37,11 @@ TITLES = {
 }
 #: Files and agents of the table of results in the README.
 SUMMARY = (("hopper_sac_medium_replay",), ("bc", "bc_10", "iql"))
-#: Files and agents of each figure in docs/, the number of evaluations that a point is the mean of, and the number of
+#: File and agents of each figure in docs/, the number of evaluations that a point is the mean of, and the number of
 #: updates before an online phase.
 FIGURES = {
-    "medium_replay.png": (("hopper_sac_medium_replay",), ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
-    "cal_ql.png": (("invertedpendulum_expert_online",), ("cql", "cal_ql"), 1, 10_000),
+    "medium_replay.png": ("hopper_sac_medium_replay", ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
+    "cal_ql.png": ("invertedpendulum_expert_online", ("cql", "cal_ql"), 1, 10_000),
 }
 
 
@@ -96,17 +96,17 @@ def make_speed_table(section: str = "") -> str:
 # --- Results
 
 
-def read_returns(dataset: str) -> dict[str, dict[str, np.ndarray]]:
+def read_returns(file: str) -> dict[str, dict[str, np.ndarray]]:
     """Returns the mean returns of all evaluations [N], by agent and seed."""
     found: dict[str, dict[str, list[float]]] = {}
-    for row in read(RESULTS / f"{dataset}.csv"):
+    for row in read(RESULTS / f"{file}.csv"):
         found.setdefault(row["agent"], {}).setdefault(row["seed"], []).append(float(row["mean_return"]))
     return {agent: {seed: np.array(runs[seed]) for seed in sorted(runs)} for agent, runs in found.items()}
 
 
-def describe(dataset: str) -> dict[str, str]:
+def describe(file: str) -> dict[str, str]:
     """Returns the number of updates, and the properties of the data."""
-    rows = read(RESULTS / f"{dataset}.csv")
+    rows = read(RESULTS / f"{file}.csv")
     data = next(row for row in read(RESULTS / "datasets.csv") if row["dataset"] == rows[0]["dataset"])
     numbers = {name: f"{float(value):,.0f}" for name, value in data.items() if name != "dataset"}
     return {"updates": f"{max(int(row['updates']) for row in rows):,}", **numbers}
@@ -129,32 +129,32 @@ def title(agent: str) -> str:
 
 def make_summary() -> str:
     """Returns the table of `SUMMARY`; the highest mean is bold if its interval overlaps no other."""
-    datasets, agents = SUMMARY
+    files, agents = SUMMARY
     rows = [["dataset", "updates", "seeds", "mean return of the data", *map(title, agents)]]
-    for dataset in datasets:
-        found, data = read_returns(dataset), describe(dataset)
+    for file in files:
+        found, data = read_returns(file), describe(file)
         seeds = [seed for seed in found[agents[0]] if all(seed in found[agent] for agent in agents)]
         runs = {agent: {seed: found[agent][seed] for seed in seeds} for agent in agents}
         cells = {agent: format_last_five(runs[agent]) for agent in agents}
         best, *others = sorted(agents, key=lambda agent: last_five(runs[agent]), reverse=True)
         if np.subtract(*last_five(runs[best])) > max(sum(last_five(runs[agent])) for agent in others):
             cells[best] = f"**{cells[best]}**"
-        rows.append([dataset, data["updates"], ", ".join(seeds), data["mean_return"], *cells.values()])
+        rows.append([file, data["updates"], ", ".join(seeds), data["mean_return"], *cells.values()])
     return make_table(rows)
 
 
-def make_results_table(dataset: str = "") -> str:
-    if not dataset:
+def make_results_table(file: str = "") -> str:
+    if not file:
         return make_summary()
     rows = [["agent", "seeds", "last five", "of each seed", "swing", "best"]]
-    for agent, runs in read_returns(dataset).items():
+    for agent, runs in read_returns(file).items():
         of_each = [f"{returns[-5:].mean():,.0f}" for returns in runs.values()]
         swing = np.mean([returns[-5:].std() for returns in runs.values()])
         best = np.mean([returns.max() for returns in runs.values()])
         cells = [", ".join(runs), format_last_five(runs), ", ".join(of_each), f"{swing:,.0f}", f"{best:,.0f}"]
         rows.append([title(agent), *cells])
     text = "{updates} updates. The data: {episodes} episodes, mean return {mean_return}, best return {best_return}."
-    return f"{make_table(rows)}\n\n{text.format(**describe(dataset))} [All evaluations](results/{dataset}.csv)"
+    return f"{make_table(rows)}\n\n{text.format(**describe(file))} [All evaluations](results/{file}.csv)"
 
 
 # --- Pages and figures
@@ -165,8 +165,8 @@ def get_speed(name: str, column: str) -> str:
     return next(format_value(row[column]) for row in read(SPEED) if row["name"] == name)
 
 
-def get_result(dataset: str, agent: str) -> str:
-    return format_last_five(read_returns(dataset)[agent])
+def get_result(file: str, agent: str) -> str:
+    return format_last_five(read_returns(file)[agent])
 
 
 MAKERS: dict[str, Callable[..., str]] = {
@@ -186,10 +186,10 @@ def update_page(text: str) -> str:
     return re.sub(r"(<!-- ((?:table|value): \w+)([^>]*?) -->).*?(<!-- end -->)", make, text, flags=re.S)
 
 
-def hash_data(files: Sequence[str], agents: Sequence[str], *options: int) -> str:
+def hash_data(file: str, agents: Sequence[str], *options: int) -> str:
     """Returns a hash of the data and the options of a figure."""
-    shown = [(read_returns(file)[agent], describe(file)) for file in files for agent in agents]
-    return hashlib.sha256(repr((shown, options)).encode()).hexdigest()
+    shown = [{seed: returns.tolist() for seed, returns in read_returns(file)[agent].items()} for agent in agents]
+    return hashlib.sha256(repr((shown, describe(file), options)).encode()).hexdigest()
 
 
 def read_hash(path: Path) -> str:
@@ -198,27 +198,26 @@ def read_hash(path: Path) -> str:
         return image.info.get("Data", "")
 
 
-def draw_figure(files: Sequence[str], agents: Sequence[str], window: int, offline_updates: int) -> Figure:
-    """Returns a panel per file, with the mean of the last `window` evaluations of each agent, as a mean over seeds."""
-    figure = Figure(figsize=(4 + 4 * len(files), 5), dpi=100, layout="constrained", facecolor="#f6f6f6")
-    for axes, file in zip(figure.subplots(1, len(files), squeeze=False)[0], files, strict=True):
-        data, steps = describe(file), sorted({int(row["updates"]) for row in read(RESULTS / f"{file}.csv")})
-        for colour, agent in zip(COLOURS, agents, strict=False):
-            runs = read_returns(file)[agent]
-            means = np.mean(list(runs.values()), axis=0)
-            last = [means[max(end - window, 0) : end].mean() for end in range(1, len(steps) + 1)]
-            axes.plot(steps, last, color=colour, linewidth=3, label=f"{title(agent)} (seeds {', '.join(runs)})")
-        levels = {float(data[f"{name}_return"].replace(",", "")): name for name in ("mean", "best")}
-        for level, name in levels.items():
-            axes.axhline(level, color=GREY, linewidth=1.5, linestyle="--")
-            place = {"xytext": (0, -16 if name == "mean" else 5), "textcoords": "offset points", "ha": "right"}
-            axes.annotate(f"{name} return of the data", (steps[-1], level), color=GREY, **place)
-        if offline_updates:
-            axes.axvline(offline_updates, color=GREY, linestyle=":", label="the online phase begins")
-        style_axes(axes, "updates", "return", has_steps=True)
-        axes.set(title=file, facecolor="none")
-        axes.margins(y=0.1)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=13)
+def draw_figure(file: str, agents: Sequence[str], window: int, offline_updates: int) -> Figure:
+    """Returns a figure with the mean of the last `window` evaluations of each agent, as a mean over seeds."""
+    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained", facecolor="#f6f6f6")
+    axes, data = figure.add_subplot(title=file, facecolor="none"), describe(file)
+    steps = sorted({int(row["updates"]) for row in read(RESULTS / f"{file}.csv")})
+    for colour, agent in zip(COLOURS, agents, strict=False):
+        runs = read_returns(file)[agent]
+        means = np.mean(list(runs.values()), axis=0)
+        last = [means[max(end - window, 0) : end].mean() for end in range(1, len(steps) + 1)]
+        axes.plot(steps, last, color=colour, linewidth=3, label=f"{title(agent)} (seeds {', '.join(runs)})")
+    levels = {float(data[f"{name}_return"].replace(",", "")): name for name in ("mean", "best")}
+    for level, name in levels.items():
+        axes.axhline(level, color=GREY, linewidth=1.5, linestyle="--")
+        place = {"xytext": (0, -16 if name == "mean" else 5), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(f"{name} return of the data", (steps[-1], level), color=GREY, **place)
+    if offline_updates:
+        axes.axvline(offline_updates, color=GREY, linestyle=":", label="the online phase begins")
+    style_axes(axes, "updates", "return", has_steps=True)
+    axes.margins(y=0.1)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=13)
     return figure
 
 
