@@ -27,13 +27,15 @@ SPEED_COLUMNS = (
 RESULT_COLUMNS = ("dataset", "agent", "seed", "updates", "mean_return", "std_over_episodes")
 DATASET_COLUMNS = ("dataset", "episodes", "mean_return", "best_return")
 
-_options = Namespace(record=None)
+_options = Namespace(record=None, busy="")
 format_number = partial(np.format_float_positional, precision=4, fractional=False, trim="-")
 
 
 def parse_arguments(parser: ArgumentParser) -> Namespace:
     """Parses the options of a benchmark, and `--record`, the file that `record` writes to."""
     parser.add_argument("--record", type=Path, metavar="CSV", help="file whose rows are replaced, as docs/speed.csv")
+    load = os.getloadavg()[0]
+    _options.busy = f", shared with other processes (load average {load:.1f})" if load > (os.cpu_count() or 1) else ""
     return parser.parse_args(namespace=_options)
 
 
@@ -41,7 +43,7 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
     """Records a rate, and the median and range of its ratios to a baseline, if `--record` was passed.
 
     Args:
-      section: the table that contains the row.
+      section: the table that contains the row; on a machine that was busy at the start, 'busy'.
       task: what was measured.
       rate: median over the rounds.
       unit: unit of the rate, such as 'steps/s'.
@@ -53,12 +55,19 @@ def record(section: str, task: str, rate: float, unit: str, ratios: Sequence[flo
     rounds = vars(_options).get("rounds", vars(_options).get("runs", 1))
     arguments = " ".join(sys.argv[1:]).replace(f"--record {_options.record}", "")
     row = {
-        **{"section": section, "task": task, "column": "", "rate": format_number(rate), "unit": unit, "baseline": ""},
+        **{
+            "section": "busy" if _options.busy else section,
+            "task": task,
+            "column": "",
+            "rate": format_number(rate),
+            "unit": unit,
+            "baseline": "",
+        },
         **{"ratio": format_number(np.median(ratios)) if len(ratios) else ""},
         **{name: format_number(end(ratios)) if len(ratios) > 1 else "" for name, end in (("low", min), ("high", max))},
         **{"command": f"python benchmarks/{Path(sys.argv[0]).name} {arguments}".strip()},
         **{"date": date.today().isoformat(), "rounds": str(rounds)},
-        **{"machine": f"{os.cpu_count()} {platform.machine().replace('_', '-')} cores", **cells},
+        **{"machine": f"{os.cpu_count()} {platform.machine().replace('_', '-')} cores{_options.busy}", **cells},
     }
     replace_rows(_options.record, SPEED_COLUMNS, 3, [row])
 

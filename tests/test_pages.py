@@ -85,22 +85,42 @@ def test_highest_mean_is_bold_only_if_its_interval_overlaps_no_other(pages, monk
 RETURNS = {"bc": (9, 11), "iql": (12, 14, 99), "rebrac": (10, 16)}
 
 
-def test_record_replaces_a_row_and_keeps_its_name(records, monkeypatch, tmp_path):
+@pytest.fixture
+def speed_csv(records, monkeypatch, tmp_path):
+    """A file with two rows, to which `record` writes on a machine that does nothing else."""
     path = tmp_path / "speed.csv"
     row = {"section": "s", "task": "t", "column": "", "name": "n", "rate": "1", "date": "2026-01-02"}
     other = {"section": "s", "task": "u", "column": "", "name": "", "rate": "2"}
     records.replace_rows(path, records.SPEED_COLUMNS, 3, [row, other])
     monkeypatch.setattr("sys.argv", ["benchmarks/bench.py", "--runs", "3", "--record", str(path)])
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    return path
+
+
+@pytest.fixture
+def parser():
     parser = ArgumentParser()
     parser.add_argument("--runs", type=int)
+    return parser
+
+
+def test_record_replaces_a_row_and_keeps_its_name(records, speed_csv, parser):
     assert records.parse_arguments(parser).runs == 3
     records.record("s", "t", 1234.5, "steps/s", [2.0, 4.0, 3.0], baseline="b")
-    first, second = records.read(path)
+    first, second = records.read(speed_csv)
     assert {name: first[name] for name in ("name", "rate", "ratio", "low", "high", "rounds", "baseline")} == {
         **{"name": "n", "rate": "1234", "ratio": "3", "low": "2", "high": "4", "rounds": "3", "baseline": "b"}
     }
     assert first["command"] == "python benchmarks/bench.py --runs 3" and first["date"] > "2026-01-02"
     assert second["rate"] == "2"
+
+
+def test_record_keeps_the_rows_of_a_quiet_machine_when_it_is_busy(records, speed_csv, parser, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (1000.0, 0.0, 0.0))
+    records.parse_arguments(parser)
+    records.record("s", "t", 5, "steps/s")
+    assert [(row["section"], row["rate"]) for row in records.read(speed_csv)] == [("s", "1"), ("s", "2"), ("busy", "5")]
+    assert "load average 1000" in records.read(speed_csv)[-1]["machine"]
 
 
 def test_replace_rows_replaces_all_rows_of_a_run(records, tmp_path):
