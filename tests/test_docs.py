@@ -23,8 +23,8 @@ SLOW_PAGES = {
     f"{name}.md"
     for name in (
         *("README", "adders", "batches", "beam", "custom_agents", "environments", "experiments", "extend"),
-        *("format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "reports", "sampling", "shards"),
-        *("start", "tf_agents", "training"),
+        *("format_rlds", "index", "ingestion", "off_policy_evaluation", "online", "reports", "robot", "sampling"),
+        *("shards", "start", "tf_agents", "training"),
     )
 }
 #: Pages that do not run from top to bottom yet.
@@ -37,6 +37,7 @@ NOT_RUN = {
     ("custom_agents.md", "requires a dataset that is not in the repository"),
     ("experiments.md", "requires the internet"),
     ("online.md", "requires a dataset that is not in the repository"),
+    ("robot.md", "requires the internet"),
     ("shards.md", "requires several machines"),
     ("start.md", "requires the internet"),
     ("training.md", "installs packages"),
@@ -72,7 +73,8 @@ def find_commands(group):
 @pytest.fixture
 def folder(data, tmp_path, monkeypatch):
     """A new working directory that contains the datasets of the examples."""
-    for path in (data / "d4rl").iterdir():
+    robots = (data / "formats/lerobot", data / "formats/robomimic", data / "rlds_prepared/robomimic_ph")
+    for path in (*(data / "d4rl").iterdir(), *robots):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/data").symlink_to(data)  # The README's examples run in a clone.

@@ -10,12 +10,15 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
+from tensorflow.core.function import trace_type
 from tensorflow.core.protobuf import struct_pb2
 from tensorflow.python.autograph.core import ag_ctx, converter
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import config
 from tensorflow.python.saved_model import nested_structure_coder
+from tensorflow.python.trackable import data_structures
+from tensorflow.python.types import trace
 
 from .versions import require_tested
 
@@ -23,6 +26,13 @@ require_tested("tensorflow", tf.__version__, feature="reading and sampling with 
 
 # At exit, the destructor uses modules that Python has unloaded already.
 atexit.register(setattr, atomic_function.AtomicFunction, "__del__", lambda function: None)
+
+# TensorFlow 2.15 traces the dicts of a module, such as the specs of a policy, only with the typing-extensions of
+# TF-Agents: later ones, which PyTorch requires, cannot test whether such a dict has this method.
+data_structures._DictWrapper.__tf_tracing_type__ = lambda self, context: trace_type.from_value(
+    self.__wrapped__, context
+)
+trace.SupportsTracingProtocol.register(data_structures._DictWrapper)
 
 _IGNORE_STATE = 1
 _Function = TypeVar("_Function", bound=Callable[..., Any])

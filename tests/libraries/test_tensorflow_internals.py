@@ -82,3 +82,12 @@ globals()["kept"] = function.get_concrete_function(tf.constant(1))
 """
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert process.returncode == 0 and "Exception ignored" not in process.stderr
+
+
+def test_dicts_of_modules_are_traced_as_dicts_for_any_typing_extensions():
+    module = tf.Module()
+    module.spec = {"state": tf.TensorSpec([2], tf.float32)}
+    assert type(module.spec) is not dict
+    assert isinstance(module.spec, internals.trace.SupportsTracingProtocol)
+    from_value = internals.trace_type.from_value
+    assert from_value(module.spec) == from_value({"state": tf.TensorSpec([2], tf.float32)})
