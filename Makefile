@@ -16,7 +16,7 @@ SEED ?= 0
 PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install dev demo test test-slow test-environments test-install drill lint types docs wheel-test bench lock clean
+.PHONY: help install dev demo test test-slow test-environments test-torch test-install drill lint types docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -69,6 +69,17 @@ test-environments: dev  ## test environments of dm_control and OGBench (Python 3
 	    --target build/environments -r requirements/environments.lock; \
 	PYTHONPATH=build/environments $(BIN)/python -m pytest -q -p no:cacheprovider \
 	    tests/envs/test_dm_control.py tests/datasets/readers/test_ogbench.py
+
+build/torch/.installed: requirements/torch.lock | dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/torch --retries 1 \
+	    --extra-index-url https://download.pytorch.org/whl/cpu -r $<
+	@touch $@
+
+# Imports both first, because tests are skipped without them.
+test-torch: build/torch/.installed  ## test batches in PyTorch and JAX (Python 3.11; installs them)
+	@PYTHONPATH=build/torch $(BIN)/python -c "import jax, torch"
+	@PYTHONPATH=build/torch $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_data_loader.py tests/test_docs.py \
+	    -k "batches.md or gloo or jax or torch"
 
 drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \

@@ -279,6 +279,20 @@ def test_torch_tensors_share_memory_and_text_is_a_list():
     np.testing.assert_array_equal(batch["action"].numpy(), expected["action"])
 
 
+def test_jax_arrays_have_32_bits_and_text_is_a_list():
+    jax = pytest.importorskip("jax")
+    found = batches([robot_episode()], 3, items=ActionChunks(2, ("language_instruction",)), epochs=1)
+    (expected,), (batch,) = found, found.as_jax()
+    assert batch["language_instruction"] == [b"lift the cup"] * 3
+    assert isinstance(batch["observation"]["image"], jax.Array)
+    for converted, columns in zip(
+        jax.tree.leaves(batch["observation"]), jax.tree.leaves(expected["observation"]), strict=True
+    ):
+        assert converted.dtype == jax.dtypes.canonicalize_dtype(columns.dtype)
+        np.testing.assert_array_equal(converted, columns.astype(converted.dtype))
+    np.testing.assert_array_equal(batch["mask"], expected["mask"])
+
+
 def test_gloo_processes_read_each_item_once(tmp_path):
     pytest.importorskip("torch")
     program = """

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from page_runner import find_blocks, is_as_shown, run_page
+from page_runner import PageRun, find_blocks, is_as_shown, run_page
 
 from rlds2reverb import load_run
 from rlds2reverb.cli.main import cli
@@ -153,6 +153,22 @@ def test_page_is_run_in_one_session(folder):
     assert "mine" not in sys.modules
 
 
+def find_sweep(package):
+    """Returns the block that searches with a package."""
+    (block,) = [block for block in find_blocks(ROOT / "docs/experiments.md") if f"import {package}" in block.code]
+    return block
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PAGES, reason=NO_DOCS)
+def test_sweep_of_optuna_continues_its_study(folder):
+    pytest.importorskip("optuna")
+    for number in (1, 3):
+        with PageRun() as session:
+            session.run(find_sweep("optuna"))
+        assert (folder / f"runs/trial_{number}/policy").is_dir()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not PAGES, reason=NO_DOCS)
 def test_sweep_of_wandb_logs_the_return_of_each_run(folder, monkeypatch):
@@ -167,9 +183,8 @@ def test_sweep_of_wandb_logs_the_return_of_each_run(folder, monkeypatch):
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "sweep", lambda sweep: sweep["metric"]["name"])
     monkeypatch.setattr(wandb, "agent", lambda sweep, function, count: function())  # Both require the server.
-    (block,) = [block for block in find_blocks(ROOT / "docs/experiments.md") if "import wandb" in block.code]
-    code = block.code.replace("20_000", "20").replace("count=20", "count=1")
-    exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
+    code = find_sweep("wandb").code.replace("20_000", "20").replace("count=20", "count=1")
+    exec(compile(code, "sweep", "exec"), {"__name__": "__main__"})
     assert logged == [{"last_return": load_run(folder / "runs" / started[0].id).last_return}]
 
 

@@ -9,7 +9,7 @@ HTML comments before a block change what is done, invisibly to readers:
 
     <!-- not run: REASON -->             skips the block
     <!-- run with: A => B | C => D -->   replaces A by B and C by D, mostly to shorten a training
-    <!-- numbers vary by 20% -->         accepts other numbers in its output, which depend on the machine
+    <!-- numbers vary by 20% -->         accepts numbers in its output that differ so much from those shown
 """
 
 import contextlib
