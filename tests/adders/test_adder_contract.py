@@ -183,6 +183,10 @@ class Plain(ColumnAdder):
         return columns
 
 
+def test_rows_of_a_dataset_are_made_of_every_episode_with_steps():
+    assert check_adder(Plain(), make_episodes((1, 0, 2), nested=False)) == 2
+
+
 class OtherDtype(Plain):
     def item_spec(self, step_spec):
         spec = super().item_spec(step_spec)

@@ -1,11 +1,13 @@
 """`ope` of one and of several policies: output, files and errors."""
 
+import itertools
 import json
 
 import pytest
 
 from rlds2reverb import train
 from rlds2reverb.cli import run
+from rlds2reverb.training.policy_estimates import PolicyEstimate
 
 FAST = ["--updates", "2", "--ensemble", "2"]
 
@@ -17,6 +19,31 @@ def trained(data, tmp_path_factory):
     options = {"steps": 2, "env": None, "validation": 0.1, "hyperparameters": {"hidden_sizes": (4,)}}
     train(dataset, "td3_bc", folder, progress=False, **options)
     return dataset, folder
+
+
+def test_estimates_are_printed_one_by_one_or_as_a_table(data, tmp_path, capsys, monkeypatch):
+    def estimate(policies, source, methods, progress, **options):
+        assert (options["held_out"], options["gamma"], options["fqe"].num_updates) == (None, 0.9, 2)
+        return [
+            PolicyEstimate(path.name, method, value, (value - 1, value + 1), 0.9, 0.9, source.name, 4, False, 2.0)
+            for value, (path, method) in enumerate(itertools.product(policies, methods))
+        ]
+
+    monkeypatch.setattr("rlds2reverb.training.off_policy_evaluation.evaluate_policies", estimate)
+    (tmp_path / "low").mkdir()
+    (tmp_path / "high").mkdir()
+    options = ["--data", str(data / "d4rl/pendulum_mixed-v2.hdf5"), "--gamma", "0.9", *FAST]
+    assert run(["ope", str(tmp_path / "low"), "--method", "fqe", "--method", "dr", *options]) == 0
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.startswith("low: fitted Q evaluation 0,") and second.startswith("low: doubly robust 1,")
+    both = ["ope", str(tmp_path / "low"), str(tmp_path / "high"), *options]
+    assert run([*both, "--out", str(tmp_path / "ope.json")]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["policy", "method", "estimate"]
+    assert [row.split()[0] for row in rows if row.strip("- ")] == ["high", "low"]
+    assert [saved["policy"] for saved in json.loads((tmp_path / "ope.json").read_text())] == ["high", "low"]
+    assert run([*both, "--json"]) == 0
+    assert [shown["estimate"] for shown in json.loads(capsys.readouterr().out)["estimates"]] == [1, 0]
 
 
 @pytest.mark.slow

@@ -334,6 +334,9 @@ def test_invalid_minari_metadata_raise_before_minari_is_called(minari_copy, chan
     path.write_text(json.dumps({**json.loads(path.read_text()), "env_spec": env_spec, **change}))
     with pytest.raises(SourceError, match=message):
         load(minari_copy)
+    path.write_text("[]")
+    with pytest.raises(SourceError, match="metadata.json must contain a JSON object"):
+        load(minari_copy)
 
 
 def change_minari_file(path, name, value):

@@ -7,7 +7,7 @@ import pytest
 from reference_impls import episode
 
 from rlds2reverb.datasets import load
-from rlds2reverb.datasets.summary import summarize
+from rlds2reverb.datasets.summary import Distribution, summarize
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode
 from rlds2reverb.types.fingerprints import episode_digests
@@ -133,3 +133,8 @@ def test_d4rl_score_is_0_for_random_and_100_for_expert():
             ValueError, match=f"the two reference returns must be finite and differ, got 1 and {expert}"
         ):
             d4rl_score(3, (1, expert))
+
+
+def test_distribution_of_no_values_is_nan():
+    assert np.isnan([*vars(Distribution.from_values([])).values()]).all()
+    assert Distribution.from_values([4.0]) == Distribution(*[4.0] * 6)

@@ -33,6 +33,7 @@ LAYERS = ("adders", "learners", "envs", "training", "cli")
 _MAX_TESTS, _MAX_SECS = 60, 60.0
 #: Tests of sources that run in programs, where calls are not recorded.
 _PROGRAMS = {
+    "cli/": ["tests/cli/test_cli.py"],
     "envs/_env_worker.py": ["tests/envs/test_parallel_environment.py", "tests/envs/test_faults.py"],
     "rlds2reverb/reverb/process/": [f"tests/reverb/server/test_{name}.py" for name in ("process", "replay_server")],
     "training/cluster/": ["tests/training/cluster"],

@@ -321,6 +321,14 @@ def test_columns_are_in_the_sampled_order_and_name_their_buffer(three_buffers):
     assert three_buffers.sample_batch(0, {"agent": 1}).info.dataset_index.shape == (0,)
 
 
+def test_columns_of_two_buffers_are_in_the_sampled_order_unless_the_counts_are_exact(three_buffers):
+    for ratio, exact, is_mixed in (({"agent": 1, "1": 1}, False, True), ({"agent": 1, "1": 1}, True, False),
+                                   ({"1": 1}, False, False)):  # fmt: skip
+        batch = three_buffers.sample_batch(20, ratio, exact=exact)
+        owners = batch.info.dataset_index.tolist()
+        assert batch.data["owner"].tolist() == owners and (owners != sorted(owners)) == is_mixed
+
+
 def test_update_accepts_the_info_of_a_batch():
     greedy = BufferConfig(max_size=100, alpha=1.0, priority_eps=0.0)
     with make_manager(dict.fromkeys(NAMES, greedy), (4, 4, 4), sample_ratio=dict.fromkeys(NAMES, 1), seed=0) as manager:

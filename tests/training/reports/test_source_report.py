@@ -170,6 +170,23 @@ def test_select_episodes_skips_empty_ones():
     assert select_episodes(statistics) == {1: "best return"}
 
 
+def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
+    statistics = SourceStatistics()
+    pairs = [(5.0, 3), (1.0, 4), (2.0, 9), (9.0, 5), (None, 0), (3.0, 1), (float("nan"), 6), (4.0, 7)]
+    statistics.parts.episodes += [
+        EpisodeSummary(number, b"", total, length, "empty" if total is None else "timeouts")
+        for number, (total, length) in enumerate(pairs)
+    ]
+    extremes = {3: "best return", 5: "median return", 1: "lowest return", 2: "longest"}
+    assert select_episodes(statistics) == extremes
+    statistics.invalid += [4, 7, 6, 0]
+    problems = {7: "has problems", 6: "has problems"}
+    assert [*select_episodes(statistics).items()] == [*{**problems, **extremes}.items()]
+    statistics.invalid.clear()
+    statistics.parts.episodes.append(EpisodeSummary(8, b"", 4.5, 0, "timeouts"))
+    assert list(select_episodes(statistics).items())[3:] == [(2, "longest"), (8, "shortest")]
+
+
 @pytest.mark.slow
 def test_million_step_file_gives_a_small_page(tmp_path):
     """The time is printed but not asserted: machines differ."""
