@@ -5,6 +5,12 @@ from lazy_beam import make_options, prepare_with_beam
 from written_directories import assert_same_files, write_hopper_with_nan
 
 from rlds2reverb.datasets import load
+from rlds2reverb.datasets.transforms import (
+    ActionBounds,
+    ClipActions,
+    NormalizeObservations,
+    apply_transforms,
+)
 from rlds2reverb.datasets.writers.writing import write_dataset
 from rlds2reverb.errors import InvalidEpisodeError
 
@@ -26,9 +32,11 @@ def test_files_are_those_of_write_dataset(data, tmp_path):
 
 
 def test_small_dataset_has_the_files_and_report_of_write_dataset(data, tmp_path):
-    path = data / "d4rl/pendulum_mixed-v2.hdf5"
-    expected = write_dataset(path, tmp_path / "plain/pendulum/1.0.0", format="rlds")
-    got = prepare_with_beam(path, tmp_path / "beam/pendulum/1.0.0", beam_options=make_options(slice_bytes=50_000))
+    path, options = data / "d4rl/pendulum_mixed-v2.hdf5", make_options(slice_bytes=50_000)
+    transforms = [NormalizeObservations(), ActionBounds(-1, 1), ClipActions()]
+    source, _ = apply_transforms(load(path), transforms)
+    expected = write_dataset(source, tmp_path / "plain/pendulum/1.0.0", format="rlds")
+    got = prepare_with_beam(path, tmp_path / "beam/pendulum/1.0.0", transforms=transforms, beam_options=options)
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert got.as_dict() == {**expected.as_dict(), "path": got.path}
     assert [entry.name for entry in (tmp_path / "beam/pendulum").iterdir()] == ["1.0.0"]
