@@ -21,7 +21,7 @@ from .number_types import at_least_1
     metavar="FILE",
     help="JSON file with the reference returns of the environment, for scores; see train --help.",
 )
-@option("--steps", type=at_least_1, default=5000, help="Number of gradient updates.")
+@option("--steps", type=at_least_1, default=5000, help="Number of updates.")
 def demo(file: Path, out: Path, reference_file: Path | None, steps: int) -> int:
     """Convert a dataset, validate it, train an agent on it, and write a report on the run.
 

@@ -23,7 +23,7 @@ class FittedQOptions:
     """The options of fitted Q evaluation.
 
     Attributes:
-      num_updates: number of gradient updates, at least 1.
+      num_updates: number of updates, at least 1.
       ensemble_size: number of Q-functions; from 2 on, each learns from its own bootstrap sample of the episodes.
       batch_size: number of transitions in a batch.
       hidden_sizes: sizes of the hidden layers; none for linear functions.

@@ -58,7 +58,7 @@ class TrainingConfig:
     Attributes:
       algo: Algorithm to train, such as iql (rlds2reverb agents lists all of them), or my_module:MyAgent for a custom
         agent.
-      steps: Number of gradient updates on the dataset, before the online phase if there is one.
+      steps: Number of updates on the dataset, before the online phase if there is one.
       epochs: Number of passes over the dataset, in place of steps; each epoch contains each item once, in random order.
         The number of updates is epochs * items / batch size, rounded up.
       seed: Random seed for weight initialisation, batch sampling and noise.
@@ -71,7 +71,7 @@ class TrainingConfig:
       execution_horizon: Number of actions of a chunk that are executed before the next chunk is predicted.
       action_mask: Field of the observation that is not 0 for legal actions, to which agents with discrete actions are
         restricted.
-      jit_compile: Compile the gradient update with XLA.
+      jit_compile: Compile the update with XLA.
       batch_size: Items per batch.
       sampler: How batches are sampled: uniformly from the dataset in memory, or by priority from a Reverb table whose
         priorities are updated with TD errors.
@@ -83,7 +83,7 @@ class TrainingConfig:
       online_steps: Number of environment steps that the agent collects, and learns from, after the updates on the
         dataset.
       online_ratio: Share of collected data in each batch of the online phase; the rest is from the dataset.
-      updates_per_step: Number of gradient updates per environment step after the warm-up.
+      updates_per_step: Number of updates per environment step after the warm-up.
       update_every: Number of environment steps to collect before the updates for them are made.
       warmup_steps: Number of environment steps collected before the first update of the online phase; without updates
         on a dataset, their actions are uniformly random.
@@ -351,22 +351,22 @@ class TrainingConfig:
 
     @property
     def num_updates(self) -> int | None:
-        """The total number of gradient updates, those of the online phase included; None if `steps` is None."""
+        """The total number of updates, those of the online phase included; None if `steps` is None."""
         return None if self.steps is None else self.count_updates(self.online_steps)
 
     def count_updates(self, num_collected: int) -> int:
-        """Returns how many gradient updates are due in total when `num_collected` environment steps are collected."""
+        """Returns how many updates are due in total when `num_collected` environment steps are collected."""
         num_steps = min(num_collected, self.online_steps) - self.warmup_steps
         return self.num_offline_updates + int(max(num_steps, 0) * self.updates_per_step + _ROUNDING)
 
     def count_online_steps(self, num_updates: int) -> int:
-        """Returns how many environment steps must be collected until this total number of gradient updates is due."""
+        """Returns how many environment steps must be collected until this total number of updates is due."""
         num_online = num_updates - self.num_offline_updates
         return self.warmup_steps + math.ceil(num_online / self.updates_per_step - _ROUNDING)
 
     @property
     def num_offline_updates(self) -> int:
-        """The number of gradient updates on the dataset.
+        """The number of updates on the dataset.
 
         Raises:
           ValueError: If it depends on the size of the dataset; see `for_items`.
