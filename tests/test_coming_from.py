@@ -1,4 +1,4 @@
-"""The page for users of DI-engine, ALF and TF-Agents: its tables are those of the messages, and all of its names exist.
+"""The page for users of other libraries: its tables are those of the messages, and all of its names exist.
 
 Run this file to write the tables again after a change of `replacements.ini`.
 """
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from rlds2reverb.learners.agents import OfflineAgent
+from rlds2reverb.learners.agents.registry import get_hyperparameters
 from rlds2reverb.system.replacements import read_replacements
 
 PAGE = Path(__file__).parent.parent / "docs/coming_from.md"
 ROOTS = ("rlds2reverb", "gymnasium", "tf")
-HEADING = "## {}\n\n| {} | here |\n|---|---|\n"
+REGION = re.compile(r"(?<=<!-- replacements: )(.+?)( -->\n).*?(?=<!-- end -->)", re.S)
 
 
 def find_holder(section):
@@ -28,17 +30,24 @@ def expand(section, name, text):
     return f"`{find_holder(section)}.{name}`" if text == "same" else text
 
 
-def render():
-    """Returns the tables of all libraries."""
-    tables = {}
+def render_table(library):
+    """Returns the table of a library, in which names with the same replacement share a row."""
+    rows = [f"| {library} | here |\n|---|---|\n"]
     for section, texts in read_replacements().items():
-        library, owner = section.split(" ", 1)
+        owner = section.split(" ", 1)[1]
+        names = {}
         for name, text in texts.items():
-            place = name if owner in (name, "names", "arguments") else f"{owner}: {name}"
-            place = f"{owner}.{name}" if owner[0].isupper() and owner != name else place
-            row = f"| `{place}` | {expand(section, name, text)} |\n"
-            tables[library] = tables.get(library, HEADING.format(library, library)) + row
-    return "\n".join(tables.values())
+            names.setdefault((name == owner, text), []).append(f"`{name}`")
+        prefix = "" if owner in ("names", "arguments", "commands") else f"`{owner}`: "
+        for (is_owner, text), group in names.items() if section.startswith(f"{library} ") else ():
+            here = f"the same in `{find_holder(section)}`" if text == "same" else text
+            rows.append(f"| {'' if is_owner else prefix}{', '.join(group)} | {here} |\n")
+    return "".join(rows)
+
+
+def render(page):
+    """Returns a page with the tables of all of its libraries."""
+    return REGION.sub(lambda match: f"{match[1]}{match[2]}{render_table(match[1])}", page)
 
 
 def resolve(dotted):
@@ -53,6 +62,13 @@ def resolve(dotted):
             return found
         found = getattr(found, name)
     return found
+
+
+def list_arguments(function):
+    """Returns the names of the arguments of a function or class, or of the hyperparameters of an agent."""
+    if inspect.isclass(function) and issubclass(function, OfflineAgent):
+        return get_hyperparameters(function)
+    return inspect.signature(function).parameters
 
 
 def sets(owner, name):
@@ -71,15 +87,18 @@ def test_all_names_in_the_right_column_exist(section):
         found = [resolve(quote) for quote in [*names, *([holder] if holder else [])]]
         for quote in set(quoted) - set(names):
             assert quote.endswith("="), f"{name}: {quote} is neither a full name nor an argument"
-            signatures = [inspect.signature(part).parameters for part in found if callable(part)]
-            assert any(quote[:-1] in parameters for parameters in signatures), f"{name}: {quote}"
+            accepted = [list_arguments(part) for part in found if callable(part)]
+            assert any(quote[:-1] in arguments for arguments in accepted), f"{name}: {quote}"
         assert quoted or text.startswith(("none: ", "see ")), f"{name}: {text}"
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the docs are not available when an installed wheel is tested")
 def test_page_has_the_tables_of_the_messages():
-    assert PAGE.read_text().endswith(render())
+    page = PAGE.read_text()
+    libraries = {section.split(" ", 1)[0] for section in read_replacements()}
+    assert {match[1] for match in REGION.finditer(page)} == libraries
+    assert page == render(page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(PAGE.read_text().partition("## TF-Agents\n")[0] + render())
+    PAGE.write_text(render(PAGE.read_text()))

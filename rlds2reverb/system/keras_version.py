@@ -10,18 +10,22 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
+_TRUE = ("1", "true", "True")
 
 
 def select_keras_2() -> None:
     """Sets the environment variable so that `tf.keras` will be Keras 2; child processes inherit it.
 
-    It must be called before `tf.keras` is used for the first time. A value that the user has set is kept, except that
-    the variable is deleted if TensorFlow contains Keras 2 and tf-keras is not installed.
+    It must be called before `tf.keras` is used for the first time, but TensorFlow may be imported already. A value that
+    the user has set is kept, except that the variable is deleted if TensorFlow contains Keras 2 and tf-keras is not
+    installed.
     """
     if _installs_keras_3():
-        os.environ.setdefault(_VARIABLE, "1")
+        if os.environ.setdefault(_VARIABLE, "1") in _TRUE:
+            _redirect_imported_tensorflow()
     elif importlib.util.find_spec("tf_keras") is None:
         os.environ.pop(_VARIABLE, None)
 
@@ -30,8 +34,8 @@ def require_keras_2() -> None:
     """Checks that TensorFlow's Keras is Keras 2.
 
     Raises:
-      ImportError: If it is Keras 3, because TensorFlow or `tf.keras` was used before rlds2reverb was imported, or the
-        user has chosen it.
+      ImportError: If it is Keras 3, because `tf.keras` was used before rlds2reverb was imported, or the user has
+        chosen it.
     """
     import tensorflow as tf
 
@@ -41,6 +45,17 @@ def require_keras_2() -> None:
             "tf.keras is Keras 3, but TF-Agents requires Keras 2; import rlds2reverb before you use tf.keras, or set "
             f"{_VARIABLE}=1 in the environment before Python starts"
         )
+
+
+def _redirect_imported_tensorflow() -> None:
+    """Makes a TensorFlow that was imported before import Keras 2, unless its Keras 3 has been used.
+
+    TensorFlow reads the variable again when `tf.keras` is used, but has set the path of `tensorflow.keras` already.
+    """
+    tensorflow, found = sys.modules.get("tensorflow"), importlib.util.find_spec("tf_keras")
+    is_used = getattr(vars(tensorflow).get("keras"), "_tfll_initialized", True) if tensorflow else True
+    if tensorflow and not is_used and "tensorflow.keras" not in sys.modules and found and found.origin:
+        tensorflow.__path__.insert(0, os.path.join(os.path.dirname(found.origin), "api", "_v2"))
 
 
 def _installs_keras_3() -> bool:

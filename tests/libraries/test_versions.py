@@ -69,12 +69,9 @@ def test_keras_2_is_selected_although_the_variable_is_set():
 
 
 @slow_with_keras_2
-def test_keras_2_is_selected_or_demanded_after_tensorflow_was_imported():
+def test_keras_2_is_selected_after_tensorflow_was_imported():
     process = run_python(f"import tensorflow\nimport rlds2reverb{BUILD_AGENTS}")
-    if SINCE_KERAS_3 and run_python("import sys, tensorflow; print('keras' in sys.modules)").stdout == "True\n":
-        assert process.stdout == "" and FIX in process.stderr  # TensorFlow has imported Keras 3 itself.
-    else:
-        assert process.stdout == "True\n", process.stderr
+    assert process.stdout == "True\n", process.stderr
 
 
 FIX = "import rlds2reverb before you use tf.keras, or set TF_USE_LEGACY_KERAS=1 in the environment"
