@@ -98,12 +98,16 @@ def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
 
 
 def _select_tests(mutation: Mutation, called: Mapping[str, Sequence[tuple[float, str]]]) -> list[str]:
-    """Returns tests that call the function, or a function inside it; or files of tests of its module, if none does.
+    """Returns tests that call the function or those inside it, or else those around it; or files of tests of its module.
 
     The tests of the module's own file come first, then one case of each test before further cases, the fastest first.
     """
-    name, own = f"{mutation.file}:{mutation.function}", f"test_{Path(mutation.file).name}"
-    pairs = {pair for other, pairs in called.items() if other == name or other.startswith(f"{name}.") for pair in pairs}
+    name, own = mutation.function, f"test_{Path(mutation.file).name}"
+    pairs: set[tuple[float, str]] = set()
+    while name and not pairs:
+        place = f"{mutation.file}:{name}"
+        inside = (pairs for other, pairs in called.items() if other == place or other.startswith(f"{place}."))
+        pairs, name = {pair for found in inside for pair in found}, name.rpartition(".")[0]
     cases, ranked, secs = Counter[str](), [], 0.0
     for duration, test in sorted(pairs):
         file, _, function = test.partition("::")
