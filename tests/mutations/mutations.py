@@ -35,6 +35,10 @@ _MAX_TESTS, _MAX_SECS = 60, 60.0
 _PROGRAMS = {
     "cli/": ["tests/cli/test_cli.py"],
     "envs/_env_worker.py": ["tests/envs/test_parallel_environment.py", "tests/envs/test_faults.py"],
+    "rlds2reverb/reverb/process/writer.py": [
+        "tests/reverb/writing/test_guarantees.py",
+        "tests/adders/test_ingest_adders.py",
+    ],
     "rlds2reverb/reverb/process/": [f"tests/reverb/server/test_{name}.py" for name in ("process", "replay_server")],
     "training/cluster/": ["tests/training/cluster"],
     "training/placement.py": ["tests/training/test_experiments.py"],
