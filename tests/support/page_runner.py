@@ -62,8 +62,12 @@ class Block:
     tolerance: float
 
     def missing_packages(self) -> list[str]:
-        """Returns the optional packages that the block imports and that are not installed."""
-        names = [name for name in OPTIONAL_PACKAGES if re.search(rf"^\s*(?:import|from) {name}\b", self.code, re.M)]
+        """Returns the optional packages that the block uses and that are not installed."""
+        names = [
+            name
+            for name in OPTIONAL_PACKAGES
+            if re.search(rf"^\s*(?:import|from) {name}\b|\b{name}\.", self.code, re.M)
+        ]
         return [name for name in names if find_spec(name) is None]
 
     def shortened(self) -> str:
