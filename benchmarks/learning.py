@@ -152,6 +152,8 @@ def record_evaluations(experiment: Experiment, data: Path, folder: Path, *, suff
             for run in [experiment.runs[name]]
             for step, mean, std in zip(*(run.evaluations[column] for column in ("step", "mean", "std")), strict=True)
         ]  # fmt: skip
+        if not rows:
+            continue
         replace_rows(folder / f"{dataset.rpartition('-')[0]}{suffix}.csv", RESULT_COLUMNS, 3, rows)
         found = summarize(load(data / f"{dataset}.hdf5"))
         returns = {"mean_return": f"{found.returns.mean:.1f}", "best_return": f"{found.returns.max:.1f}"}

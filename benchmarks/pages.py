@@ -108,7 +108,7 @@ def describe(file: str) -> dict[str, str]:
     """Returns the number of updates, and the properties of the data."""
     rows = read(RESULTS / f"{file}.csv")
     data = next(row for row in read(RESULTS / "datasets.csv") if row["dataset"] == rows[0]["dataset"])
-    numbers = {name: f"{float(value):,.0f}" for name, value in data.items() if name != "dataset"}
+    numbers = {name: f"{round(float(value)):,}" for name, value in data.items() if name != "dataset"}
     return {"updates": f"{max(int(row['updates']) for row in rows):,}", **numbers}
 
 
