@@ -76,17 +76,17 @@ class ItemAdder:
         return self.read(take, none)
 
     def following(self, adder: ItemAdder) -> ItemAdder:
-        """Returns this adder for the rows of another one, which precedes it in `compose`."""
+        """Returns this adder for the rows of the adder that precedes it in `compose`."""
         return self
 
     @property
     def reads_at_random(self) -> bool:
-        """Whether `read` returns items at any places, as sampling requires."""
+        """True if `read` returns items at any places, as sampling requires."""
         return type(self).read is not ItemAdder.read
 
     @property
     def supports_batches(self) -> bool:
-        """Whether several episodes can be converted at once, bit for bit as each of them alone."""
+        """True if several episodes can be converted at once, bit for bit as each of them alone."""
         return not self.crosses_episodes
 
     def row_spec(self, step_spec: Nest) -> Nest:

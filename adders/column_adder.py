@@ -64,7 +64,7 @@ class ColumnAdder(ItemAdder):
 
     @property
     def supports_batches(self) -> bool:
-        """Whether `make_batch_rows` can process several episodes at once."""
+        """True if `make_batch_rows` can process several episodes at once."""
         own = type(self)
         return own.make_rows is ColumnAdder.make_rows and own.make_batch_rows is not ColumnAdder.make_batch_rows
 

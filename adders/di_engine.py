@@ -341,7 +341,7 @@ def _require_chunk_arguments(unroll_len: int | None, last_fn_type: str) -> None:
 
 
 def _list_transitions(data: Iterable[Transition], *keys: str) -> list[Transition]:
-    """Returns the transitions as a list; raises `ValueError` if there are none or one does not have all keys."""
+    """Returns the transitions as a list; raises `ValueError` if it is empty or a transition does not have all keys."""
     trajectory = list(data)
     if not trajectory:
         raise ValueError("data must contain at least one transition, got none")

@@ -54,7 +54,7 @@ class InitialPriorities(ColumnAdder):
         'td', 'max': p_t = |delta_t| + eps, with the n-step error delta_t of `returns.td_errors`
 
     The TD error is that of prioritized replay (Schaul et al. 2016, eq. 1 with p = |delta| + eps). A row of `NStep` has
-    the error of its own target, with NStep's gamma:
+    the error of the item's target, with NStep's gamma:
 
         delta = reward + gamma * discount * V(next_observation) - V(observation)
 

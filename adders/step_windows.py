@@ -80,7 +80,7 @@ class StepWindows(WindowAdder):
 
     @property
     def crosses_episodes(self) -> bool:  # type: ignore[override]
-        """Whether `end` is 'continue'."""
+        """True if `end` is 'continue'."""
         return self.end == "continue"
 
     @property

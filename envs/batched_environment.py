@@ -30,7 +30,7 @@ class BatchedEnvironment(SpecifiedEnvironment):
             batch closes them.
 
         Raises:
-          ValueError: If there are none.
+          ValueError: If the list is empty.
           SpecMismatchError: If their specs differ; the message names the path.
         """
         super().__init__()

@@ -62,7 +62,7 @@ class Environment(Closing, Replacing):
         return SCALAR_REWARD
 
     def env_info_spec(self) -> Nest:
-        """Returns the specs of `TimeStep.env_info`; `()` if there is none."""
+        """Returns the specs of `TimeStep.env_info`, or `()`."""
         return ()
 
     def time_step_spec(self) -> TimeStep:
@@ -290,7 +290,7 @@ class EnvAttributes:
 
 
 class Wrapper(EnvAttributes, SpecifiedEnvironment):
-    """An environment that changes the time steps or actions of another; by itself it changes nothing.
+    """An environment that wraps an environment to change its time steps or actions; by itself it changes nothing.
 
     Subclasses override `_reset` and `_step`, which call `self.env.reset()` and `self.env.advance(action)`, or
     `_transform_time_step`, if all time steps change in the same way; and the specs of whatever they change.
@@ -342,7 +342,7 @@ class Wrapper(EnvAttributes, SpecifiedEnvironment):
 
 
 class RandomWrapper(Wrapper):
-    """A wrapper with random numbers of its own, which `seed` seeds together with the wrapped environment."""
+    """A wrapper that uses random numbers, which `seed` seeds together with the wrapped environment."""
 
     def __init__(self, env: Environment, seed: int):
         super().__init__(env)

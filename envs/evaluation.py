@@ -345,7 +345,7 @@ def name_environment(env: Any) -> tuple[str, Any]:
 
     Raises:
       ValueError: If an environment has no `spec`.
-      TypeError: If `env` is none of the supported kinds.
+      TypeError: If `env` is not one of the supported kinds.
     """
     if isinstance(env, str):
         return env, env

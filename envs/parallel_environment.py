@@ -44,7 +44,7 @@ class ParallelEnvironment(SpecifiedEnvironment, LockedEnvironment):
     the same holds for all of its environments. The other environments are not affected, and no seed is used again.
 
     `prev_action` of the time steps is the action that was passed to `step`, and `untransformed` is `()`. Environments
-    reset themselves, each at the end of its own episodes.
+    reset themselves, each at the end of an episode.
 
     A reset takes place in the step after the end of an episode, which lasts as long as the slowest reset.
     """

@@ -46,7 +46,7 @@ class AgentsEnvironment(EnvAttributes, py_environment.PyEnvironment):
 
     @property
     def batched(self) -> bool:
-        """Whether time steps and actions have a leading axis B."""
+        """True if time steps and actions have a leading axis B."""
         return self.env.batched
 
     @property

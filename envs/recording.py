@@ -227,7 +227,7 @@ class _Recorder:
 
     @property
     def is_done(self) -> bool:
-        """Whether all episodes or steps are recorded."""
+        """True if all episodes or steps are recorded."""
         return len(self.episodes) == self.num_episodes or self._num_recorded == self.num_steps
 
     def add(self, time_step: TimeStep, rollout: Rollout) -> list[Episode]:

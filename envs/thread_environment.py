@@ -19,7 +19,7 @@ class ThreadEnvironment(SpecifiedEnvironment):
     environment are accessed in its thread, including those that `Environment` does not have. Errors are raised in the
     calling thread. After ALF's `ThreadEnvironment`.
 
-    Several threads may call; each gets the results of its own calls. A step that was interrupted (Ctrl-C) is completed
+    Several threads may call; each gets the results of its calls. A step that was interrupted (Ctrl-C) is completed
     in the background, and the next one starts a new episode. If a call exceeds the timeout, the environment is lost:
     the thread cannot be ended, and later calls raise as well.
     """

@@ -49,7 +49,7 @@ class TimeLimit(Wrapper):
 
 
 def find_time_limit(env: Environment) -> int | None:
-    """Returns the shortest time limit in an environment, rlds2reverb's or Gymnasium's; None if there is none.
+    """Returns the shortest time limit in an environment, rlds2reverb's or Gymnasium's, or None.
 
     Environments that end their episodes themselves are not recognised.
     """

@@ -43,7 +43,7 @@ class TimeStep(NamedTuple):
       prev_action: nest of arrays, the action that led here; zeros, or the closest values in bounds, in the first step.
       env_id: int32 [], index of the environment in its batch.
       untransformed: the time step before any transformation of its observation or reward; `()` if there was none.
-      env_info: nest of arrays with further values of the environment; `()` if there are none.
+      env_info: nest of arrays with further values of the environment, or `()`.
       has_failed: bool [], whether the step was made up because the environment was lost, which `ParallelEnvironment`
         survives: the step is LAST, its reward 0, its observation and discount those of the last real step, and
         `prev_action` was not executed.

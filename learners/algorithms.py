@@ -81,7 +81,7 @@ class Algorithm:
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Whether rewards affect what is learned; True if that is unknown."""
+        """True if rewards affect what is learned, or if that is unknown."""
         return self.factory is not None or self.has_td_errors is not False or "return_to_go" in self.step_info
 
 

@@ -171,7 +171,7 @@ class Checkpoints:
             shutil.rmtree(current, ignore_errors=True)
 
     def best(self) -> Checkpoint | None:
-        """Returns the best checkpoint; None if there is none, or if it is damaged, which is logged."""
+        """Returns the best checkpoint, or None if it is missing or damaged; damage is logged."""
         try:
             return None if self._best is None else _verify(self._folders.path(self._best))
         except CheckpointError as error:
@@ -187,7 +187,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """Returns the checkpoint at a path, or the newest valid one of the run directory at that path.
 
     Raises:
-      CheckpointError: If there is none, or it is damaged.
+      CheckpointError: If it is missing or damaged.
     """
     path = Path(path)
     if not (path / _FOLDER).is_dir():
@@ -199,7 +199,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open_newest(root: Path) -> Checkpoint | None:
-    """Returns the newest valid checkpoint in a directory, or None if there are none; changes nothing there."""
+    """Returns the newest valid checkpoint in a directory, or None; changes nothing there."""
     paths = sorted(path for path in root.iterdir() if path.name.isdigit())
     for path in reversed(paths):
         try:

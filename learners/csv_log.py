@@ -76,7 +76,7 @@ class CsvLog:
             self._replace(kept)
 
     def compute_column(self, name: str, source: str, compute: Callable[[float], float | None]) -> bool:
-        """Replaces a column by what a function returns for the values of another one; returns whether that changes it.
+        """Replaces a column by what a function returns for a second column; returns whether that changes it.
 
         Args:
           name: name of the column.

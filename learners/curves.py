@@ -89,7 +89,7 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
     """Computes a curve for each group of runs whose identities differ only in their seeds.
 
     Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations. If they
-    have no steps in common, for example because hooks ended them early, each run is a curve of its own.
+    have no steps in common, for example because hooks ended them early, each run is a separate curve.
 
     Args:
       runs: runs, in the order of the curves.
@@ -148,7 +148,7 @@ def _is_evaluated(run: Run) -> bool:
 
 
 def _require_evaluated(runs: Sequence[Run]) -> list[Run]:
-    """Returns the runs with evaluations; raises `ValueError` if there are none."""
+    """Returns the runs with evaluations; raises `ValueError` if no run has any."""
     evaluated = [run for run in runs if _is_evaluated(run)]
     if not evaluated:
         names = ", ".join(str(run.path) for run in runs)

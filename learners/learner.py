@@ -299,7 +299,7 @@ class Learner(Closing, Replacing):
 
     @property
     def is_stopped_by_signal(self) -> bool:
-        """Whether SIGTERM or SIGINT ended the run, or is about to."""
+        """True if SIGTERM or SIGINT ended the run, or is about to."""
         return self.stop_reason in SIGNAL_NAMES
 
     # --- Hooks
@@ -472,7 +472,7 @@ class Learner(Closing, Replacing):
 
     @property
     def has_td_errors(self) -> bool:
-        """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
+        """True if the agent computes a TD error for each item. Traces an iteration if there was none."""
         return self._loop.has_td_errors
 
     def flush_priorities(self) -> None:

@@ -188,7 +188,7 @@ def read_descriptions(documented: Any) -> dict[str, str]:
 
 
 def _evaluate(text: str) -> Any:
-    """Returns the value of a Python literal, or the text itself if it is none."""
+    """Returns the value of a Python literal, or the text itself if it is not a literal."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -44,7 +44,7 @@ class ReadAhead:
           Exception: If the batch of the first of these iterations cannot be read; the feed's own error.
         """
         last = last if self._feed.reads_ahead else first_step + count
-        if first_step != self._first_step:  # A checkpoint was loaded, or an iteration had a batch of its own.
+        if first_step != self._first_step:  # A checkpoint was loaded, or an iteration was given a batch.
             self._discard(None)
             self._first_step = first_step
         if not self._num_held:

@@ -56,7 +56,7 @@ def require_same(claim: str, descriptions: Iterable[str]) -> None:
 
 
 def _compare(name: str, before: Any, after: Any) -> str:
-    """Returns a description of the difference of two values, or of the values in two dicts; '' if there is none."""
+    """Returns a description of the difference of two values, or of the values in two dicts; '' if they are equal."""
     if before == after or json.dumps(before, sort_keys=True) == json.dumps(after, sort_keys=True):  # NaN equals NaN.
         return ""
     if isinstance(before, dict) and isinstance(after, dict):

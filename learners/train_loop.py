@@ -154,7 +154,7 @@ class TrainLoop:
 
     @property
     def has_td_errors(self) -> bool:
-        """Whether the agent computes a TD error for each item. Traces an iteration if there was none."""
+        """True if the agent computes a TD error for each item. Traces an iteration if there was none."""
         return not isinstance(self._iteration.structured_outputs[1], tuple)
 
     def prepare(self) -> None:

@@ -25,7 +25,7 @@ class Message(str):
 
     Attributes:
       sentence: the sentence without these arguments.
-      about: name of the argument that the sentence is about, which stands before it; '' if there is none.
+      about: name of the argument that the sentence is about, which stands before it, or ''.
       value: its value; `...` if it is not shown.
       remedies: arguments that solve the problem, which follow the sentence, by name; a value of `...` is not shown.
     """
@@ -114,7 +114,7 @@ class Rlds2ReverbError(Exception):
 
 
 class ArgumentError(Rlds2ReverbError, ValueError):
-    """The value of an argument is invalid, or contradicts that of another one."""
+    """The value of an argument is invalid, or contradicts that of a second argument."""
 
 
 class SpecMismatchError(Rlds2ReverbError, ValueError):

@@ -407,7 +407,7 @@ def make_table_configs(tables: str | TableConfig | Sequence[str | TableConfig]) 
     """Returns the configurations of the tables that the argument `tables` of `ingest` stands for.
 
     Raises:
-      ValueError: If there are none, or two of them have the same name.
+      ValueError: If the list is empty, or two of them have the same name.
     """
     sequence = [tables] if isinstance(tables, (str, TableConfig)) else tables
     configs = [TableConfig(table) if isinstance(table, str) else table for table in sequence]

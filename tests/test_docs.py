@@ -72,7 +72,7 @@ def find_commands(group):
 
 @pytest.fixture
 def folder(data, tmp_path, monkeypatch):
-    """A new working directory that contains the datasets of the examples."""
+    """Provides a new working directory that contains the datasets of the examples."""
     robots = (data / "formats/lerobot", data / "formats/robomimic", data / "rlds_prepared/robomimic_ph")
     for path in (*(data / "d4rl").iterdir(), *robots):
         (tmp_path / path.name).symlink_to(path)

@@ -52,7 +52,7 @@ def pip_line():
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A git repository with the tracked files of this checkout as they are now."""
+    """Provides a git repository with the tracked files of this checkout as they are now."""
     repository = tmp_path_factory.mktemp("repository")
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):

@@ -87,7 +87,7 @@ RETURNS = {"bc": (9, 11), "iql": (12, 14, 99), "rebrac": (10, 16)}
 
 @pytest.fixture
 def speed_csv(records, monkeypatch, tmp_path):
-    """A file with two rows, to which `record` writes on a machine that does nothing else."""
+    """Provides a file with two rows, to which `record` writes on a machine that does nothing else."""
     path = tmp_path / "speed.csv"
     row = {"section": "s", "task": "t", "column": "", "name": "n", "rate": "1", "date": "2026-01-02"}
     other = {"section": "s", "task": "u", "column": "", "name": "", "rate": "2"}

@@ -343,7 +343,7 @@ class TrainingConfig:
 
     @property
     def normalizes_by_default(self) -> bool:
-        """Whether observations are normalised unless `normalize_observations` is set."""
+        """True if observations are normalised unless `normalize_observations` is set."""
         algorithm = get_algorithm(self.algo)
         if self.chunk_length == 1 or algorithm.normalizes_observations:
             return algorithm.normalizes_observations

@@ -209,7 +209,7 @@ def sample_table(server: Any, table: str, config: TrainingConfig, stack: ExitSta
 
 
 def make_augmentation(config: TrainingConfig, observation_spec: Any) -> RandomShift | None:
-    """Returns the random shift of the images of batches; None if there is none.
+    """Returns the random shift of the images of batches, or None.
 
     Raises:
       ValueError: If no field of the observation is an image, or the shift is as large as one.

@@ -74,7 +74,7 @@ class StepData(TrainingData):
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
-        """See `TrainingData.open_batches`. Prioritized items are sampled from a table on a server of the run's own."""
+        """Implements `TrainingData.open_batches`. Prioritized items are sampled from a server that the run starts."""
         if config.sampler == "uniform":
             feed = self.items.resize(config.batch_size or 1, in_epochs=config.epochs is not None)
             yield RunFeed(feed, self.items.resize)
@@ -84,7 +84,7 @@ class StepData(TrainingData):
             yield replace(sample_table(server, _TABLE, config, stack, is_own=True), fill=partial(self._fill, server))
 
     def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
-        """See `TrainingData.resolve_steps`."""
+        """Implements `TrainingData.resolve_steps`."""
         return config.for_items(self.items.num_items)
 
     def _start_server(self, *, isolate: bool) -> ReplayServer:

@@ -84,7 +84,7 @@ class EvaluatedPolicy:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the actions are integers."""
+        """True if the actions are integers."""
         return isinstance(self.actions, DiscreteActions)
 
     def require_match(self, observation_spec: Any) -> None:

@@ -45,8 +45,8 @@ class EvaluationEnvironment:
     """The environment of the evaluations, or the reason why there are none.
 
     Attributes:
-      name: name of the environment; '' if there is none.
-      make_env: argument of `Evaluator` that makes environments; None if there is none.
+      name: name of the environment, or ''.
+      make_env: argument of `Evaluator` that makes environments, or None.
       note: sentence for the user about an environment that was not chosen by the user; None if it was.
     """
 
@@ -114,7 +114,7 @@ def resolve_environment(
 
     Raises:
       ValueError: If an environment has no `spec`, or a description names something that cannot be imported.
-      TypeError: If `env` is none of these.
+      TypeError: If `env` is not one of these.
       ImportError: If `env` is an object, and Gymnasium is not installed.
     """
     if env is None or (isinstance(env, str) and env == NO_ENVIRONMENT):

@@ -64,7 +64,7 @@ class LegalValues:
     def find_illegal(
         self, observation: Nest, action: np.ndarray, is_last: Any = False, is_terminal: Any = False
     ) -> tuple[int, str] | None:
-        """Returns the row of an illegal value and a message, or None if there is none.
+        """Returns the row of an illegal value and a message, or None.
 
         Illegal are a category outside of its space, no legal action, except in a terminal state, and an action that was
         taken although it is not legal.

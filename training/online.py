@@ -47,7 +47,7 @@ class OnlinePhase:
         Args:
           config: the options of the run.
           data: the data of the run, or the specs of an environment.
-          batches: the batches of the dataset; None if there is none.
+          batches: the batches of the dataset, or None.
           make_env: see `Collector`.
           policy: the policy that collects.
         """

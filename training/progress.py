@@ -58,7 +58,7 @@ class Progress:
 
     @property
     def is_live(self) -> bool:
-        """Whether each line that `show` prints replaces the one before."""
+        """True if each line that `show` prints replaces the one before."""
         return self._line.is_live
 
     def show(self, line: str) -> None:

@@ -43,7 +43,7 @@ class EnvironmentData(TrainingData):
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[None]:
-        """See `TrainingData.open_batches`."""
+        """Implements `TrainingData.open_batches`."""
         yield None
 
 

@@ -100,12 +100,12 @@ class TableData(TrainingData):
     _resources: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
 
     def close(self) -> None:
-        """See `TrainingData.close`."""
+        """Implements `TrainingData.close`."""
         self._resources.close()
 
     @contextmanager
     def open_batches(self, config: TrainingConfig) -> Iterator[RunFeed]:
-        """See `TrainingData.open_batches`."""
+        """Implements `TrainingData.open_batches`."""
         with ExitStack() as stack:
             if get_algorithm(config.algo).items == "goals":
                 yield self._sample_episodes(config, stack)

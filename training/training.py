@@ -168,12 +168,12 @@ class Training(Closing):
 
     @property
     def collected_at(self) -> str | None:
-        """The address of the server with the table 'collected' of an online phase; None if there is none."""
+        """The address of the server with the table 'collected' of an online phase, or None."""
         return None if self._online is None else self._online.address
 
     @property
     def is_complete(self) -> bool:
-        """Whether all updates are made, and the last evaluation, if there is an environment."""
+        """True if all updates are made, and the last evaluation, if there is an environment."""
         is_evaluated = self.evaluator is None or self.learner.evaluated_at == self.learner.step
         return is_evaluated and self.learner.step >= (self.config.num_updates or 0)
 

@@ -58,7 +58,7 @@ def find_not_passed_on(agent: Any, hyperparameters: Mapping[str, Any]) -> list[s
 
 
 def _read_inherited(agent: Any) -> dict[str, Option]:
-    """Returns the hyperparameters that a class with a constructor of its own passes on to its base class."""
+    """Returns the hyperparameters that a class that overrides the constructor passes on to its base class."""
     owners = [base for base in getattr(agent, "__mro__", ()) if "__init__" in vars(base)]
     if not owners or not accepts_any_hyperparameter(agent):
         return {}

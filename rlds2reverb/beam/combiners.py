@@ -78,7 +78,7 @@ class ReturnRange:
             self.merge(ReturnRange(episode.total_reward, episode.total_reward))
 
     def merge(self, other: ReturnRange) -> None:
-        """Adds the episodes of another range."""
+        """Adds the episodes of a second range."""
         self.lowest, self.highest = min(self.lowest, other.lowest), max(self.highest, other.highest)
 
 

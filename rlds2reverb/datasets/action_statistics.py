@@ -30,7 +30,7 @@ class ActionStatistics:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether the actions are integers."""
+        """True if the actions are integers."""
         return np.issubdtype(self.spec.dtype, np.integer)
 
     def add(self, actions: np.ndarray) -> None:

@@ -79,7 +79,7 @@ class LeafMoments:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all rows are free of NaN, Inf, and numbers above 1e150, whose squares would overflow."""
+        """True if all rows are free of NaN, Inf, and numbers above 1e150, whose squares would overflow."""
         return bool(np.isfinite(self.std).all())
 
     @cached_property

@@ -142,7 +142,7 @@ class Source:
 
     @property
     def described_unread(self) -> tuple[str, ...]:
-        """A sentence about the columns that are not read; () if there are none."""
+        """A sentence about the columns that are not read, or ()."""
         return (f"{self.name}: columns that are not read: {', '.join(self.unread)}",) if self.unread else ()
 
     @property
@@ -193,7 +193,7 @@ class Source:
 
     @property
     def first_end_is_known(self) -> bool:
-        """Whether the final observation of the same episode is known; the errors are the same."""
+        """True if the final observation of the same episode is known; the errors are the same."""
         return self._specs[2]
 
     @cached_property
@@ -335,7 +335,7 @@ class IndexedEpisodes:
         self._iterators = []
 
     def _pop_iterator(self, index: int) -> Iterator[Episode] | None:
-        """Removes and returns the newest iterator whose next episode has this index, or None if there is none."""
+        """Removes and returns the newest iterator whose next episode has this index, or None."""
         with self._lock:
             iterators = self._iterators  # `close` may replace it at any time.
             places = [place for place, (next_index, _) in enumerate(iterators) if next_index == index]

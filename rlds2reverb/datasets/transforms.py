@@ -121,7 +121,7 @@ def _combine_statistics(before: dict[str, Any], fitted: dict[str, Any]) -> dict[
 
 
 def map_episodes(source: Source, function: EpisodeFn) -> Source:
-    """Returns a source whose episodes are those of another, transformed while they are read.
+    """Returns a source whose episodes are those of a source, transformed while they are read.
 
     Args:
       source: the other source.
@@ -300,7 +300,7 @@ class Clipping:
         self.counts = self.counts[0] + num_actions, self.counts[1] + num_outside, max(self.counts[2], distance)
 
     def describe(self, verb: str = "are clipped") -> str:
-        """Returns a sentence about the actions outside the bounds; '' if there are none."""
+        """Returns a sentence about the actions outside the bounds, or ''."""
         num_actions, num_outside, distance = self.counts
         if not num_outside:
             return ""

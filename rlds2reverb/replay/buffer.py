@@ -516,7 +516,7 @@ class ReplayBuffer(Closing, Replacing):
         self.load(self.restore(state))
 
     def save_data(self, folder: str | Path) -> Path:
-        """Writes a checkpoint to a directory of its own, and returns the checkpoint's path; see `checkpoint`."""
+        """Writes a checkpoint to a new directory, and returns the checkpoint's path; see `checkpoint`."""
         with CheckpointFolder(Path(folder)) as checkpoints:
             return checkpoints.write(lambda: {"": self.state_dict()})
 

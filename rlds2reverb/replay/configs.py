@@ -166,5 +166,5 @@ class BufferConfig:
 
     @property
     def has_mask(self) -> bool:
-        """Whether batches have a mask that marks padding."""
+        """True if batches have a mask that marks padding."""
         return self.kind == "episode" and (self.window is None or self._pads_windows)

@@ -113,7 +113,7 @@ class ItemSpec:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether an item is a dict of arrays without nested structures."""
+        """True if an item is a dict of arrays without nested structures."""
         return all(isinstance(part, ArraySpec) for part in self.rows.values())
 
     @property

@@ -137,7 +137,7 @@ class BufferMonitor:
         return values
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns a histogram of recent priorities, counts int64 `[N]` and edges `[N + 1]`; None if there are none."""
+        """Returns a histogram of recent priorities, counts int64 `[N]` and edges `[N + 1]`, or None."""
         priorities = self._copy_priorities()
         if not len(priorities):
             return None

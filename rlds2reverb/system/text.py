@@ -82,5 +82,5 @@ def advise(name: str, valid_names: Iterable[str]) -> str:
 
 
 def last_line(message: str) -> str:
-    """Returns the last line of an error's message, which in some follows a traceback; '' if there is none."""
+    """Returns the last line of an error's message, which in some follows a traceback, or ''."""
     return "".join(message.strip().splitlines()[-1:]).strip()

@@ -51,7 +51,7 @@ class EpisodeBatch:
         return batch
 
     def select(self, is_kept: np.ndarray) -> EpisodeBatch | None:
-        """Returns the concatenated steps of the episodes that are kept, bool `[E]`; None if there are none."""
+        """Returns the concatenated steps of the episodes that are kept, bool `[E]`, or None."""
         if is_kept.all():
             return self
         if not is_kept.any():

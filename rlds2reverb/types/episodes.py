@@ -93,7 +93,7 @@ class Episode:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the episode ends in a terminal state, whose value is 0, rather than being truncated."""
+        """True if the episode ends in a terminal state, whose value is 0, rather than being truncated."""
         return bool(self.num_steps and self.steps[fields.IS_TERMINAL][-1])
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Episode:
 
     @property
     def is_end_known(self) -> bool:
-        """Whether the last step is the final observation after the last action of the source."""
+        """True if the last step is the final observation after the last action of the source."""
         return not (self.dropped_last_transition or self.unknown_final_observation)
 
 
@@ -197,7 +197,7 @@ def join_transitions(
       rewards: float `[T]`.
       num_transitions: int64 `[E]`, the number of transitions of each episode.
       terminated: bool `[E]`, whether the last transition of an episode leads into a terminal state.
-      final_observations: nest of arrays `[E, ...]`, or None if there are none.
+      final_observations: nest of arrays `[E, ...]`, or None.
       extras: further columns `[T, ...]`.
 
     Returns:

@@ -62,7 +62,7 @@ _FILE_PREFIXES = (
 
 
 def d4rl_environment(name: str) -> str | None:
-    """Returns the key in `REFERENCE_RETURNS` for the name of a dataset or file, or None if there is none.
+    """Returns the key in `REFERENCE_RETURNS` for the name of a dataset or file, or None.
 
     Accepts D4RL's ids (`maze2d-umaze-dense-v1`), the names of its files, including old ones (`walker_mixed.hdf5`,
     `maze2d-open-sparse.hdf5`, `mini_kitchen_microwave_kettle_light_slider-v0.hdf5`), and TFDS's names
@@ -85,7 +85,7 @@ def d4rl_environment(name: str) -> str | None:
 
 
 def _longest_prefix(words: list[str], keys: Iterable[str]) -> str | None:
-    """Returns the longest key whose words are the first of `words`, or None if there is none."""
+    """Returns the longest key whose words are the first of `words`, or None."""
     prefixes = [key for key in keys if words[: key.count("-") + 1] == key.split("-")]
     return max(prefixes, key=len) if prefixes else None
 

@@ -128,7 +128,7 @@ def to_tensor_spec(spec: Nest, leading: Sequence[int | None] = ()) -> Nest:
 
 
 def with_bounds(spec: Any, bounded: Any) -> Any:
-    """Returns a `tf.TensorSpec` with the bounds of another spec, whose shape its own ends with; unchanged without."""
+    """Returns a `tf.TensorSpec` with the bounds of a second spec, if that has any, whose shape its shape ends with."""
     if getattr(bounded, "minimum", None) is None:
         return spec
     from tensorflow.python.framework.tensor_spec import BoundedTensorSpec

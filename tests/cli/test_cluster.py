@@ -13,7 +13,7 @@ CONFIGURATION = {
 
 @pytest.fixture
 def started(monkeypatch):
-    """The arguments with which a run would be started."""
+    """Provides the arguments with which a run would be started."""
     from rlds2reverb.training import cluster
 
     calls = []

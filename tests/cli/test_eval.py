@@ -24,7 +24,7 @@ def call(capsys, *arguments):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run with a last and a best policy for Pendulum-v1; only the last exceeds the action bounds."""
+    """Provides a run with a last and a best policy for Pendulum-v1; only the last exceeds the action bounds."""
     folder = tmp_path_factory.mktemp("runs") / "iql"
     with RunDirectory(folder) as directory:
         directory.write_config(

@@ -14,7 +14,7 @@ FAST = ["--updates", "2", "--ensemble", "2"]
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """The dataset, and the directory of a run that holds out a tenth of it."""
+    """Provides the dataset, and the directory of a run that holds out a tenth of it."""
     dataset, folder = str(data / "d4rl/pendulum_mixed-v2.hdf5"), tmp_path_factory.mktemp("runs") / "td3_bc"
     options = {"steps": 2, "env": None, "validation": 0.1, "hyperparameters": {"hidden_sizes": (4,)}}
     train(dataset, "td3_bc", folder, progress=False, **options)

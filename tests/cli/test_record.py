@@ -34,7 +34,7 @@ def test_format_follows_from_the_name(capsys, tmp_path, name, format):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run whose last policy always acts with 1, and the best one with -1."""
+    """Provides a run whose last policy always acts with 1, and the best one with -1."""
     folder = tmp_path_factory.mktemp("runs") / "iql"
     with RunDirectory(folder) as directory:
         directory.write_config({"environment": "Pendulum-v1"})

@@ -34,7 +34,7 @@ def handlers():
 
 @pytest.fixture
 def served(tmp_path):
-    """A server with a checkpoint root."""
+    """Provides a server with a checkpoint root."""
     with ReplayServer([TableConfig()], checkpoint_root=tmp_path / "root") as server:
         yield server
 

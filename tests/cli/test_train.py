@@ -33,7 +33,7 @@ def hopper(data):
 
 @pytest.fixture(scope="module")
 def few(hopper):
-    """The first five episodes of the file."""
+    """Provides the first five episodes of the file."""
     from itertools import islice
 
     return list(islice(load(hopper), 5))

@@ -217,7 +217,7 @@ def test_hostile_metadata_raises_before_tfds_reads_it(data, tmp_path, monkeypatc
 
 @pytest.fixture
 def legacy_copy(data, tmp_path):
-    """A directory with features.json in the format from before 2022: type, content, proto_cls."""
+    """Provides a directory with features.json in the format from before 2022: type, content, proto_cls."""
     path = tmp_path / "1.0.0"
     shutil.copytree(data / "rlds/physics_rlds/hopper_flat/1.0.0", path)
     features = tfds.builder_from_directory(path).info.features.to_json()

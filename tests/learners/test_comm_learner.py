@@ -50,7 +50,7 @@ def make_small_task(run_dir, num_iterations=250, **options):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A learner that has trained two tasks."""
+    """Provides a learner that has trained two tasks."""
     folder = tmp_path_factory.mktemp("comm")
     learner = RecordingLearner()
     learner.start()

@@ -330,7 +330,7 @@ def test_text_observations_raise():
 
 @pytest.fixture(scope="module")
 def server():
-    """A server with transitions whose rewards are 0, 1, ..., 15."""
+    """Provides a server with transitions whose rewards are 0, 1, ..., 15."""
     spec = tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), transitions(np.zeros(1)))
     with ReplayServer([TableConfig(sampler=Selector("prioritized", 1.0))], spec) as server:
         with server.client.trajectory_writer(1) as writer:

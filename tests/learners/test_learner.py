@@ -335,7 +335,7 @@ def make_failing_batches(fail_at, message="row is damaged"):
 
 
 class NumpyBatches:
-    """A stream of arrays that raises an error of its own, once, in place of batch number `fail_at`."""
+    """A stream of arrays that raises an error once, in place of batch number `fail_at`."""
 
     def __init__(self, fail_at):
         self.element_spec, self.fail_at, self.number = batches().element_spec, fail_at, -1

@@ -143,7 +143,7 @@ def with_state(*names):
 
 @pytest.fixture(scope="module")
 def stateful(request, tmp_path_factory):
-    """The SavedModel 'saved' and the file 'p.onnx' of a policy with a state."""
+    """Provides the SavedModel 'saved' and the file 'p.onnx' of a policy with a state."""
     folder = tmp_path_factory.mktemp(request.param)
     save_policy(STATEFUL[request.param](), folder / "saved", step=7)
     write_policy(folder / "saved", folder / "p.onnx")
@@ -215,7 +215,7 @@ def test_target_return_is_chosen_when_acting(stateful, capsys):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A run with two policies for Pendulum-v1, and the last one as pendulum.onnx."""
+    """Provides a run with two policies for Pendulum-v1, and the last one as pendulum.onnx."""
     folder = tmp_path_factory.mktemp("runs") / "iql"
     folder.mkdir()
     save_json(folder / "config.json", {"configuration": {"algo": "iql"}, "environment": "Pendulum-v1"})

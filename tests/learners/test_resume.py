@@ -499,7 +499,7 @@ def read_optimizer(agent):
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """A run of five iterations; returns its directory, estimate, and optimiser variables."""
+    """Provides the directory, estimate and optimiser variables of a run of five iterations."""
     folder, agent = tmp_path_factory.mktemp("finished") / "source", MomentumAgent()
     agent.scale.assign(3.0)
     with Learner(folder, agent, batches(), hooks=[SaveCkptHook(every=5)]) as learner:
@@ -509,7 +509,7 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def momentum_run(finished_run, tmp_path):
-    """A copy of the run for one test."""
+    """Provides a copy of the run for one test."""
     folder, estimate, variables = finished_run
     return shutil.copytree(folder, tmp_path / "source"), estimate, variables
 

@@ -45,7 +45,7 @@ class Mutation:
 
 
 def _find_comparison(node: ast.AST) -> Iterator[_Edit]:
-    """`a < b` becomes `a <= b`, `a == b` becomes `a != b`, `a in b` becomes `a not in b`."""
+    """Replaces comparisons: `a < b` becomes `a <= b`, `a == b` becomes `a != b`, `a in b` becomes `a not in b`."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
         yield node, f"({left} {_COMPARISONS[type(node.ops[0])]} {right})"
@@ -58,7 +58,7 @@ def _find_constant(node: ast.AST) -> Iterator[_Edit]:
 
 
 def _find_sign(node: ast.AST) -> Iterator[_Edit]:
-    """`a + b` becomes `a - b`, and `-a` becomes `a`."""
+    """Replaces signs: `a + b` becomes `a - b`, and `-a` becomes `a`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
         sign = "-" if isinstance(node.op, ast.Add) else "+"
         yield node, f"({ast.unparse(node.left)} {sign} ({ast.unparse(node.right)}))"
@@ -79,7 +79,7 @@ def _find_default(node: ast.AST) -> Iterator[_Edit]:
 
 
 def _find_arguments(node: ast.AST) -> Iterator[_Edit]:
-    """The first two arguments of a call are exchanged."""
+    """Exchanges the first two arguments of a call."""
     if isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
         first, second = map(ast.unparse, node.args[:2])
         name = ast.unparse(node.func).rsplit(".", 1)[-1]
@@ -102,7 +102,7 @@ def _find_condition(node: ast.AST) -> Iterator[_Edit]:
 
 
 def _find_call(node: ast.AST) -> Iterator[_Edit]:
-    """A call whose result is not used is left out."""
+    """Leaves out a call whose result is not used."""
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         yield node, "pass"
 

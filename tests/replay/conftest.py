@@ -9,7 +9,7 @@ from rlds2reverb.replay import AdvancedReplayBuffer, BufferConfig
 
 @pytest.fixture
 def make():
-    """A function that creates a seeded buffer of a class with fields of its configuration."""
+    """Provides a function that creates a seeded buffer of a class with fields of its configuration."""
     with ExitStack() as stack:
 
         def create(buffer_class=AdvancedReplayBuffer, name="demo", spec=None, seed=0, **config):

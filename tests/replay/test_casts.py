@@ -10,7 +10,7 @@ from rlds2reverb.types.specs import ArraySpec
 
 @pytest.fixture
 def push_and_read(make):
-    """A function that pushes values of a field one by one and returns the stored values."""
+    """Provides a function that pushes values of a field one by one and returns the stored values."""
 
     def run(*values, spec=None):
         buffer = make(spec=None if spec is None else {"x": spec}, with_replacement=False)

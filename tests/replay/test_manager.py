@@ -34,7 +34,7 @@ def make_manager(configs, counts, **options):
 
 @pytest.fixture(scope="module")
 def three_buffers():
-    """A manager of three buffers with 40 items each, which tests only sample."""
+    """Provides a manager of three buffers with 40 items each, which tests only sample."""
     with make_manager(dict.fromkeys(NAMES, UNIFORM), (40, 40, 40), seed=3) as manager:
         yield manager
 

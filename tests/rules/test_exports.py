@@ -1,4 +1,4 @@
-"""What a written dataset contains: no placeholders, one layout, and everything that its format can hold."""
+"""The content of written datasets: no placeholders, one layout, and everything that its format can hold."""
 
 import itertools
 import json

@@ -87,7 +87,7 @@ def write_vd4rl(path):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory, data):
-    """One dataset of each format, by the format's name."""
+    """Provides one dataset of each format, by the format's name."""
     folder = tmp_path_factory.mktemp("formats")
     with h5py.File(folder / "d4rl.hdf5", "w") as file:
         for name, column in ROWS.items():
@@ -136,7 +136,7 @@ def fingerprint(source):
 
 @pytest.fixture(scope="module")
 def unchanged(sources):
-    """A function that returns the fingerprint of a dataset loaded without options."""
+    """Provides a function that returns the fingerprint of a dataset loaded without options."""
     return functools.cache(lambda name: fingerprint(load(sources[name])))
 
 

@@ -123,7 +123,7 @@ FAST = ("steps", "D4RL columns without next observations", "transitions in last 
 
 @pytest.fixture(scope="module", params=mark_slow_except(FAST, SOURCES))
 def case(request, tmp_path_factory):
-    """A source, and the rewards of the transitions of each episode."""
+    """Provides a source, and the rewards of the transitions of each episode."""
     lost = -1 if request.param == "D4RL columns without next observations" else None
     return SOURCES[request.param](tmp_path_factory.mktemp("source")), [rewards[:lost] for rewards in REWARDS]
 

@@ -96,7 +96,7 @@ FREE = {
     "online_steps": "more steps continue the run; fewer are refused",
     "eval_every": "each evaluation is logged with its step",
     "eval_episodes": "each evaluation is logged with its number of episodes, and estimates the same mean",
-    "reference_returns": "the scores of earlier evaluations are computed anew",
+    "reference_returns": "the scores of earlier evaluations are computed again",
     "checkpoint_every": "not logged",
     "checkpoint_every_secs": "not logged",
     "keep_checkpoints": "not logged",
@@ -471,7 +471,7 @@ class Count(LearnerHook):
 
 
 class Sum(Count):
-    """A hook of another class, with the same name."""
+    """A hook of a different class with the same name."""
 
 
 def test_states_of_hooks_do_not_depend_on_their_order():

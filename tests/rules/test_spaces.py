@@ -166,7 +166,7 @@ OPTIONS = {"action_mask": "legal", "hyperparameters": {"hidden_sizes": (8,)}, "b
 
 @pytest.fixture(scope="module")
 def corridor(tmp_path_factory):
-    """A run on logs without spaces, whose categories and masks are those of the environment."""
+    """Provides a run on logs without spaces, whose categories and masks are those of the environment."""
     folder = tmp_path_factory.mktemp("corridor")
     evaluation = {"env": MaskedCorridor, "eval_every": 10, "eval_episodes": 2}
     return train(LOGS, "discrete_iql", folder, steps=20, **evaluation, **OPTIONS)

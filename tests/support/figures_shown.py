@@ -10,7 +10,7 @@ from rlds2reverb.training.reports.page import Page
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that pages have shown, by heading; of several with the same heading the first one."""
+    """Provides the figures that pages have shown, by heading; of several with the same heading the first one."""
     figures, add_figure = {}, Page.add_figure
 
     def add_and_keep(page, heading, figure, **options):

@@ -30,7 +30,7 @@ def read(feed, step=0):
 
 @pytest.fixture(scope="module")
 def prioritized():
-    """The batches of a filled server of the run's own, with weights from 0.4 to 1 over 10 steps.
+    """Provides the batches of a filled server of the run's own, with weights from 0.4 to 1 over 10 steps.
 
     Tests may change priorities, to 0.5 at least.
     """
@@ -74,7 +74,9 @@ def test_weights_of_prioritized_batches_follow_the_step(prioritized):
         prioritized.feed.close()
         _, sampled = read(prioritized.feed, step)
         relative = sampled.probability.min() / sampled.probability
-        smallest = (sampled.weight / relative**beta).max()  # The batch need not contain the least probable item.
+        smallest = (
+            sampled.weight / relative**beta
+        ).max()  # The batch need not contain the item with the lowest probability.
         np.testing.assert_allclose(sampled.weight, smallest * relative**beta, rtol=1e-5)
     assert len(set(sampled.priority.tolist())) > 1 and sampled.priority.max() == 1  # That of items never sampled.
 

@@ -77,7 +77,7 @@ NUM_STEPS = [100, 200, 300]
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory):
-    """A directory with the data, the user's module and the user's script."""
+    """Provides a directory with the data, the user's module and the user's script."""
     path = tmp_path_factory.mktemp("own")
     (path / "pendulum_mixed-v2.hdf5").symlink_to(data / "d4rl" / "pendulum_mixed-v2.hdf5")
     (path / "my_parts.py").write_text(PARTS)

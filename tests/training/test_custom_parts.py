@@ -60,7 +60,7 @@ def forget_custom_agents(monkeypatch):
 
 @pytest.fixture
 def custom_module(tmp_path, monkeypatch):
-    """The name of a module in the current directory, which is not on the path."""
+    """Provides the name of a module in the current directory, which is not on the path."""
     name = f"own_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.chdir(tmp_path)

@@ -163,7 +163,7 @@ def test_ranking_orders_policies_and_results_are_saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of DQN that holds out one of the four episodes."""
+    """Provides a run of DQN that holds out one of the four episodes."""
     options = {"steps": 2, "env": None, "gamma": GAMMA, "hyperparameters": {"hidden_sizes": (4,)}, "validation": 0.25}
     return train(EPISODES, "dqn", tmp_path_factory.mktemp("run"), progress=False, **options)
 

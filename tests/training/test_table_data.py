@@ -50,7 +50,7 @@ def directory(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(source):
-    """A server with 3-step transitions in the table 'replay', and an empty table."""
+    """Provides a server with 3-step transitions in the table 'replay', and an empty table."""
     signature = packed_signature(Packing(NStep(3, 0.99).item_spec(source.step_spec), True))
     with ReplayServer([TableConfig("replay"), TableConfig("empty")], signature) as server:
         ingest(source, server, "replay", adder=NStep(3, 0.99), layout="packed")

@@ -54,7 +54,7 @@ def hopper(data):
 
 @pytest.fixture(scope="module")
 def few(hopper):
-    """The first five episodes of the file."""
+    """Provides the first five episodes of the file."""
     return list(islice(load(hopper), 5))
 
 

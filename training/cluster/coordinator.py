@@ -43,7 +43,7 @@ class CollectOrder(NamedTuple):
       num_steps: number of environment steps to collect; 0 to wait and ask again.
       is_random: whether their actions are uniformly random.
       shards: addresses of the replay servers by shard.
-      policy: the newest policy, unless the collector has it or there is none.
+      policy: the newest policy, unless the collector has it or no policy exists.
       is_stopped: whether to end.
     """
 

@@ -44,7 +44,7 @@ class ClusterParts:
       tables: configurations of the tables on each replay server.
       signature: signature of their items.
       replay: the tables that the learner's batches come from.
-      dataset: the episodes to write to the replay servers; None if there are none.
+      dataset: the episodes to write to the replay servers, or None.
     """
 
     task: dict[str, Any]

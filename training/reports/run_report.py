@@ -94,7 +94,7 @@ def load_runs(runs: Any) -> list[Run]:
     """Returns the runs that an argument of `report_runs` stands for, without duplicates.
 
     Raises:
-      ValueError: If there are none.
+      ValueError: If the list is empty.
       CorruptFileError: If a file of a run is damaged.
     """
     found: dict[Path, Run] = {}

@@ -105,7 +105,7 @@ class SourceStatistics:
 
     @property
     def uses_images(self) -> bool:
-        """Whether the observations in the sample are thinned-out images."""
+        """True if the observations in the sample are thinned-out images."""
         return self._layout is not None and self._layout.uses_images
 
     def _check(self, batch: EpisodeBatch, position: int) -> None:

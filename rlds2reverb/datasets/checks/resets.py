@@ -56,7 +56,7 @@ class _Jumps(Tally):
 
     @property
     def are_likely(self) -> bool:
-        """Whether the changes are larger than by chance."""
+        """True if the changes are larger than by chance."""
         return self.log_shares <= min(math.log(_MAX_BY_CHANCE), self.num_compared * math.log(_MAX_MEAN_SHARE))
 
 
@@ -89,7 +89,7 @@ def _blank(column: np.ndarray) -> Any:
 
 
 def begins_at_end(after: Episode, before: Episode) -> bool:
-    """Returns whether the first observation of an episode is the last one of another."""
+    """Returns whether an episode begins with the last observation of the other."""
     pairs = zip(*(tree.flatten(episode.steps[fields.OBSERVATION]) for episode in (before, after)), strict=True)
     return all(np.array_equal(last[-1], first[0]) for last, first in pairs)
 

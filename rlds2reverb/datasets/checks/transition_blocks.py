@@ -55,12 +55,12 @@ class Field:
 
     @property
     def is_text(self) -> bool:
-        """Whether the field has strings."""
+        """True if the field has strings."""
         return self.rows.dtype.kind in "OSU"
 
     @property
     def is_image(self) -> bool:
-        """Whether the field has images, `[H, W]` of bytes or `[H, W, channels]` of bytes or floats."""
+        """True if the field has images, `[H, W]` of bytes or `[H, W, channels]` of bytes or floats."""
         shape = self.rows.shape[1:]
         if self.rows.dtype != np.uint8 and (self.rows.dtype.kind != "f" or len(shape) != 3):
             return False
@@ -68,7 +68,7 @@ class Field:
 
     @property
     def is_float(self) -> bool:
-        """Whether the field has floats that are not images."""
+        """True if the field has floats that are not images."""
         return self.rows.dtype.kind == "f" and not self.is_image and self.flat.shape[1] > 0
 
     @cached_property
@@ -146,6 +146,6 @@ class Block:
 
     @property
     def has_scalar_rewards(self) -> bool:
-        """Whether the reward of a step is a number."""
+        """True if the reward of a step is a number."""
         reward = self.batch.steps[fields.REWARD]
         return isinstance(reward, np.ndarray) and reward.ndim == 1 and reward.dtype.kind in "fiub"

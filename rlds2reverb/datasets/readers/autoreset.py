@@ -82,7 +82,7 @@ def _is_reset(ended: Episode, after: Episode, mode: AutoresetMode) -> bool:
 
 
 def _add_final_observation(episode: Episode, reset: Episode) -> Episode:
-    """Returns an episode with the first observation of another one as its final one, if that is unknown."""
+    """Returns an episode with the first observation of the next one as its final one, if that is unknown."""
     if has_final_observation(episode):
         return episode
     steps = episode.steps
@@ -103,7 +103,7 @@ def _forget_final_observation(episode: Episode) -> Episode:
 
 
 def _set_final_observation(episode: Episode, other: Episode) -> Episode:
-    """Returns an episode whose last observation is the first one of another episode."""
+    """Returns an episode whose last observation is the first one of the next episode."""
     observations, others = (part.steps[fields.OBSERVATION] for part in (episode, other))
     changed = tree.map_structure(lambda column, rows: np.concatenate([column[:-1], rows[:1]]), observations, others)
     return replace(episode, steps={**episode.steps, fields.OBSERVATION: changed})

@@ -251,7 +251,7 @@ def _find_keys(available: Iterable[str], extra_fields: Sequence[str], where: str
 
 
 def find_key(available: Collection[str], name: str, where: str) -> str | None:
-    """Returns the data's own key for one of `KEYS`, or None if there is none; raises `SourceError` for several."""
+    """Returns the data's own key for one of `KEYS`, or None; raises `SourceError` for several."""
     keys = [key for key in (name, *ALIASES.get(name, ())) if key in available]
     if len(keys) > 1:
         raise SourceError(f"{where} has {' and '.join(keys)}, which mean the same; pass one of them")

@@ -69,7 +69,7 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
 
 
 def open_column(group: h5py.Group, name: str) -> h5py.Dataset | None:
-    """Returns the numeric dataset `name` of an open file or of a group in it, or None if there is none.
+    """Returns the numeric dataset `name` of an open file or of a group in it, or None.
 
     Raises:
       SourceError: If it is a link, is stored in other files, is not a numeric dataset, or exceeds a limit.

@@ -17,7 +17,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Returns the content of a JSON file, or of each line of another file; raises `SourceError` if it is damaged."""
+    """Returns the content of a JSON file, or of each line of a JSONL file; raises `SourceError` if it is damaged."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"it has {path.stat().st_size:,} bytes")

@@ -412,7 +412,7 @@ def open_builder(
 
 
 def _find_prepared(root: Path, name: str) -> Path | None:
-    """Returns the directory of the newest prepared version of a dataset, or None if there is none."""
+    """Returns the directory of the newest prepared version of a dataset, or None."""
     folder, _, version = name.partition(":")
     directories = [info.parent for depth in ("*", "*/*") for info in (root / folder).glob(f"{depth}/features.json")]
     matches = {path: _VERSION.fullmatch(path.name) for path in directories if not version or path.name == version}

@@ -113,7 +113,7 @@ def _list_demos(file: h5py.File) -> list[str]:
 def _describe_absent(file: h5py.File, masks: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
     """Returns a sentence about each filter key that lists demonstrations that the file does not contain.
 
-    Files that contain a part of the demonstrations of another one often keep its filter keys.
+    A file that contains a part of a larger file's demonstrations often keeps its filter keys.
     """
     name, known = Path(file.filename).name, {demo.removeprefix("data/") for demo in _list_demos(file)}
     absent = {key: sorted(names - known) for key, names in masks.items() if names - known}

@@ -54,7 +54,7 @@ class Column:
 
     @property
     def is_image(self) -> bool:
-        """Whether these are images, encoded or not, as far as their dtype and size tell."""
+        """True if these are images, encoded or not, as far as their dtype and size tell."""
         return self.pixels is not None or (self.kind == "frames" and self.spec.dtype.kind in "iub")
 
     @property

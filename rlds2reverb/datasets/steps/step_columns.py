@@ -64,7 +64,7 @@ class StepColumns:
 
     @property
     def has_images(self) -> bool:
-        """Whether there are images, which `take` can leave out."""
+        """True if there are images, which `take` can leave out."""
         return any(column.is_image for column in self.layout.columns)
 
     @property

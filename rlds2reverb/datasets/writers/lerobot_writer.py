@@ -233,7 +233,7 @@ def _make_column(path: tuple[str, ...], spec: ArraySpec, *, video: bool) -> Colu
 
 
 def _choose_task(step_spec: Mapping[str, Nest]) -> str | None:
-    """Returns the name of the step field that is the text of a task, or None if there is none."""
+    """Returns the name of the step field that is the text of a task, or None."""
     text = ArraySpec((), np.dtype(object))
     return next((name for name in _TASK_FIELDS if step_spec.get(name) == text), None)
 

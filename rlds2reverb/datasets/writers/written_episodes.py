@@ -58,7 +58,7 @@ class FormatLimits:
         )
 
     def describe_lost_metadata(self, source: Source) -> tuple[str, ...]:
-        """Returns a sentence about fields of the episodes for which the format has no place; () if there are none."""
+        """Returns a sentence about fields of the episodes for which the format has no place, or ()."""
         names = ["/".join(path) for path, _ in leaves(source.episode_metadata_spec)]
         if self.has_episodes or not names:
             return ()

@@ -149,7 +149,7 @@ class CheckpointRoot:
         return None if stored is None else [TableConfig.from_dict(values) for values in stored["tables"]]
 
     def start_from(self, other: CheckpointRoot, *, symlink: bool = True) -> Path:
-        """Links the newest checkpoint of another root into this one, where it is then the newest, and returns its path.
+        """Links the newest checkpoint of a second root into this one, as its newest, and returns its path.
 
         Later changes of one root do not affect the other.
 
@@ -237,7 +237,7 @@ class CheckpointRoot:
           fall_back: whether the previous checkpoint may replace a damaged one.
 
         Returns:
-          A sentence that names the checkpoints that were skipped, or None if there are none.
+          A sentence that names the checkpoints that were skipped, or None.
 
         Raises:
           CheckpointError: If no checkpoint is valid, or if the newest is not and `fall_back` is False.
@@ -403,7 +403,7 @@ def _require_complete(checkpoint: Path) -> None:
 
 
 def load_root_file(path: Path) -> dict[str, Any] | None:
-    """Returns the content of a sealed file of a server's directory, or None if there is none.
+    """Returns the content of a sealed file of a server's directory, or None.
 
     Raises:
       CheckpointError: If it is damaged.

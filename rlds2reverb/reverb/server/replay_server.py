@@ -199,17 +199,17 @@ class ReplayServer(AbstractContextManager["ReplayServer"]):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether the server accepts connections from this machine only."""
+        """True if the server accepts connections from this machine only."""
         return self._isolate
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether the server has a checkpoint root."""
+        """True if the server has a checkpoint root."""
         return self._root is not None
 
     @property
     def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint in the checkpoint root; None if there is none, or no checkpoint root."""
+        """The newest checkpoint in the checkpoint root; None without a checkpoint or a root."""
         return None if self._root is None else self._root.latest()
 
     def __exit__(self, *exception: Any) -> None:

@@ -139,12 +139,12 @@ class ShardedReplayServer(AbstractContextManager["ShardedReplayServer"]):
 
     @property
     def is_isolated(self) -> bool:
-        """Whether the servers accept connections from this machine only."""
+        """True if the servers accept connections from this machine only."""
         return all(server.is_isolated for server in self.servers)
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether the servers have a checkpoint root."""
+        """True if the servers have a checkpoint root."""
         return self._commits is not None
 
     def __exit__(self, *exception: Any) -> None:

@@ -90,7 +90,7 @@ class BulkWriter:
 
     @property
     def confirmed_state(self) -> Any:
-        """The `state` of the last `write` up to which every item is confirmed; None if there is none."""
+        """The `state` of the last `write` up to which every item is confirmed, or None."""
         with self._changed:
             num_confirmed = self._unconfirmed[0].number if self._unconfirmed else self._num_batches
         while self._unconfirmed_writes and self._unconfirmed_writes[0][0] <= num_confirmed:

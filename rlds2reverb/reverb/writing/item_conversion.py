@@ -229,7 +229,7 @@ def _row_spec(leaf: Any, *, squeeze: bool) -> ArraySpec:
 
 
 def _find_first_valid(first: Episode, source: Source, step_spec: Nest, on_invalid: OnInvalid) -> Episode:
-    """Returns the first valid episode, or `first` if there is none."""
+    """Returns the first valid episode, or `first` if all are invalid."""
     problems = find_problems(first, step_spec)
     if problems and on_invalid == "error":
         raise InvalidEpisodeError(problems)

@@ -25,7 +25,7 @@ class SavedState(NamedTuple):
     Attributes:
       state: state of the transfer.
       server_state_id: id of the server run that confirmed it.
-      num_removed: for each table, how many items the server had removed from it when the run began.
+      num_removed: number of items per table that the server had removed from it when the run began.
     """
 
     state: TransferState
@@ -69,7 +69,7 @@ class Journal:
             yield
 
     def load(self) -> SavedState | None:
-        """Returns the last saved state, or None if there is none.
+        """Returns the last saved state, or None.
 
         Raises:
           CorruptFileError: If the file has changed since it was saved.

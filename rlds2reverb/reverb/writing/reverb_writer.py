@@ -66,7 +66,7 @@ class ReverbWriter:
         #: Identifies the run of the server that gets the items.
         self.state_id = server_state_id(self._address, timeout_secs=timeout_secs)
         self._tables, self._squeeze, self._timeout_secs = tuple(tables), squeeze, timeout_secs
-        #: The `state` of the last completed `write`; None if there is none.
+        #: The `state` of the last completed `write`, or None.
         self.confirmed_state: Any = None
         self._process: _WriterProcess | None = None
 

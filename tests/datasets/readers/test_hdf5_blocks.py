@@ -40,7 +40,7 @@ def read_all_rows(path, bounds):
 
 @pytest.fixture
 def unpacking_threads(monkeypatch):
-    """The thread of each chunk that `read_blocks` unpacked, instead of HDF5."""
+    """Provides the thread of each chunk that `read_blocks` unpacked, instead of HDF5."""
     threads = []
     original = hdf5_blocks.deflate.zlib_decompress
 

@@ -31,7 +31,7 @@ ENDS = ("discount", "is_last", "is_terminal")
 
 @pytest.fixture(params=mark_slow_except(["a2", "a4"], SAMPLES))
 def sample(request, data):
-    """The directory and split of a sample, whether its last rows are transitions, and what it contains."""
+    """Provides the directory and split of a sample, whether its last rows are transitions, and what it contains."""
     name, split, is_transition = SAMPLES[request.param]
     folder = data / "formats/rlds" / request.param
     expected = json.loads((folder / "expected.json").read_text())["splits"][split]["episodes"]

@@ -12,7 +12,7 @@ MODE = 0.6
 
 @pytest.fixture(scope="module")
 def noise():
-    """The noise of 2,000 observations: that of an actor whose action is a small multiple of it."""
+    """Provides the noise of 2,000 observations: that of an actor whose action is a small multiple of it."""
     actor = OneStepFlowActor(lambda x: 0.1 * x[:, 2:], 3)
     observation = tf.random.stateless_normal([2000, 2], [0, 1])
     return actor, observation, actor.mode(observation).numpy() * 10

@@ -394,7 +394,7 @@ def test_empty_shard_is_reported_and_sampling_continues():
 
 @pytest.fixture(scope="module")
 def number_server():
-    """A server whose table holds the number 1."""
+    """Provides a server whose table holds the number 1."""
     with ReplayServer([CONFIG], NUMBER) as server:
         write_numbers(server.client, {1: 1.0})
         yield server

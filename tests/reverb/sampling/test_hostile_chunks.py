@@ -110,7 +110,7 @@ def layout(request):
 
 @pytest.fixture
 def server(tmp_path, layout):
-    """The process and port of a server with an empty table."""
+    """Provides the process and port of a server with an empty table."""
     with process(partial(serve_table, signature=SIGNATURES[layout]), tmp_path / "root") as (running, channel):
         yield running, receive(channel)
 

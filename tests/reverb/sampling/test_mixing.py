@@ -26,7 +26,7 @@ HALVES = {"own": 0.5, "expert": 0.5}
 
 @pytest.fixture(scope="module")
 def number_servers():
-    """One server with numbers below 10, and one with numbers above 10."""
+    """Provides one server with numbers below 10, and one with numbers above 10."""
     with serve_numbers(OWN, EXPERT) as servers:
         yield servers
         gc.collect()  # An iterator that outlives its server blocks until its timeout when it is deleted.

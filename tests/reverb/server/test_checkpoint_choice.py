@@ -60,13 +60,13 @@ def two_template(tmp_path_factory):
 
 @pytest.fixture
 def one_checkpoint(tmp_path, one_template):
-    """A root with one checkpoint of 4 items."""
+    """Provides a root with one checkpoint of 4 items."""
     return shutil.copytree(one_template, tmp_path / "root")
 
 
 @pytest.fixture
 def two_checkpoints(tmp_path, two_template):
-    """A root whose newest checkpoint has 7 items; the previous checkpoint has 4."""
+    """Provides a root whose newest checkpoint has 7 items; the previous checkpoint has 4."""
     return shutil.copytree(two_template, tmp_path / "root")
 
 
@@ -102,7 +102,7 @@ def killed_template(tmp_path_factory, one_template):
 
 @pytest.fixture
 def killed(tmp_path, killed_template):
-    """A root with one checkpoint of 4 items, and one of 7 items whose manifest is missing."""
+    """Provides a root with one checkpoint of 4 items, and one of 7 items whose manifest is missing."""
     return shutil.copytree(killed_template, tmp_path / "root")
 
 

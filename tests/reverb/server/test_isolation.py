@@ -27,7 +27,7 @@ from rlds2reverb.reverb.server.replay_server import ReplayServer
 from rlds2reverb.reverb.server.sharded_server import ShardedReplayServer
 from rlds2reverb.types.tables import TableConfig
 
-#: The system call that copies a file descriptor of another process.
+#: The system call that copies a file descriptor of a different process.
 _PIDFD_GETFD = 438
 NEAR, FAR, PORT = "10.99.0.1", "10.99.0.2", 26_400
 

@@ -51,7 +51,7 @@ def read_parent(pid):
 
 
 def serve_twice(channel):
-    """Starts two servers with a launcher of its own, sends their process IDs, and starts a process that survives it."""
+    """Starts two servers with a new launcher, sends their process IDs, and starts a process that survives it."""
     use_own_launcher()
     with ReplayServer([TableConfig()]) as one, ReplayServer([TableConfig()]) as two:
         survivor = os.fork()

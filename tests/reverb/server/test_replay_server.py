@@ -32,7 +32,7 @@ def count_items(server):
 
 @pytest.fixture
 def root(tmp_path):
-    """A checkpoint root with one checkpoint of four items."""
+    """Provides a checkpoint root with one checkpoint of four items."""
     with ReplayServer([TableConfig()], SIGNATURE, checkpoint_root=tmp_path / "root") as server:
         ingest(EPISODES, server.address)
         assert server.checkpoint().parent == tmp_path / "root/checkpoints"

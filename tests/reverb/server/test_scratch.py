@@ -15,7 +15,7 @@ from rlds2reverb.reverb.server.replay_server import ReplayServer
 
 @pytest.fixture
 def temp_folder(tmp_path, monkeypatch):
-    """An empty folder for temporary files."""
+    """Provides an empty folder for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -105,7 +105,7 @@ class ServerContents:
 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory):
-    """The contents of a checkpoint and of the tables, by writer."""
+    """Provides the contents of a checkpoint and of the tables, by writer."""
     out = {}
     for writer in WRITERS:
         server = fill_server(writer, tmp_path_factory.mktemp(writer))

@@ -58,7 +58,7 @@ def test_checksums_match_rfc_3720():
 
 @pytest.fixture
 def three_records(tmp_path):
-    """A file with records of 5, 0 and 300 bytes (21, 16 and 316 bytes with their frames), and the records."""
+    """Provides a file with records of 5, 0 and 300 bytes (21, 16 and 316 bytes with their frames), and the records."""
     path = tmp_path / "records"
     records = [np.arange(5, dtype=np.uint8), np.zeros(0, np.uint8), np.arange(300, dtype=np.uint16).astype(np.uint8)]
     write_with_tensorflow(records, path)

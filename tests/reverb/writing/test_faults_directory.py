@@ -37,7 +37,7 @@ NUM_ITEMS = 100 * 149
 
 @pytest.fixture(scope="module")
 def uninterrupted_directory(tmp_path_factory):
-    """A directory written by an uninterrupted run."""
+    """Provides a directory written by an uninterrupted run."""
     directory = tmp_path_factory.mktemp("uninterrupted") / "data"
     assert run_ingest(directory)["items"] == NUM_ITEMS
     return directory
@@ -45,13 +45,13 @@ def uninterrupted_directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(uninterrupted_directory):
-    """The hashes of the files of an uninterrupted run."""
+    """Provides the hashes of the files of an uninterrupted run."""
     return hash_files(uninterrupted_directory)
 
 
 @pytest.fixture(scope="module")
 def partial_template(tmp_path_factory):
-    """The partial directory of a run that was killed halfway."""
+    """Provides the partial directory of a run that was killed halfway."""
     directory = tmp_path_factory.mktemp("unfinished") / "data"
     kill_at("write", 55, directory)
     return directory.with_name("data.partial")
@@ -59,7 +59,7 @@ def partial_template(tmp_path_factory):
 
 @pytest.fixture
 def partial_directory(tmp_path, partial_template):
-    """A copy of the partial directory of a killed run."""
+    """Provides a copy of the partial directory of a killed run."""
     return shutil.copytree(partial_template, tmp_path / "data.partial")
 
 
@@ -107,7 +107,7 @@ def test_conversion_killed_while_finishing_resumes(tmp_path, expected, stage, in
 
 @pytest.fixture
 def renamed_directory(tmp_path):
-    """The directory of a run that was killed after renaming it; the partial directory is still next to it."""
+    """Provides the directory of a run that was killed after renaming it; the partial directory is still next to it."""
     kill_at("rename", 1, tmp_path / "data")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.partial"]
     return tmp_path / "data"
@@ -280,7 +280,7 @@ def test_files_left_from_assembling_are_ignored(partial_directory, expected, nam
 
 @pytest.fixture
 def complete_directory(tmp_path, uninterrupted_directory):
-    """A copy of the directory of an uninterrupted run."""
+    """Provides a copy of the directory of an uninterrupted run."""
     return shutil.copytree(uninterrupted_directory, tmp_path / "data")
 
 

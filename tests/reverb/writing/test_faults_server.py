@@ -83,7 +83,7 @@ def count_items(address):
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The items and chunks that an uninterrupted run stores."""
+    """Provides the items and chunks that an uninterrupted run stores."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with start_server(folder) as server:
         assert run_ingest(server.address, state_home=folder)["items"] == NUM_ITEMS
@@ -515,7 +515,7 @@ def test_reverb_writer_writes_to_a_server_restarted_before_the_first_item(tmp_pa
 
 @pytest.fixture
 def stoppable_server(tmp_path):
-    """A server in a process: its process id, the channel to it, and its port."""
+    """Provides a server in a process: its process id, the channel to it, and its port."""
     with process(serve_table, tmp_path / "root") as (_, to_server):
         port = receive(to_server)
         yield find_server(port), to_server, port

@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def writer(server):
-    """A writer that has written five items."""
+    """Provides a writer that has written five items."""
     writer = ReverbWriter(server.address, ["replay"], squeeze=True, timeout_secs=1.0)
     writer.write([BLOCK], "five")
     assert writer.confirmed_state == "five"
