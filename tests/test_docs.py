@@ -27,8 +27,6 @@ SLOW_PAGES = {
         *("shards", "start", "tf_agents", "training"),
     )
 }
-#: Pages that do not run from top to bottom yet.
-BROKEN_PAGES = {"beam.md", "environments.md", "scale.md"}
 #: Blocks that are not run, by page and reason.
 NOT_RUN = {
     ("README.md", "requires the internet"),
@@ -51,8 +49,6 @@ def page_parameters():
     for page in PAGES:
         if find_blocks(page):
             marks = [pytest.mark.slow] if page.name in SLOW_PAGES else []
-            if page.name in BROKEN_PAGES:
-                marks.append(pytest.mark.xfail(reason="does not run from top to bottom yet", strict=True))
             yield pytest.param(page, id=page.name, marks=marks)
 
 
