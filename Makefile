@@ -10,13 +10,14 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3; 
 	if "$$p" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then echo "$$p"; break; fi; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
+NOTEBOOKS ?= $(wildcard notebooks/[0-9]*.ipynb)
 DATA := tests/data/d4rl/pendulum_mixed-v2.hdf5
 # Tests run in three processes, because they sometimes wait for servers, and in a random order that SEED determines.
 SEED ?= 0
 PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install dev demo test test-slow test-environments test-torch test-install drill lint types docs wheel-test bench lock clean
+.PHONY: help install dev demo test test-slow test-environments test-torch test-install drill lint types notebooks docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -92,7 +93,11 @@ lint: dev  ## check style and format with ruff
 types: dev  ## check types with mypy
 	@$(BIN)/mypy
 
-docs: dev  ## build the documentation site in build/site (NOTEBOOKS=execute: run the notebooks, too)
+# One notebook requires PyTorch, which `make test-torch` installs.
+notebooks: dev  ## run the notebooks, and store their outputs (NOTEBOOKS=notebooks/03_adders.ipynb: some of them)
+	@PYTHONPATH=$(CURDIR)/build/torch $(BIN)/python tests/support/notebook_outputs.py $(NOTEBOOKS)
+
+docs: dev  ## build the documentation site in build/site
 	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache docs build/site
 	@echo "open build/site/index.html"
 

@@ -1,11 +1,9 @@
 """The documentation site: `make docs` builds it in build/site, and treats warnings as errors.
 
-The notebooks are rendered without outputs, because they are stripped in git; with NOTEBOOKS=execute, they are executed
-and rendered with their outputs.
+The notebooks are rendered with the outputs that are stored in git; `make notebooks` runs them.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -36,9 +34,7 @@ suppress_warnings = ["config.cache"]
 smartquotes = False  # They would turn -- into a dash.
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
-nb_execution_mode = "force" if os.environ.get("NOTEBOOKS") == "execute" else "off"
-nb_execution_timeout = 300
-nb_execution_raise_on_error = True
+nb_execution_mode = "off"
 
 # Docstrings.
 autodoc_default_options = {"members": True}
