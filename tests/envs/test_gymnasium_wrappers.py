@@ -155,6 +155,16 @@ def test_flips_hold_for_an_episode_and_occur_in_all_combinations():
         FrameFlip(Fixed(), lr_flip_prob=2)
 
 
+def test_space_of_flipped_images_contains_what_can_occur_and_no_more():
+    env = Fixed()
+    low, high = env.image.astype(np.int16), env.image.astype(np.int16) + 1
+    env.observation_space = Box(low, high, dtype=np.int16)
+    for probability, kept in ((0, [low]), (1, [low[::-1]]), (0.5, [low, low[::-1]])):
+        space = FrameFlip(env, ud_flip_prob=probability, lr_flip_prob=0).observation_space
+        np.testing.assert_array_equal(space.low, np.minimum.reduce(kept))
+        np.testing.assert_array_equal(space.high, np.maximum.reduce(kept) + 1)
+
+
 def test_crops_hold_for_an_episode_and_reach_all_places():
     env = EpisodicRandomFrameCrop(Fixed(), cropping_fraction=0.5)
     assert env.observation_space == Box(0, 255, (2, 3, 3), np.uint8)

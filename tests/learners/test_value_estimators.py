@@ -177,3 +177,10 @@ def test_log_prob_raises_without_a_density(name, policy):
     agent = make_agent(name, TIME_STEP_SPEC, ACTION_SPEC, hidden_sizes=(4,))
     with pytest.raises(ValueError, match="requires a policy with a density"):
         getattr(agent, policy).log_prob(np.zeros((1, 3), np.float32), np.zeros((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("is_self_normalized", [False, True])
+def test_infinite_weights_of_terms_that_are_zero_count_nothing(is_self_normalized):
+    weights, terms = np.array([[np.inf, 1.0], [1.0, 1.0]]), np.array([[0.0, 2.0], [0.0, 4.0]])
+    estimate = average(weights, terms, np.ones((1, 2)), is_self_normalized=is_self_normalized)
+    assert estimate == pytest.approx([3.0])

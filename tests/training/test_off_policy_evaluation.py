@@ -264,6 +264,12 @@ def make_continuous(name):
 CONTINUOUS = [{**episode, "actions": np.float32([[0.1], [-0.2]])} for episode in EPISODES]
 
 
+def test_densities_of_continuous_actions_may_be_above_1():
+    data = [{**episode, "log_density": np.full(2, 0.5, np.float32)} for episode in CONTINUOUS]
+    result = evaluate_offline(make_continuous("sac").collect_policy, data, "is", behaviour="log_density", fqe=TINY)
+    assert np.isfinite(result.estimate) and result.behaviour == "log_density"
+
+
 @pytest.mark.slow
 def test_stochastic_continuous_policies_can_be_evaluated_by_all_methods():
     policy = make_continuous("sac").collect_policy

@@ -94,6 +94,15 @@ def test_filter_key_with_absent_demonstrations_is_reported_by_validate(tmp_path,
     assert "'mask/valid' lists 1 demonstrations that the file does not contain, first demo_7" in output.out + output.err
 
 
+@pytest.mark.parametrize("mask", [h5py.Empty("S6"), np.bytes_(b"demo_0"), np.array([0]), np.array([[b"demo_0"]])])
+def test_split_that_is_no_list_of_names_raises(tmp_path, mask):
+    path = write_demos(tmp_path / "x.hdf5", [{}])
+    with h5py.File(path, "a") as file:
+        file["mask/valid"] = mask
+    with pytest.raises(SourceError, match="x.hdf5: 'mask/valid' must be a list of names of demonstrations"):
+        load(path, split="valid")
+
+
 def test_split_without_any_demonstration_of_the_file_raises(tmp_path):
     path = write_demos(tmp_path / "x.hdf5", [{}])
     with h5py.File(path, "a") as file:

@@ -14,6 +14,35 @@ from rlds2reverb.learners.agents import (
 )
 from rlds2reverb.learners.algorithms import ALGORITHMS
 
+#: Defaults of hyperparameters that are published values; see the papers that the agents' documentation names.
+DEFAULTS = {
+    "awac": {"actor_hidden_sizes": (256,) * 4, "actor_weight_decay": 1e-4, "lambda_": 1, "log_std_bounds": (-6, 0)},
+    "bc": {"learning_rate": 3e-4},
+    "cql": {"hidden_sizes": (256,) * 3, "actor_learning_rate": 1e-4, "critic_learning_rate": 3e-4, "min_q_weight": 5,
+            "num_samples": 10, "deterministic_backup": True, "max_q_backup": False, "is_calibrated": False},
+    "crl": {"latent_size": 512, "alpha": 0.1, "value_goals": (0, 1, 0), "actor_goals": (0, 1, 0)},
+    "decision_transformer": {"return_scale": 1000, "context_length": 20, "width": 128, "num_layers": 3, "num_heads": 1,
+                             "dropout": 0.1, "learning_rate": 1e-4, "weight_decay": 1e-4, "num_warmup_updates": 10_000,
+                             "clip_norm": 0.25},
+    "discrete_bcq": {"target_update_period": 8000, "threshold": 0.3, "logit_penalty": 0.01},
+    "dqn": {"learning_rate": 6.25e-5, "adam_epsilon": 1.5e-4, "discount": 0.99, "target_update_period": 2000,
+            "target_update_rate": 1, "double": False, "conservative_weight": 0},
+    "fql": {"hidden_sizes": (512,) * 4, "alpha": 10, "flow_steps": 10, "q_agg": "mean", "normalize_q_loss": False},
+    "gciql": {"alpha": 0.3, "expectile": 0.9, "value_goals": (0.2, 0.5, 0.3), "value_geometric": True},
+    "gcivl": {"alpha": 10, "expectile": 0.9, "hidden_sizes": (512,) * 3, "target_update_rate": 0.005},
+    "hiql": {"expectile": 0.7, "high_alpha": 3, "low_alpha": 3, "subgoal_steps": 25, "representation_size": 10},
+    "iql": {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4, "value_learning_rate": 3e-4, "discount": 0.99,
+            "expectile": 0.7, "temperature": 3, "max_weight": 100, "num_updates": 1_000_000, "hidden_sizes": (256, 256),
+            "target_update_rate": 0.005, "log_std_bounds": (-5, 2)},
+    "rebrac": {"hidden_sizes": (256,) * 3, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3,
+               "actor_penalty": 0.1, "critic_penalty": 0.01},
+    "sac": {"temperature_learning_rate": 3e-4, "initial_temperature": 1, "num_critics": 2, "log_std_bounds": (-20, 2)},
+    "spot": {"support_weight": 0.1, "num_density_updates": 100_000, "density_hidden_sizes": (750, 750),
+             "density_learning_rate": 1e-3, "kl_weight": 0.5},
+    "td3_bc": {"policy_noise": 0.2, "noise_clip": 0.5, "policy_delay": 2, "exploration_noise": 0.1, "alpha": 2.5},
+    "xql": {"loss_temperature": 2, "max_clip": 7},
+}  # fmt: skip
+
 INVALID = [
     ("iql", "expectile", -2, "a number in (0, 1), got -2; the default is 0.7"),
     ("iql", "expectile", 1, "a number in (0, 1), got 1"),
@@ -149,3 +178,9 @@ def test_positional_and_unknown_arguments_of_a_constructor_raise_as_usual():
         BCAgent(TIME_STEP_SPEC, ACTION_SPEC, None)
     with pytest.raises(TypeError, match="BCAgent has no hyperparameter 'alpha'"):
         BCAgent(TIME_STEP_SPEC, ACTION_SPEC, alpha=1)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_the_published_values(name):
+    declared = get_hyperparameters(get_agent_class(name))
+    assert {option: declared[option].default for option in DEFAULTS[name]} == DEFAULTS[name]
