@@ -28,7 +28,8 @@ class VTrace(NamedTuple):
     targets: Array
     advantages: Array
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @without_warnings

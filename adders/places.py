@@ -30,7 +30,8 @@ class Places(NamedTuple):
     last: Array
     number: Array
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def row(self) -> Array:

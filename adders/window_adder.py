@@ -33,7 +33,8 @@ class Ranges(NamedTuple):
     first_real: Array
     stop_real: Array
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class WindowAdder(ItemAdder):

@@ -24,7 +24,7 @@ from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
 
 from rlds2reverb import load, summarize
 from rlds2reverb.learners.curves import draw_learning_curves, make_curves
-from rlds2reverb.learners.figure_style import save_png
+from rlds2reverb.learners.figure_style import save_figure
 from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Experiment, Row, choose_placement, run_plan
@@ -201,7 +201,7 @@ def main() -> None:
     for name, planned in experiment.plan.items():
         if name in experiment.runs:
             groups.setdefault(planned["data"], {}).setdefault(planned["variant"], []).append(experiment.runs[name])
-    save_png(draw_figure(groups), arguments.out / "learning.png")
+    save_figure(draw_figure(groups), arguments.out / "learning.png")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,9 @@ directory = Parsed("DIR", str, DIRECTORY)
 features = Parsed("FILE", read_features, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
-estimates = Checked("FILE.json|.png", functools.partial(_require_new_file, suffixes=(".json", ".png")), FILE)
-png = Checked("FILE.png", functools.partial(_require_new_file, suffixes=(".png",)), FILE)
+estimates = Checked(
+    "FILE.json|.png|.svg", functools.partial(_require_new_file, suffixes=(".json", ".png", ".svg")), FILE
+)
+figure = Checked("FILE.png|.svg", functools.partial(_require_new_file, suffixes=(".png", ".svg")), FILE)
 duration = Parsed("DURATION", _parse_duration)
 share = Parsed("FLOAT", _parse_share)

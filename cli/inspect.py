@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlds2reverb.datasets.checks import DatasetChecks
-from rlds2reverb.datasets.summary import SummaryParts, find_reference_returns
+from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
+from rlds2reverb.datasets.summary import find_reference_returns
 from rlds2reverb.errors import ServerUnavailableError
 from rlds2reverb.system.text import format_bytes
-from rlds2reverb.types.episode_batches import batch_episodes
-from rlds2reverb.types.episodes import show_progress
 from rlds2reverb.types.locations import is_table_directory, server_address
 from rlds2reverb.types.specs import describe, leaves, path_name
 from rlds2reverb.types.tables import MAX_ITEMS
@@ -109,22 +107,20 @@ def inspect(
         return
     source = open_source({**options, "source": src})
     scores: dict[str, Any] = {"reference_returns": reference_returns or None, "is_d4rl": is_d4rl}
+    find_reference_returns(source, **scores)  # Raises before the dataset is read.
+    statistics = DatasetStatistics(source, has_sample=report_path is not None)
+    with output.StepProgress(source) as progress:
+        statistics.read(progress, "read")
     if report_path is not None:
-        with status("loading"), quiet_imports():
-            from rlds2reverb.training.reports import report_source
+        with status(f"writing {report_path}"), quiet_imports():
+            from rlds2reverb.training.reports.dataset_report import report_statistics
 
-        with output.StepProgress(source) as progress:
-            report = report_source(source, report_path, **scores, on_episode=lambda episode: progress("read", episode))
+            report = report_statistics(statistics, report_path, **scores)
         _print_report(report, report_path, as_json=as_json)
         return
-    find_reference_returns(source, **scores)  # Raises before the dataset is read.
-    parts, dataset_checks = SummaryParts(), DatasetChecks(source)
-    with output.StepProgress(source) as progress:
-        for batch in batch_episodes(show_progress(source.read(), progress, "read")):
-            parts.add_batch(batch)
-            dataset_checks.add_batch(batch)
-    summary = parts.finish(source, **scores)
-    findings = dataset_checks.finish()
+    if statistics.error:
+        raise statistics.error
+    summary, findings = statistics.parts.finish(source, **scores), statistics.findings
     if as_json:
         output.print_json({**summary.as_dict(), "findings": [asdict(finding) for finding in findings]})
     else:

@@ -81,7 +81,7 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
     paths = list(dict.fromkeys(policies))
     if len(paths) > 1 and len(methods) > 1:
         raise click.UsageError(f"several policies are compared by one --method, got {', '.join(methods)}")
-    is_figure = out is not None and out.suffix.lower() == ".png"
+    is_figure = out is not None and out.suffix.lower() != ".json"
     if is_figure and len(methods) > 1:
         raise click.UsageError(f"a figure shows the estimates of one --method, got {', '.join(methods)}")
     estimates = _run_estimates(paths, methods, options, as_json=as_json)
@@ -92,9 +92,9 @@ def ope(policies: tuple[Path, ...], methods: tuple[str, ...], out: Path | None, 
         save_estimates(estimates, out)
     elif out is not None:
         with quiet_imports():
-            from rlds2reverb.learners.figure_style import save_png
+            from rlds2reverb.learners.figure_style import save_figure
 
-            save_png(draw_estimates(estimates), out)
+            save_figure(draw_estimates(estimates), out)
     if as_json:
         output.print_json({"estimates": [estimate.as_dict() for estimate in estimates]})
     elif len(paths) == 1:

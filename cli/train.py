@@ -86,7 +86,7 @@ def run_dir_option(description: str) -> Callable[[Any], Any]:
     "--seeds",
     type=at_least_1,
     help="Train N runs with the seeds 0, 1, ... in directories seed_0, seed_1, ... of --run-dir, and print a table of "
-    "mean ± standard deviation over seeds.",
+    "means ± standard deviations over seeds.",
 )
 @option("--jobs", type=at_least_1, default=1, help="Number of processes that train different runs at the same time.")
 @option(

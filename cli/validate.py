@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlds2reverb.datasets import Finding, Source
-from rlds2reverb.datasets.checks import SEVERITIES, DatasetChecks
+from rlds2reverb.datasets import Finding
+from rlds2reverb.datasets.checks import SEVERITIES
+from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
+from rlds2reverb.datasets.summary import SummaryParts, describe_unterminated
 from rlds2reverb.datasets.transforms import apply_transforms
 from rlds2reverb.errors import CheckpointError, Problem, SourceError
 from rlds2reverb.system.text import format_bytes, format_columns, format_facts
-from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
-from rlds2reverb.types.episodes import find_problems, read_until_error, show_progress
-from rlds2reverb.types.left_out import LeftOut
 from rlds2reverb.types.locations import is_table_directory
-from rlds2reverb.types.specs import Nest
 
 from . import output, written_directories
 from .declarations import option, parameter_names
@@ -39,38 +37,43 @@ _HEADINGS = {"Input": READING_NAMES, "Preprocessing": parameter_names(transform_
 
 
 @dataclass
-class _Result(LeftOut):
-    """The counts, problems, findings and notes of one dataset."""
+class _Result:
+    """The statistics and notes of one dataset."""
 
-    max_problems: int
-    problems: list[Problem] = field(default_factory=list)
-    num_problems: int = 0
-    episodes: int = 0
-    steps: int = 0
-    unterminated: int = 0
+    #: What was read after the transforms, or None if the source could not be opened.
+    statistics: DatasetStatistics | None = None
     warnings: tuple[str, ...] = ()
     transform_notes: tuple[str, ...] = ()
     #: The reason that the dataset could not be read to the end, if any.
     source_error: str | None = None
-    #: The source after the transforms, or None if it could not be opened.
-    source: Source | None = None
-    findings: list[Finding] = field(default_factory=list)
 
-    def add_batch(self, batch: EpisodeBatch, step_spec: Nest) -> None:
-        """Checks and counts some episodes."""
-        for episode in batch.episodes:
-            problems = find_problems(episode, step_spec)
-            self.problems += problems[: max(0, self.max_problems - len(self.problems))]
-            self.num_problems += len(problems)
-            self.episodes += 1
-            self.steps += episode.num_steps
-            self.unterminated += episode.unterminated
-        self.count_left_out(batch)
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of episodes, steps, unterminated episodes, and problems."""
+        parts, found = self._parts, 0 if self.statistics is None else self.statistics.num_problems
+        counts = {name: parts.counts[name] for name in ("episodes", "steps", "unterminated")}
+        return {**counts, **vars(parts.left_out), "num_problems": found + bool(self.source_error)}
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The first problems."""
+        return [] if self.statistics is None else self.statistics.problems
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of the checks."""
+        return [] if self.statistics is None else self.statistics.findings
 
     @property
     def notes(self) -> list[str]:
-        """The notes on lost data and on transforms."""
-        return [output.name_options(note) for note in (*self.describe_left_out(), *self.transform_notes)]
+        """The notes on open ends, on lost data and on transforms."""
+        about_ends = describe_unterminated(self._parts.counts["unterminated"])
+        notes = (*about_ends, *self._parts.left_out.describe_left_out(), *self.transform_notes)
+        return [output.name_options(note) for note in notes]
+
+    @property
+    def _parts(self) -> SummaryParts:
+        return SummaryParts() if self.statistics is None else self.statistics.parts
 
 
 @click.command(cls=GroupedCommand, headings=_HEADINGS)
@@ -109,7 +112,7 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
     if is_table_directory(options["source"]):
         require_unused({"fail_on", "report_path"}, "requires a dataset, not a converted directory")
         return _validate_directory(options["source"], as_json=as_json)
-    result = _check(options, max_problems)
+    result = _check(options, max_problems, has_sample=report_path is not None)
     severities = () if fail_on == _NEVER else SEVERITIES[SEVERITIES.index(fail_on) :]
     is_failed = any(finding.severity in severities for finding in result.findings)
     if report_path is not None:
@@ -120,49 +123,44 @@ def validate(as_json: bool, max_problems: int, fail_on: str, report_path: Path |
         _print(options["source"], result, is_failed=is_failed)
         if report_path is not None:
             print(output.escape_controls(f"\nwrote {report_path} ({format_bytes(report_path.stat().st_size)})"))
-    return INVALID_DATA if result.num_problems or is_failed else OK
+    return INVALID_DATA if result.counts["num_problems"] or is_failed else OK
 
 
 def _write_report(result: _Result, path: Path) -> None:
-    if result.source is None:
+    if result.statistics is None:
         raise SourceError(f"cannot write {path}: {result.source_error}")
     with status(f"writing {path}"), quiet_imports():
-        from rlds2reverb.training.reports import report_findings
+        from rlds2reverb.training.reports.dataset_report import report_statistics
 
-        report_findings(result.source, result.findings, path, problems=list(map(str, result.problems)))
+        report_statistics(result.statistics, path)
 
 
-def _check(options: dict[str, Any], max_problems: int) -> _Result:
-    result = _Result(max_problems)
-    dataset_checks = None
+def _check(options: dict[str, Any], max_problems: int, *, has_sample: bool) -> _Result:
+    result = _Result()
     try:
         opened = open_source(options)
         result.warnings = opened.warnings
-        source, statistics = apply_transforms(opened, make_transforms(options))
-        result.source, result.transform_notes = source, tuple(statistics.get("notes", ()))
-        dataset_checks = DatasetChecks(source)
-        errors: list[SourceError] = []
+        source, fitted = apply_transforms(opened, make_transforms(options))
+        result.transform_notes = tuple(fitted.get("notes", ()))
+        result.statistics = DatasetStatistics(source, max_problems=max_problems, has_sample=has_sample)
         with output.StepProgress(source) as progress:
-            for batch in batch_episodes(show_progress(read_until_error(source.read(), errors), progress, "check")):
-                result.add_batch(batch, source.step_spec)
-                dataset_checks.add_batch(batch)
-        if errors:
-            raise errors[0]
+            result.statistics.read(progress, "check")
+        if result.statistics.error:
+            raise result.statistics.error
+        source.step_spec  # noqa: B018 - Raises if no episode has steps.
     except SourceError as error:
         result.source_error = output.describe_error(error)
-        result.num_problems += 1
-    result.findings = dataset_checks.finish() if dataset_checks else []
     return result
 
 
 def _print_json(source: str, result: _Result, *, is_failed: bool) -> None:
-    names = ("episodes", "steps", "unterminated", *vars(LeftOut()), "num_problems")
+    counts = result.counts
     output.print_json(
         {
             "source": source,
-            "valid": not result.num_problems,
-            "failed": bool(result.num_problems) or is_failed,
-            **{name: getattr(result, name) for name in names},
+            "valid": not counts["num_problems"],
+            "failed": bool(counts["num_problems"]) or is_failed,
+            **counts,
             "problems": [asdict(problem) for problem in result.problems],
             "findings": [asdict(finding) for finding in result.findings],
             "warnings": list(result.warnings),
@@ -175,23 +173,20 @@ def _print_json(source: str, result: _Result, *, is_failed: bool) -> None:
 def _print(source: str, result: _Result, *, is_failed: bool) -> None:
     for problem in result.problems:
         print(f"problem: {problem}")
-    num_others = result.num_problems - len(result.problems) - bool(result.source_error)
+    num_problems = result.counts["num_problems"]
+    num_others = num_problems - len(result.problems) - bool(result.source_error)
     if num_others:
         print(f"... and {num_others:,} more (see --max-problems)")
     if result.source_error:
         output.fail(result.source_error)
     notes = result.notes
-    if result.unterminated:
-        verb = "ends" if result.unterminated == 1 else "end"
-        episodes = output.count(result.unterminated, "episode")
-        notes.insert(0, f"{episodes} {verb} without a terminal or a timeout; treated as truncated")
     for note in notes:
         output.note(note)
-    counts = {"episode": result.episodes, "step": result.steps, "problem": result.num_problems}
+    counts = {"episode": result.counts["episodes"], "step": result.counts["steps"], "problem": num_problems}
     optional = {"warning": len(result.warnings), "note": len(notes)}
     counts.update({noun: number for noun, number in optional.items() if number})
     failed = "FAILED" if is_failed else ""
-    verdict = "INVALID" if result.num_problems else failed or ("valid, with notes" if notes else "valid")
+    verdict = "INVALID" if num_problems else failed or ("valid, with notes" if notes else "valid")
     print(f"{source}: {verdict} ({', '.join(output.count(number, noun) for noun, number in counts.items())})")
     if result.findings:
         _print_findings(result.findings)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ctypes.util
 import html
+import importlib
 import math
 import os
 import warnings
@@ -138,8 +139,7 @@ def record_film(
         sizes: Counter[tuple[int, int]] = Counter()
         temporary = path.with_name(f".{os.getpid()}-{path.name}")  # The film appears when it is complete.
         try:
-            write = _write_gif if suffix == ".gif" else _write_mp4
-            write(temporary, _scale(images, _MAX_EDGES[suffix], sizes), rate / stride)
+            _write(temporary, _scale(images, _MAX_EDGES[suffix], sizes), rate / stride)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -156,8 +156,13 @@ def require_film_path(path: Path) -> None:
         raise ValueError(f"the directory '{path.parent}' does not exist; create it first")
     if not os.access(path.absolute().parent, os.W_OK):
         raise ValueError(f"the directory '{path.parent}' is not writable; choose another, or change its permissions")
-    if path.suffix.lower() == ".mp4":
-        _require_ffmpeg()
+    try:
+        importlib.import_module("imageio.v2" if path.suffix.lower() == ".gif" else "imageio_ffmpeg")
+    except ImportError as error:
+        raise ImportError(
+            f"films require imageio, and MP4 files require imageio-ffmpeg ({error}); run {install_command('film')}, or "
+            "write a .gif"
+        ) from error
 
 
 def _iterate_images(
@@ -269,27 +274,14 @@ def make_render_error(name: str, env: Environment, error: Exception) -> ImportEr
     return ImportError(f"{name} cannot be rendered here ({reason}); {advice}")
 
 
-def _write_gif(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
-    first, *others = [picture.quantize(128) for picture in pictures]
-    options = {"duration": round(1000 / images_per_sec), "loop": 0, "optimize": True}
-    first.save(path, "GIF", save_all=True, append_images=others, **options)
-
-
-def _write_mp4(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
+def _write(path: Path, pictures: Iterable[Any], images_per_sec: float) -> None:
     import imageio.v2
 
-    # Browsers start before the file is complete only with its index at the front.
-    options: dict[str, Any] = {"macro_block_size": 2, "output_params": ["-movflags", "+faststart"]}
-    writer: Any = imageio.v2.get_writer(path, "FFMPEG", fps=images_per_sec, ffmpeg_log_level="error", **options)
+    # Browsers start an MP4 file before it is complete only with its index at the front.
+    mp4: dict[str, Any] = {"fps": images_per_sec, "macro_block_size": 2, "output_params": ["-movflags", "+faststart"]}
+    gif: dict[str, Any] = {"duration": 1000 / images_per_sec, "loop": 0}
+    options = gif if path.suffix.lower() == ".gif" else {**mp4, "ffmpeg_log_level": "error"}
+    writer: Any = imageio.v2.get_writer(path, **options)
     with writer:
         for picture in pictures:
             writer.append_data(np.asarray(picture))
-
-
-def _require_ffmpeg() -> None:
-    try:
-        import imageio_ffmpeg  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"MP4 files require imageio-ffmpeg ({error}); run {install_command('film')}, or write a .gif"
-        ) from error

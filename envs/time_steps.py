@@ -59,7 +59,8 @@ class TimeStep(NamedTuple):
     env_info: Nest = ()
     has_failed: Any = _FALSE
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def is_first(self) -> Any:
         """Returns whether this is the first step of an episode; bool [] or [B]."""

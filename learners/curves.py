@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 _MAX_LABEL_LENGTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
-_NUM_LAST = 5
+#: Share of the time above which a panel shows how long runs have waited for data.
+_MIN_WAIT = 0.1
+#: Number of evaluations at the end of a run whose mean is its result.
+NUM_LAST = 5
+#: What ± means in all tables of runs.
+SPREAD = "± is the standard deviation over seeds (that of the population, divided by N)"
 #: Settings that are too long for a label, though runs may differ in them.
 _NOT_LABELLED = ("path", "observations", "actions", "action bounds", "environment_spec", "code")
 _METRICS = ("auto", "return", "score")
@@ -56,33 +61,43 @@ class Curve:
 
     __repr__ = short_repr
 
-    @property
-    def last(self) -> tuple[float, float]:
-        """The mean over the runs of the mean of each run's last five evaluations, and its deviation over the runs."""
-        means = [_get_values(run, self.metric)[-_NUM_LAST:].mean() for run in self.runs]
-        return float(np.mean(means)), float(np.std(means))
-
-    @property
-    def best(self) -> float:
-        """The best evaluation of each run, averaged over the runs."""
-        return float(np.mean([_get_values(run, self.metric).max() for run in self.runs]))
+    def summarize(self) -> dict[str, tuple[float, float]]:
+        """Returns mean and standard deviation over the runs of their evaluations; see `summarize_runs`."""
+        return summarize_runs([_get_values(run, self.metric) for run in self.runs])
 
     def format_row(self) -> tuple[str, ...]:
-        """Returns a row of a table: label, number of runs, last step, last evaluations, and best evaluation."""
-        num_runs, last = len(self.runs), format_over_runs(self.last, len(self.runs))
-        return self.label, str(num_runs), f"{self.steps[-1]:,}", last, f"{self.best:,.1f}"
+        """Returns a row of a table: label, number of runs, last update, last evaluations, and best evaluation."""
+        results, num_runs = self.summarize(), len(self.runs)
+        cells = [format_spread(results[name], num_runs) for name in ("last_five", "best")]
+        return self.label, str(num_runs), f"{self.steps[-1]:,}", *cells
 
 
-def format_over_runs(pair: tuple[float, float], num_runs: int) -> str:
-    """Returns a mean ± its standard deviation over runs, which a single run does not have."""
+def summarize_runs(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:
+    """Returns mean and standard deviation over runs of the last, the last five and the best of their evaluations.
+
+    The deviation is that of the population.
+
+    Args:
+      values: the evaluations of each run, each float64 `[N]` with its own N of at least 1.
+    """
+    by_name = {
+        "last": [series[-1] for series in values],
+        "last_five": [series[-NUM_LAST:].mean() for series in values],
+        "best": [series.max() for series in values],
+    }
+    return {name: (float(np.mean(numbers)), float(np.std(numbers))) for name, numbers in by_name.items()}
+
+
+def format_spread(pair: tuple[float, float], num_runs: int) -> str:
+    """Returns a mean ± its standard deviation over seeds (see `SPREAD`), which a single run does not have."""
     return f"{pair[0]:,.1f} ± {pair[1]:,.1f}" if num_runs > 1 else f"{pair[0]:,.1f}"
 
 
 def describe_bands(curves: Sequence[Curve]) -> str:
-    """Returns what the bands of curves are deviations over: runs, or the episodes of a single run's evaluations."""
-    names = {"runs": True, "episodes": False}
+    """Returns what the bands of curves are deviations over: seeds, or the episodes of a single run's evaluations."""
+    names = {"seeds": True, "episodes": False}
     over = [name for name, is_group in names.items() if any((len(curve.runs) > 1) == is_group for curve in curves)]
-    return over[0] if len(over) == 1 else "runs (over episodes for single runs)"
+    return over[0] if len(over) == 1 else "seeds (over episodes for single runs)"
 
 
 def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]:
@@ -179,14 +194,17 @@ def data_wait_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
-    """Draws learning curves and, if the runs have logged them, data wait times and priorities below the curves.
+    """Draws learning curves and below them, if they were logged, priorities, and the time spent waiting for data.
+
+    The latter is drawn only if a curve's runs have spent more than a tenth of their time so.
 
     Args:
       curves: curves from `learning_curves`.
       title: title of the figure; None for the name of the environment.
     """
     runs = [run for curve in curves for run in curve.runs]
-    has_waits = any(len(data_wait_shares(curve.runs)[0]) for curve in curves)
+    waits = [data_wait_shares(curve.runs)[1] for curve in curves]
+    has_waits = any(len(shares) and shares.mean() > _MIN_WAIT for shares in waits)
     prioritized = [(curve.label, run) for curve in curves for run in curve.runs if run.priorities.any()]
     num_below = has_waits + bool(prioritized)
     figure = make_figure(7.2, 6.6 if num_below else 4.2)
@@ -220,7 +238,7 @@ def draw_run(run: Run) -> Figure:
     figure = make_figure(7.2, 4.2)
     axes = figure.add_subplot()
     axes.plot(run.progress[STEP], run.progress["loss"], **get_line_style(0, run.progress["loss"]))
-    style_axes(axes, "training steps", "loss", has_steps=True)
+    style_axes(axes, "updates", "loss", has_steps=True)
     return figure
 
 
@@ -240,7 +258,7 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
         label = None if number else "the online phase begins"
         axes.axvline(start, color=GREY, linestyle=":", linewidth=1.2, label=label)
     metric = "normalised score" if curves[0].metric == "score" else "return"
-    style_axes(axes, "training steps", f"{metric}, ± std over {describe_bands(curves)}", has_steps=True)
+    style_axes(axes, "updates", f"{metric}, ± std over {describe_bands(curves)}", has_steps=True)
     add_legend(axes)
 
 
@@ -252,7 +270,7 @@ def draw_data_waits(axes: Axes, groups: Mapping[str, Sequence[Run]]) -> None:
         axes.plot(steps, 100 * shares, **get_line_style(number, shares))
         upper_limit = max(upper_limit, 110 * shares.max(initial=0))
     axes.set_ylim(0, upper_limit)
-    style_axes(axes, "training steps", "% of the time", has_steps=True)
+    style_axes(axes, "updates", "% of the time", has_steps=True)
 
 
 def draw_histograms(axes: Axes, counts: np.ndarray, steps: np.ndarray, x_label: str) -> None:

@@ -198,17 +198,17 @@ class Run:
         """Draws the learning curve, or the loss if the run was not evaluated; notebooks display the figure.
 
         Args:
-          path: PNG file to write; None for none.
+          path: PNG or SVG file to write; None for none.
 
         Raises:
           ValueError: If the run has logged nothing yet.
         """
         from .curves import draw_run
-        from .figure_style import save_png
+        from .figure_style import save_figure
 
         figure = draw_run(self)
         if path is not None:
-            save_png(figure, path)
+            save_figure(figure, path)
         return figure
 
     def __str__(self) -> str:

@@ -77,7 +77,6 @@ from .training.off_policy_evaluation import evaluate_offline as evaluate_offline
 from .training.policy_estimates import PolicyEstimate as PolicyEstimate
 from .training.reports import (
     Report as Report,
-    report_findings as report_findings,
     report_runs as report_runs,
     report_source as report_source,
 )

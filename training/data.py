@@ -56,7 +56,8 @@ class Moments(NamedTuple):
     mean: Nest
     std: Nest
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass(frozen=True)

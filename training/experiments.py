@@ -16,6 +16,15 @@ import numpy as np
 
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.learners.csv_log import STEP
+from rlds2reverb.learners.curves import (
+    NUM_LAST,
+    SPREAD,
+    draw_curves,
+    format_spread,
+    make_curves,
+    summarize_runs,
+)
+from rlds2reverb.learners.figure_style import save_figure
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import Run, is_run_directory, load_run, read_run_config
 from rlds2reverb.system.file_lock import FileLock
@@ -35,7 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STATUS_FILE, SUMMARY_FILE, CURVES_FILE = "status.json", "summary.json", "curves.png"
-_NUM_LAST = 5
 
 
 @dataclass(frozen=True)
@@ -116,16 +124,13 @@ class Experiment:
         """Draws a learning curve with its band for each variant; notebooks display the figure.
 
         Args:
-          path: PNG file to write; None for none.
+          path: PNG or SVG file to write; None for none.
           data: name of the data; None if the experiment has only one.
           metric: 'return', 'score', or 'auto' for scores if all runs have them and returns otherwise.
 
         Raises:
           ValueError: If there are no evaluations, or `data` must be passed, or is unknown.
         """
-        from rlds2reverb.learners.curves import draw_curves, make_curves
-        from rlds2reverb.learners.figure_style import save_png
-
         all_data = list(dict.fromkeys(name for name, _ in self._group_names()))
         if (data is None and len(all_data) > 1) or (data is not None and data not in all_data):
             raise ValueError(f"data must be one of {', '.join(all_data)}, got {data!r}")
@@ -136,7 +141,7 @@ class Experiment:
         }
         figure = draw_curves(make_curves(groups, metric=metric), title=data)
         if path is not None:
-            save_png(figure, path)
+            save_figure(figure, path)
         return figure
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,7 +156,11 @@ class Experiment:
         }
 
     def __str__(self) -> str:
-        return "\n".join([_format_table(self.rows), *(f"{name} failed: {why}" for name, why in self.failures.items())])
+        rows = self.rows
+        spread = [SPREAD] if any(row.last and len(row.seeds) > 1 for row in rows) else []
+        return "\n".join(
+            [_format_table(rows), *spread, *(f"{name} failed: {why}" for name, why in self.failures.items())]
+        )
 
     def _group_names(self) -> dict[tuple[str, str], list[str]]:
         groups: dict[tuple[str, str], list[str]] = {}
@@ -174,11 +183,11 @@ class Experiment:
         if not evaluated:
             return row
         returns = [run.evaluations["mean"] for run in evaluated.values()]
-        results: dict[str, Any] = _summarize(returns)
-        results["swing"] = float(np.mean([np.std(means[-_NUM_LAST:]) for means in returns]))
+        results: dict[str, Any] = summarize_runs(returns)
+        results["swing"] = float(np.mean([np.std(means[-NUM_LAST:]) for means in returns]))
         scores = [run.evaluations.get("score", np.array([np.nan])) for run in evaluated.values()]
         if all(np.isfinite(series).all() for series in scores):
-            results["scores"] = _summarize(scores)
+            results["scores"] = summarize_runs(scores)
         return replace(row, **results)
 
 
@@ -412,16 +421,6 @@ def _write_results(experiment: Experiment) -> None:
         experiment.plot(experiment.path / (CURVES_FILE if is_single else f"curves_{name}.png"), data=data)
 
 
-def _summarize(values: Sequence[np.ndarray]) -> dict[str, tuple[float, float]]:
-    """Returns mean and deviation over runs of the last, the last five and the best of their evaluations."""
-    by_name = {
-        "last": [series[-1] for series in values],
-        "last_five": [series[-_NUM_LAST:].mean() for series in values],
-        "best": [series.max() for series in values],
-    }
-    return {name: (float(np.mean(numbers)), float(np.std(numbers))) for name, numbers in by_name.items()}
-
-
 def _format_table(rows: Sequence[Row]) -> str:
     headings = ["data", "agent", "seeds", "updates", "mean of data", "last", "last five", "swing", "best"]
     headings += ["last five scores"] if rows and all(row.scores for row in rows) else []
@@ -433,10 +432,8 @@ def _format_table(rows: Sequence[Row]) -> str:
 def _format_row(row: Row) -> list[str]:
     seeds = str(row.planned) if len(row.seeds) == row.planned else f"{len(row.seeds)} of {row.planned}"
     behaviour, swing = ("-" if value is None else f"{value:,.1f}" for value in (row.behaviour, row.swing))
-    from rlds2reverb.learners.curves import format_over_runs
-
     pairs = (row.last, row.last_five, row.best, row.scores.get("last_five"))
-    cells = ("-" if pair is None else format_over_runs(pair, len(row.seeds)) for pair in pairs)
+    cells = ("-" if pair is None else format_spread(pair, len(row.seeds)) for pair in pairs)
     last, last_five, best, scores = cells
     return [row.data, row.variant, seeds, f"{row.updates:,}", behaviour, last, last_five, swing, best, scores]
 

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlds2reverb.errors import CorruptFileError, Message
-from rlds2reverb.learners.figure_style import COLOURS, GREY, escape_label, make_figure, style_axes
+from rlds2reverb.learners.figure_style import COLOURS, GREY, escape_label, make_axes, style_axes
 from rlds2reverb.learners.value_estimators import ESTIMATORS
 from rlds2reverb.system.sealed_files import load_json, replace_text
 from rlds2reverb.system.text import format_columns
@@ -105,6 +107,26 @@ def order_estimates(estimates: Sequence[PolicyEstimate]) -> list[PolicyEstimate]
     return [first, *others]
 
 
+def group_estimates(estimates: Sequence[PolicyEstimate]) -> list[list[PolicyEstimate]]:
+    """Returns ordered estimates in groups between which the order is certain: their intervals do not overlap."""
+    groups = [[estimates[0]]]
+    for place, result in enumerate(estimates[1:], 1):
+        lowest = min(before.interval[0] for before in estimates[:place])
+        if max(after.interval[1] for after in estimates[place:]) < lowest:
+            groups.append([])
+        groups[-1].append(result)
+    return groups
+
+
+def describe_order(estimates: Sequence[PolicyEstimate]) -> str:
+    """Returns a sentence on which part of the order of several estimates is certain."""
+    groups = group_estimates(estimates)
+    if len(groups) == 1:
+        return "no order is certain, because the intervals overlap"
+    names = [" or ".join(result.policy for result in group) for group in groups]
+    return f"certain, because the intervals do not overlap: {' > '.join(names)}"
+
+
 def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> None:
     """Writes estimates as a JSON file: one document, or a list of several."""
     documents = [estimate.as_dict() for estimate in estimates]
@@ -114,23 +136,33 @@ def save_estimates(estimates: Sequence[PolicyEstimate], path: str | Path) -> Non
 
 
 def format_estimates(estimates: Sequence[PolicyEstimate]) -> str:
-    """Returns a table with a row per estimate."""
+    """Returns a table with a row per estimate, and a sentence on the order if they are of several policies."""
     interval = f"{estimates[0].confidence:.0%} interval"
-    return format_columns(["policy", "method", "estimate", interval, "ESS"], [row.format_row() for row in estimates])
+    table = format_columns(["policy", "method", "estimate", interval, "ESS"], [row.format_row() for row in estimates])
+    return f"{table}\n{describe_order(estimates)}" if len(estimates) > 1 else table
 
 
 def draw_estimates(estimates: Sequence[PolicyEstimate]) -> Figure:
-    """Draws estimates with their intervals, from top to bottom, and the mean return of the data as a dashed line."""
-    figure = make_figure(7.0, 1.2 + 0.35 * len(estimates))
-    axes = figure.add_subplot()
+    """Draws ordered estimates with their intervals, from top to bottom, with lines across which the order is certain.
+
+    The dashed line is the mean return of the data.
+    """
+    first, groups = estimates[0], group_estimates(estimates)
+    figure, axes = make_axes((7.0, 1.9 + 0.35 * len(estimates)))
     for place, result in enumerate(estimates):
         axes.plot(result.interval, [place, place], color=COLOURS[0], linewidth=2.0, solid_capstyle="butt")
         axes.plot([result.estimate], [place], color=COLOURS[0], marker="o", linestyle="none")
     if len({result.data_return for result in estimates}) == 1:
-        axes.axvline(estimates[0].data_return, color=GREY, linestyle="--", linewidth=1.0, label="data")
-        axes.legend(frameon=False, fontsize="small")
+        axes.axvline(first.data_return, color=GREY, linestyle="--", linewidth=1.0, label="mean return of the data")
+    for number, end in enumerate(np.cumsum(list(map(len, groups)))[:-1]):
+        label = None if number else "the order across this line is certain"
+        axes.axhline(end - 0.5, color=COLOURS[1], linewidth=1.0, label=label)
     axes.set_yticks(range(len(estimates)), [escape_label(result.policy) for result in estimates], fontsize="small")
-    axes.invert_yaxis()
-    first = estimates[0]
-    style_axes(axes, f"discounted return, {ESTIMATORS[first.method].title}, {first.confidence:.0%} intervals", "")
+    axes.set_ylim(len(estimates) - 0.5, -0.5)
+    title = escape_label(f"{ESTIMATORS[first.method].title} from {first.data}, {first.confidence:.0%} intervals")
+    is_uncertain = len(estimates) > 1 and len(groups) == 1
+    axes.set_title(f"{title}\n{describe_order(estimates)}" if is_uncertain else title, fontsize="medium")
+    style_axes(axes, f"discounted return (discount {first.gamma:g})", "")
+    if axes.get_legend_handles_labels()[1]:
+        figure.legend(frameon=False, fontsize="small", ncols=2, loc="outside lower center")
     return figure

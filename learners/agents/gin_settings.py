@@ -28,7 +28,8 @@ class GinSettings(NamedTuple):
     options: dict[str, Any]
     hyperparameters: dict[str, Any]
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def read_gin(

@@ -66,7 +66,8 @@ class TransitionBatch(NamedTuple):
     goals: Mapping[str, tf.Tensor] = MappingProxyType({})
     step_info: Mapping[str, tf.Tensor] = MappingProxyType({})
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def action_weights(self) -> tf.Tensor:
         """Returns factors of the losses of the elements of actions, float32 [B, A], or 1 without a mask of chunks.

@@ -125,10 +125,12 @@ class Summary:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [
-            (field.name, field.spec, f"{field.non_finite:,}" if field.non_finite else "none") for field in self.fields
-        ]
-        return f"{format_facts(self.name, self.facts())}\n\n{format_columns(('field', 'one step', 'NaN or Inf'), rows)}"
+        table = format_columns(("field", "one step", "NaN or Inf"), self.field_rows())
+        return f"{format_facts(self.name, self.facts())}\n\n{table}"
+
+    def field_rows(self) -> list[tuple[str, str, str]]:
+        """Returns (name, dtype and shape, number of NaN and Inf) of each field for display."""
+        return [(part.name, part.spec, f"{part.non_finite:,}" if part.non_finite else "none") for part in self.fields]
 
     def facts(self) -> list[tuple[str, str]]:
         """Returns (name, value) pairs for display, without the fields."""
@@ -194,6 +196,22 @@ class SummaryParts:
     episodes: list[EpisodeSummary] = field(default_factory=list)
     first: int | None = None
     left_out: LeftOut = field(default_factory=LeftOut)
+
+    @property
+    def returns(self) -> np.ndarray:
+        """The return of each episode, float64 [N]; NaN for empty ones."""
+        totals = (episode.total_reward for episode in self.episodes)
+        return np.array([np.nan if total is None else total for total in totals])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of transitions of each episode, int64 [N]."""
+        return np.array([episode.num_transitions for episode in self.episodes])
+
+    @property
+    def ends(self) -> np.ndarray:
+        """How each episode ends, [N]; see `EpisodeSummary`."""
+        return np.array([episode.end for episode in self.episodes])
 
     def add(self, episode: Episode) -> None:
         """Adds an episode, valid or not."""
@@ -327,6 +345,12 @@ def find_reference_returns(
     is_d4rl = is_d4rl or (source.kind == "rlds" and source.name.startswith("d4rl_"))
     environment = d4rl_environment(source.name) if is_d4rl and not reference_returns else None
     return reference_returns or (REFERENCE_RETURNS[environment] if environment else None), environment
+
+
+def describe_unterminated(count: int) -> list[str]:
+    """Returns a note on the number of episodes in which the dataset ends without a flag; none for 0."""
+    ends = "episode ends" if count == 1 else "episodes end"
+    return [f"{count:,} {ends} without a terminal or a timeout; treated as truncated"] if count else []
 
 
 def _describe_value(value: np.ndarray) -> str:

@@ -59,7 +59,8 @@ class PolicyStep(NamedTuple):
     state: Nest
     info: Nest = ()
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class OnnxPolicy:

@@ -27,7 +27,8 @@ class Batch(NamedTuple):
     data: Any
     info: SampleInfo
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ class SampleInfo(NamedTuple):
     collect_iter: Any = ()
     slot: Any = ()
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def make_update(info: Any, priorities: Any) -> dict[str, Any]:
@@ -85,4 +86,5 @@ class ReplaySample(NamedTuple):
     info: Any
     data: Any
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        return short_repr(self)

@@ -29,7 +29,7 @@ def shorten(value: Any) -> str:
         opening, closing = "{", "}"
     elif type(value) in (tuple, list):
         entries = [shorten(entry) for entry in value[:_MAX_ENTRIES]]
-        opening, closing = "()" if isinstance(value, tuple) else "[]"
+        opening, closing = ("(", ")") if isinstance(value, tuple) else ("[", "]")
     else:
         content = repr(value)
         return content if len(content) <= _MAX_CHARS else f"{content[:_MAX_CHARS]}…"

@@ -302,7 +302,7 @@ def test_validate_reports_findings_with_figures(capsys, rows_file, tmp_path):
     code, out, _ = call(capsys, "validate", rows_file(), "--report", page)
     assert code == 0 and out.splitlines()[-1].startswith(f"wrote {page} (")
     text = page.read_text()
-    assert "zero-variance-dimension" in text and "First in episode 0, step 0." in text and "data:image/png" in text
+    assert "zero-variance-dimension" in text and "First in episode 0, step 0." in text and "data:image/svg+xml" in text
     assert "the file must end with .html" in call(capsys, "validate", rows_file(), "--report", tmp_path / "page.txt")[2]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlds2reverb.learners.curves import data_wait_shares, draw_curves, learning_curves
-from rlds2reverb.learners.figure_style import save_png
+from rlds2reverb.learners.figure_style import save_figure
 from rlds2reverb.learners.run_directory import PRIORITY_BINS
 from rlds2reverb.learners.runs import Run
 
@@ -41,7 +41,7 @@ def test_runs_with_different_seeds_form_one_curve_with_a_band_over_runs():
     (curve,) = learning_curves([make_run(seed=0), make_run(seed=1, means=(3, 7))], metric="return")
     assert curve.label == "iql" and len(curve.runs) == 2 and curve.behaviour == 2.0
     assert curve.steps.tolist() == [0, 10] and curve.mean.tolist() == [2, 5] and curve.std.tolist() == [1, 2]
-    assert curve.best == 5 and curve.last == (3.5, 1.5)
+    assert curve.summarize() == {"last": (5, 2), "last_five": (3.5, 1.5), "best": (5, 2)}
 
 
 def test_band_of_a_single_run_is_over_its_episodes():
@@ -54,7 +54,7 @@ def test_band_of_a_single_run_is_over_its_episodes():
 
 def test_last_averages_the_last_five_evaluations():
     (curve,) = learning_curves([make_run(steps=range(7), means=[99, 50, 1, 2, 3, 4, 5], stds=[0] * 7)], metric="return")
-    assert curve.last == (3, 0) and curve.best == 99
+    assert curve.summarize() == {"last": (5, 0), "last_five": (3, 0), "best": (99, 0)}
 
 
 def test_runs_evaluated_at_different_steps_are_interpolated():
@@ -114,7 +114,7 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn
     figure = draw_curves(learning_curves([run, make_run("bc"), make_run("bc", seed=1)]))
     curves, waits, priorities = figure.axes
     assert curves.get_title() == "Hopper-v5" and curves.get_ylabel().endswith(
-        "± std over runs (over episodes for single runs)"
+        "± std over seeds (over episodes for single runs)"
     )
     legend = [text.get_text() for text in curves.get_legend().get_texts()]
     assert legend == ["iql", "bc (2 runs)", "the data's behaviour"]
@@ -124,9 +124,25 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn
     assert [text.get_text() for text in priorities.get_legend().get_texts()] == ["step 10", "step 20"]
     assert priorities.patches[0].get_data().values[[40, 41]].tolist() == [25, 75]
     (tmp_path / "curve.tmp").write_text("a user's file")
-    save_png(figure, tmp_path / "curve.png")
+    save_figure(figure, tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.tmp"]
+
+
+@pytest.mark.parametrize(("waited", "num_axes"), [(0.9, 1), (1.1, 2)])
+def test_time_spent_waiting_for_data_is_drawn_above_ten_percent(waited, num_axes):
+    run = add_logs(make_run(), waits=[(10, waited, 10 - waited), (20, waited, 10 - waited)])
+    assert len(draw_curves(learning_curves([run])).axes) == num_axes
+
+
+def test_points_of_a_curve_are_marked_from_the_evaluation_at_0():
+    (axes,) = draw_curves(learning_curves([make_run(data=None)])).axes
+    (line,) = axes.get_lines()
+    assert line.get_xdata().tolist() == [0, 10] and line.get_marker() == "o"
+    (axes,) = draw_curves(learning_curves([make_run(steps=(10, 20), data=None)])).axes
+    assert axes.get_xlim()[0] < 0 and axes.get_xlabel() == "updates"
+    many = make_run(steps=range(50), means=[1] * 50, stds=[0] * 50, data=None)
+    assert draw_curves(learning_curves([many])).axes[0].get_lines()[0].get_marker() == "None"
 
 
 def test_figure_shows_where_the_online_phase_begins():
@@ -142,4 +158,4 @@ def test_figures_without_logs_or_with_many_curves_are_drawn(tmp_path, drawn):
         runs = [make_run(n_step=n, steps=(10,), means=(n,), stds=(1,), data=None) for n in range(number)]
         figure = draw_curves(learning_curves(runs), title="all of them")
         assert len(figure.axes) == 1 and figure.axes[0].get_title() == "all of them"
-        save_png(figure, tmp_path / f"{number}.png")
+        save_figure(figure, tmp_path / f"{number}.png")

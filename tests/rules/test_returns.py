@@ -22,9 +22,9 @@ from rlds2reverb import ByReturn, Source, TrajectoryWindows, apply_transforms, i
 from rlds2reverb.adders import InitialPriorities, NStep, ReturnToGo, StepEpisodes, compose
 from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes
 from rlds2reverb.cli import run
+from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
 from rlds2reverb.datasets.transforms import CastFloats, CutAtTerminal, ScaleRewards, ScaleRewardsByReturns
 from rlds2reverb.training.config import TrainingConfig
-from rlds2reverb.training.reports.source_statistics import SourceStatistics
 from rlds2reverb.training.sources import open_data
 from rlds2reverb.types.episode_batches import batch_episodes
 
@@ -311,11 +311,11 @@ def test_every_statistic_uses_the_returns(case):
     source, rewards = case
     returns = [float(sum(row)) for row in rewards]
     highest = max(returns)
-    episodes, summary, statistics = list(source), summarize(source), SourceStatistics()
+    episodes, summary, statistics = list(source), summarize(source), DatasetStatistics(source)
     for batch in batch_episodes(episodes):
         statistics.add_batch(batch)
     assert (summary.returns.min, summary.returns.max, summary.returns.mean) == (0, highest, np.mean(returns))
-    assert statistics.returns.tolist() == returns
+    assert statistics.parts.returns.tolist() == returns
     priority = ByReturn.from_episodes(source)
     assert priority == ByReturn(0, highest)
     assert [priority(episode, None) for episode in episodes] == [max(value / highest, 0.01) for value in returns]

@@ -3,10 +3,12 @@
 from rlds2reverb.learners import figure_style as figures
 from rlds2reverb.training.reports import page
 
-_RENDER_PNG = figures.render_png
+_RENDER = {name: getattr(figures, name) for name in ("render_png", "render_svg")}
 
 
 def choose_rendering(*, is_drawn: bool) -> None:
     """Makes the images of figures show them, or be empty."""
-    for module in (figures, page):
-        module.render_png = _RENDER_PNG if is_drawn else lambda figure: b""
+    for name, render in _RENDER.items():
+        for module in (figures, page):
+            if hasattr(module, name):
+                setattr(module, name, render if is_drawn else lambda figure: b"")

@@ -12,6 +12,7 @@ from rlds2reverb.training.policy_estimates import (
     PolicyEstimate,
     draw_estimates,
     format_estimates,
+    group_estimates,
     load_estimate,
     order_estimates,
     save_estimates,
@@ -38,7 +39,8 @@ def test_estimates_are_described_in_text():
     ]
     table = format_estimates([HIGH, LOW]).splitlines()
     assert table[0].split() == ["policy", "method", "estimate", "90%", "interval", "ESS"]
-    assert [row.split()[-1] for row in table[-2:]] == ["7.2", "-"]
+    assert [row.split()[-1] for row in table[1:3]] == ["7.2", "-"]
+    assert table[3:] == ["no order is certain, because the intervals overlap"]
     assert "from 40 episodes of maze" in str(replace(LOW, is_held_out=False))
 
 
@@ -61,6 +63,34 @@ def test_figure_has_an_interval_and_a_mark_for_each_policy_from_top_to_bottom():
     assert shown == [([8, 12.5], [0]), ([1234.5], [0]), ([8, 12.5], [1]), ([10], [1])]
     assert list(data.get_xdata()) == [11, 11] and to_hex(data.get_color()) == to_hex(GREY)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["runs/high", "runs/low"]
-    assert axes.get_ylim()[0] > axes.get_ylim()[1] and "90% intervals" in axes.get_xlabel()
-    assert axes.get_legend().get_texts()[0].get_text() == "data"
+    assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlabel() == "discounted return (discount 0.99)"
+    title, subtitle = axes.get_title().splitlines()
+    assert title == "weighted doubly robust from maze, 90% intervals" and subtitle.startswith("no order is certain")
+    assert read_labels(axes.figure) == ["mean return of the data"]
     assert len(draw_estimates([HIGH, replace(LOW, data_return=12.0)]).axes[0].lines) == 4
+
+
+def read_labels(figure):
+    """Returns the texts of the legend below a figure."""
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def make_ordered(*intervals):
+    """Returns estimates a, b, ... with these intervals."""
+    return [
+        replace(LOW, policy=name, estimate=sum(interval) / 2, interval=interval)
+        for name, interval in zip("abcd", intervals, strict=False)
+    ]
+
+
+def test_order_is_certain_between_groups_whose_intervals_do_not_overlap():
+    estimates = make_ordered((20, 30), (19, 21), (12, 14), (1, 2))
+    assert [[result.policy for result in group] for group in group_estimates(estimates)] == [["a", "b"], ["c"], ["d"]]
+    sentence = "certain, because the intervals do not overlap: a or b > c > d"
+    assert format_estimates(estimates).splitlines()[-1] == sentence
+    figure = draw_estimates(estimates)
+    lines = [list(line.get_ydata()) for line in figure.axes[0].lines if list(line.get_xdata()) == [0, 1]]
+    assert lines == [[1.5, 1.5], [2.5, 2.5]] and figure.axes[0].get_title().endswith("90% intervals")
+    assert read_labels(figure) == ["mean return of the data", "the order across this line is certain"]
+    # The wide interval of c reaches those of a and b, which do not overlap.
+    assert len(group_estimates(make_ordered((20, 30), (12, 14), (5, 25)))) == 1

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlds2reverb.learners.figure_style import render_png
+from rlds2reverb.learners.figure_style import render_svg
 from rlds2reverb.system.full_disk import full_disk_as_error
 from rlds2reverb.system.sealed_files import replace_text
 from rlds2reverb.system.text import escape_controls
@@ -118,8 +118,8 @@ class Page:
           caption: explanation below the figure.
           is_wide: whether the figure takes the full width.
         """
-        image = base64.b64encode(render_png(figure)).decode()
-        plot = f'<img class="plot" alt="{escape(heading)}" src="data:image/png;base64,{image}">'
+        image = base64.b64encode(render_svg(figure)).decode()
+        plot = f'<img class="plot" alt="{escape(heading)}" src="data:image/svg+xml;base64,{image}">'
         self._add_to_grid(heading, plot, caption, attributes=" class=wide" if is_wide else "")
 
     def add_film(self, heading: str, film: Film, *, caption: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlds2reverb.learners.csv_log import STEP
 from rlds2reverb.learners.curves import (
+    SPREAD,
     data_wait_shares,
     describe_bands,
     draw_data_waits,
@@ -19,7 +20,15 @@ from rlds2reverb.learners.curves import (
     label_runs,
     learning_curves,
 )
-from rlds2reverb.learners.figure_style import COLOURS, add_legend, get_line_style, style_axes
+from rlds2reverb.learners.figure_style import (
+    COLOURS,
+    FULL_WIDTH,
+    add_legend,
+    escape_label,
+    get_line_style,
+    make_axes,
+    style_axes,
+)
 from rlds2reverb.learners.run_directory import DISCOUNTED_RETURN
 from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, POLICY_FOLDER, Run
 from rlds2reverb.policies.saved_policies import is_saved_model
@@ -27,7 +36,6 @@ from rlds2reverb.policies.saved_policies import is_saved_model
 from ..evaluation_environment import restore_environment
 from ..experiments import list_runs
 from ..validation import VALIDATION
-from .figures import FULL_WIDTH, draw_lines, make_axes
 from .page import Page, Report
 
 if TYPE_CHECKING:
@@ -47,6 +55,21 @@ _SPAN = 12.0
 #: Maximum number of films, and the seed of their episodes; evaluations during training use seeds from 0.
 _MAX_FILMS, _FILM_SEED = 4, 1000
 _POLICIES = {BEST_POLICY_FOLDER: "best", POLICY_FOLDER: "last"}
+_HELD_OUT = (
+    "The agent does not learn from these episodes. A loss or TD error that rises on them while it falls on the batches "
+    "is a sign of overfitting."
+)
+_Q_VALUES = (
+    "Solid: the mean Q-value of the batches. Dashed, with diamonds: what Q-values estimate, the mean over the steps of "
+    "the evaluation episodes of the discounted rewards that follow. A critic starts near 0 and approaches the dashed "
+    "line if it is sound; it has diverged if it is far beyond that line."
+)
+_HISTOGRAMS = (
+    "Histograms of the items in the batches at the start, in the middle and at the end of the training; of the runs of "
+    "a curve, the first one is shown."
+)
+#: Label, updates and values of a line.
+_Series = tuple[str, np.ndarray, np.ndarray]
 
 
 def report_runs(runs: Any, path: str | Path | None = None, *, has_films: bool = False) -> Report:
@@ -163,8 +186,8 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
       'good'. None if the run has logged no Q-values or no discounted returns, or if it shifts rewards.
     """
     scale = _get_reward_scale(run)
-    steps, values = _get_logged(run, Q_MEAN)
-    _, achieved = _get_achieved(run)
+    steps, values = _get_logged(run.progress, Q_MEAN)
+    _, achieved = _get_logged(run.evaluations, DISCOUNTED_RETURN)
     if scale is None or not len(values) or not len(achieved):
         return None
     value, last = values[-1] / scale, achieved[-1]
@@ -183,12 +206,13 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
     return AGREES, "the Q-values are of the magnitude of the achieved discounted returns"
 
 
-def _get_logged(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps, int64 [N], and values of a logged number, without gaps, thinned out to `_MAX_POINTS`."""
-    steps, values = _get_finite(run.progress, name)
-    stride = -(-len(steps) // _MAX_POINTS) or 1
-    chosen = np.arange(len(steps) - 1, -1, -stride)[::-1]  # Includes the last one.
-    return steps[chosen], values[chosen]
+def _get_logged(log: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the updates, int64 [N], and values of a logged number, without gaps, thinned out to `_MAX_POINTS`."""
+    steps = log.get(STEP, np.zeros(0)).astype(np.int64)
+    values = log.get(name, np.full(len(steps), np.nan))
+    is_finite = np.isfinite(values)
+    stride = -(-int(is_finite.sum()) // _MAX_POINTS) or 1
+    return steps[is_finite][::-stride][::-1], values[is_finite][::-stride][::-1]  # Includes the last one.
 
 
 def _get_reward_scale(run: Run) -> float | None:
@@ -197,18 +221,6 @@ def _get_reward_scale(run: Run) -> float | None:
         return 1.0
     transform = (run.config.get("data") or {}).get("reward_transform") or {}
     return transform.get("scale") if transform.get("shift") == 0 and transform.get("scale") else None
-
-
-def _get_achieved(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps of evaluations and their discounted returns; both empty if they were not logged."""
-    return _get_finite(run.evaluations, DISCOUNTED_RETURN)
-
-
-def _get_finite(log: Mapping[str, np.ndarray], name: str) -> tuple[np.ndarray, np.ndarray]:
-    steps = log.get(STEP, np.zeros(0)).astype(np.int64)
-    values = log.get(name, np.full(len(steps), np.nan))
-    is_valid = np.isfinite(values)
-    return steps[is_valid], values[is_valid]
 
 
 def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
@@ -221,54 +233,61 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
             [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"] for curve in curves
         ]
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), rows)
-        caption = f"Mean ± standard deviation over {describe_bands(curves)}; in the table, over runs."
-        heading = f"Evaluations in {environment}" if environment else "Evaluations"
+        caption = f"Mean ± standard deviation over {describe_bands(curves)}. In the table, {SPREAD}."
         figure, axes = make_axes(FULL_WIDTH)
         draw_learning_curves(axes, curves)
+        heading = f"Evaluations in {environment}" if environment else "Evaluations"
         page.add_figure(heading, figure, caption=caption, is_wide=True)
     if losses := _get_series(label_runs(runs), LOSS):
-        page.add_figure("Loss", draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
+        page.add_figure("Loss", _draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
 
 
-def _get_series(groups: dict[str, list[Run]], name: str) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Returns the label, the steps and the values of a logged number of each run that has logged it."""
-    series = [(label, *_get_logged(run, name)) for label, group in groups.items() for run in group]
+def _get_series(groups: dict[str, list[Run]], name: str) -> list[_Series]:
+    """Returns the label, the updates and the values of a logged number of each run that has logged it."""
+    series = [(label, *_get_logged(run.progress, name)) for label, group in groups.items() for run in group]
     return [line for line in series if len(line[1])]
+
+
+def _draw_lines(series: Sequence[_Series], y_label: str) -> Figure:
+    """Draws values over updates, in a colour for each label; several lines may have the same label."""
+    figure, axes = make_axes()
+    all_labels = [label for label, _, _ in series]
+    labels = list(dict.fromkeys(all_labels))
+    for number, (label, steps, values) in enumerate(series):
+        is_named = len(labels) > 1 and all_labels.index(label) == number
+        style = get_line_style(labels.index(label), values)
+        axes.plot(steps, values, label=escape_label(label) if is_named else None, linewidth=1.2, **style)
+    style_axes(axes, "updates", y_label, has_steps=True)
+    add_legend(axes)
+    return figure
 
 
 def _add_held_out(page: Page, groups: dict[str, list[Run]]) -> None:
     """Adds the losses on held-out episodes next to those on the batches; the first run of each curve is shown."""
-    figures: list[tuple[str, Figure]] = []
+    begins = True
     for label, (run, *_) in list(groups.items())[:_MAX_GROUPS]:
         for name in _HELD_OUT_LOSSES:
-            lines = [("batches", *_get_logged(run, name)), ("held out", *_get_logged(run, f"{VALIDATION}{name}"))]
-            if len(lines[1][1]):
-                figures.append((f"{name}: {label}", draw_lines([line for line in lines if len(line[1])], name)))
-    if figures:
-        page.add_section(
-            "Held-out episodes",
-            "The agent does not learn from these episodes. A loss or TD error that rises on them while it falls "
-            "on the batches is a sign of overfitting.",
-        )
-    for heading, figure in figures:
-        page.add_figure(heading, figure)
+            both = [("batches", *_get_logged(run.progress, name))]
+            both.append(("held out", *_get_logged(run.progress, f"{VALIDATION}{name}")))
+            if len(both[1][1]):
+                if begins:
+                    page.add_section("Held-out episodes", _HELD_OUT)
+                begins = False
+                page.add_figure(f"{name}: {label}", _draw_lines([line for line in both if len(line[1])], name))
 
 
 def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
-    with_values = {label: [run for run in group if len(_get_logged(run, Q_MEAN)[1])] for label, group in groups.items()}
-    with_values = {label: group for label, group in with_values.items() if group}
+    with_values: dict[str, list[Run]] = {}
+    for label, group in groups.items():
+        if chosen := [run for run in group if len(_get_logged(run.progress, Q_MEAN)[1])]:
+            with_values[label] = chosen
     if not with_values:
         return
-    page.add_section(
-        "Q-values and achieved returns",
-        "Solid: the mean Q-value of the batches. Dashed, with markers: what Q-values estimate, the mean over the steps "
-        "of the evaluation episodes of the discounted rewards that follow. A critic starts near 0 and approaches the "
-        "dashed line if it is sound; it has diverged if it is far beyond that line.",
-    )
+    page.add_section("Q-values and achieved returns", _Q_VALUES)
     if any(run.configuration.get("reward") for group in with_values.values() for run in group):
         page.add_findings([("note", "Q-values are in units of the transformed reward (--reward), returns are not.")])
     for label, group in list(with_values.items())[:_MAX_GROUPS]:
-        has_returns = any(len(_get_achieved(run)[1]) for run in group)
+        has_returns = any(len(_get_logged(run.evaluations, DISCOUNTED_RETURN)[1]) for run in group)
         missing = "" if has_returns else "These runs have logged no discounted returns."
         page.add_figure(label, _draw_q_values(group), caption=missing)
     if len(with_values) > _MAX_GROUPS:
@@ -277,18 +296,17 @@ def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
 
 def _draw_q_values(group: Sequence[Run]) -> Figure:
     figure, axes = make_axes()
-    logged, achieved = [_get_logged(run, Q_MEAN) for run in group], [_get_achieved(run) for run in group]
-    for number, (steps, values) in enumerate(logged):
-        label = None if number else "mean Q-value"
-        axes.plot(steps, values, label=label, **get_line_style(1, values))
-    for number, (steps, values) in enumerate(achieved):
-        label = None if number else "achieved discounted return"
-        axes.plot(steps, values, color=COLOURS[0], linestyle="--", marker="D", markersize=4, label=label)
+    logged = [_get_logged(run.progress, Q_MEAN) for run in group]
+    achieved = [_get_logged(run.evaluations, DISCOUNTED_RETURN) for run in group]
+    dashed = {"color": COLOURS[0], "linestyle": "--", "marker": "D", "markersize": 4}
+    for label, lines, style in (("mean Q-value", logged, {}), ("achieved discounted return", achieved, dashed)):
+        for number, (steps, values) in enumerate(lines):
+            axes.plot(steps, values, label=None if number else label, **style or get_line_style(1, values))
     q_values, returns = (np.abs(np.concatenate([values for _, values in lines])) for lines in (logged, achieved))
     unit = max(float(returns.max() if len(returns) else np.median(q_values)), 1e-9)
     if q_values.max() > _SPAN * unit:
         axes.set_yscale("symlog", linthresh=unit)
-    style_axes(axes, "training steps", "discounted return", has_steps=True)
+    style_axes(axes, "updates", "discounted return", has_steps=True)
     add_legend(axes)
     return figure
 
@@ -296,11 +314,10 @@ def _draw_q_values(group: Sequence[Run]) -> Figure:
 def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
     rates = _get_series(groups, STEPS_PER_SEC)
     waiting = {label: group for label, group in groups.items() if len(data_wait_shares(group)[0])}
-    if not rates and not waiting:
-        return
-    page.add_section("Throughput")
+    if rates or waiting:
+        page.add_section("Throughput")
     if rates:
-        figure = draw_lines(rates, "updates per second")
+        figure = _draw_lines(rates, "updates per second")
         figure.axes[0].set_ylim(bottom=0)
         page.add_figure("Speed", figure, caption="Without evaluations, checkpoints and other hooks.")
     if waiting:
@@ -310,21 +327,17 @@ def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
 
 
 def _add_histograms(page: Page, groups: dict[str, list[Run]]) -> None:
-    runs = [(label, run) for label, group in groups.items() for run in group[:1]][:_MAX_GROUPS]
-    runs = [(label, run) for label, run in runs if run.priorities.any() or run.weights.any()]
-    if not runs:
-        return
-    page.add_section(
-        "Priorities and importance weights",
-        "Histograms of the items in the batches at the start, in the middle and at the end of the training; of the "
-        "runs of a curve, the first one is shown.",
-    )
-    for label, run in runs:
+    """Adds the histograms of the first run of each curve."""
+    begins = True
+    for label, (run, *_) in list(groups.items())[:_MAX_GROUPS]:
         for name, x_label, counts, steps in (
             ("Priorities", "priority (absolute TD error)", run.priorities, run.priority_steps),
             ("Importance weights", "importance weight", run.weights, run.weight_steps),
         ):
             if counts.any():
+                if begins:
+                    page.add_section("Priorities and importance weights", _HISTOGRAMS)
+                begins = False
                 figure, axes = make_axes()
                 draw_histograms(axes, counts, steps, x_label)
                 page.add_figure(f"{name}: {label}", figure)

@@ -1,13 +1,14 @@
-"""Reports on findings: the table, and the figures of the steps concerned."""
+"""Findings on the page of a dataset: the table, and the figures of the steps concerned."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rlds2reverb import SourceError, check_dataset, load, report_findings
-from rlds2reverb.training.reports import findings_report
-from rlds2reverb.training.reports.findings_report import draw_place
+from rlds2reverb import SourceError, load, report_source
+from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
+from rlds2reverb.training.reports import dataset_report
+from rlds2reverb.training.reports.dataset_report import draw_place, report_statistics
 from rlds2reverb.types.episodes import Episode
 
 
@@ -40,28 +41,27 @@ def make_source(*, black_at=slice(0), late_from=40):
 def test_report_lists_findings_with_figures_of_their_first_place(tmp_path, monkeypatch):
     places = []
     monkeypatch.setattr(
-        findings_report,
+        dataset_report,
         "draw_place",
         lambda episode, step, names: places.append((episode.index, step, names)) or draw_place(episode, step, names),
     )
     source = make_source(black_at=20, late_from=30)
-    report = report_findings(source, check_dataset(source), tmp_path / "page.html", problems=["a problem"])
+    report = report_source(source, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == report.html
-    assert places == [(1, 20, ["observation"]), (1, 30, ["timestamp"])]
+    assert sorted(places) == [(1, 20, ["observation"]), (1, 30, ["timestamp"])]
     for text in (
         "<td>black-images</td>",
         "<td>dropped-frames</td>",
-        "a problem",
         "First in episode 1, step 20. task: push.",
     ):
         assert text in report.html
-    assert report.html.count("data:image/png") == 2
+    assert report.html.count('alt="black-images"') == report.html.count('alt="dropped-frames"') == 1
 
 
 def test_report_without_findings_says_so():
     source = make_source()
-    html = report_findings(source, check_dataset(source)).html
-    assert "No problems: flags" in html and "No findings: no check found a mistake." in html
+    html = report_source(source).html
+    assert "No problems, warnings or notes: flags" in html and "No findings: no check found a mistake." in html
 
 
 def test_figure_shows_ten_images_around_the_step_and_marks_it():
@@ -90,16 +90,18 @@ def test_figure_shows_the_whole_episode_without_a_step_or_if_it_is_short(num_ste
 
 def test_report_shows_a_limited_number_of_figures(monkeypatch):
     source = make_source(black_at=20)
-    monkeypatch.setattr(findings_report, "MAX_FIGURES", 0)
-    assert "data:image/png" not in report_findings(source, check_dataset(source)).html
+    monkeypatch.setattr(dataset_report, "MAX_FIGURES", 0)
+    html = report_source(source).html
+    assert "<td>black-images</td>" in html and 'alt="black-images"' not in html
 
 
 def test_report_ends_where_the_source_cannot_be_read_again():
-    source = make_source(black_at=20)
-    findings = check_dataset(source)
+    statistics = DatasetStatistics(make_source(black_at=20))
+    statistics.read(lambda stage, episode: None, "read")
 
     def read():
         raise SourceError("the file is gone")
 
-    html = report_findings(replace(source, read=read), findings).html
-    assert "<td>black-images</td>" in html and "data:image/png" not in html
+    statistics.source = replace(statistics.source, read=read)
+    html = report_statistics(statistics).html
+    assert "<td>black-images</td>" in html and 'alt="black-images"' not in html and "Episode 0" not in html

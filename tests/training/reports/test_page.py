@@ -1,10 +1,8 @@
 """The HTML page of reports: escaping, no network, and figures as images."""
 
 import base64
-import io
 import re
-
-from matplotlib.image import imread
+from xml.etree import ElementTree
 
 from rlds2reverb.learners.figure_style import escape_label, make_figure
 from rlds2reverb.training.reports.page import Page
@@ -31,15 +29,25 @@ def test_page_escapes_all_texts():
     assert escape_label("$x$\n") == r"\$x\$\n"
 
 
+def test_page_follows_the_colour_scheme_of_its_reader(drawn):
+    html = make_page().html
+    assert "color-scheme: light dark;" in html and "@media (prefers-color-scheme: dark)" in html
+
+
 def test_page_loads_nothing():
     page = make_page().html
     assert re.findall(r"https?://|//[a-z]+\.", page) == []
     assert "default-src 'none'" in page and "script-src" not in page
 
 
-def test_figures_are_images_in_the_page(drawn):
-    (content,) = re.findall(r'src="data:image/png;base64,([^"]*)"', make_page().html)
-    assert imread(io.BytesIO(base64.b64decode(content))).shape == (300, 600, 4)
+def test_figures_are_images_that_follow_the_colour_scheme(drawn):
+    (content,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]*)"', make_page().html)
+    image = ElementTree.fromstring(base64.b64decode(content))
+    assert image.tag.endswith("}svg") and image.get("viewBox") == "0 0 288 144"
+    style, *_ = (part for part in image if part.tag.endswith("}style"))
+    assert "prefers-color-scheme:dark" in style.text and "fill:currentColor" in style.text
+    shown = ElementTree.tostring(image, "unicode")
+    assert "stroke: currentColor" in shown and "#000000" not in shown and "#ffffff" not in shown
 
 
 def test_report_is_written_and_shown_in_notebooks(tmp_path):

@@ -8,13 +8,13 @@ import pytest
 from figures_shown import read_bars, read_findings, read_legend, read_lines
 
 from rlds2reverb import SourceError, load
+from rlds2reverb.datasets import step_sample
+from rlds2reverb.datasets.dataset_statistics import DatasetStatistics
 from rlds2reverb.datasets.summary import EpisodeSummary
-from rlds2reverb.training.reports import report_source, source_statistics
-from rlds2reverb.training.reports.episode_pictures import describe_texts, draw_episode, select_episodes
-from rlds2reverb.training.reports.source_report import find_principal_components
-from rlds2reverb.training.reports.source_statistics import SourceStatistics
+from rlds2reverb.training.reports import report_source
+from rlds2reverb.training.reports.dataset_figures import describe_texts, draw_episode, find_principal_components
+from rlds2reverb.training.reports.dataset_report import select_episodes
 from rlds2reverb.types import episode_batches
-from rlds2reverb.types.episode_batches import batch_episodes
 
 
 def make_log(*rewards, terminated=False, size=3, **columns):
@@ -30,9 +30,8 @@ def make_log(*rewards, terminated=False, size=3, **columns):
 
 
 def collect(logs):
-    statistics = SourceStatistics()
-    for batch in batch_episodes(load(logs)):
-        statistics.add_batch(batch)
+    statistics = DatasetStatistics(load(logs), has_sample=True)
+    statistics.read(lambda stage, episode: None, "read")
     return statistics
 
 
@@ -106,11 +105,11 @@ def test_report_raises_if_no_episode_can_be_read(tmp_path):
 
 
 def test_sample_of_steps_is_bounded_and_uniform(monkeypatch):
-    monkeypatch.setattr(source_statistics, "SAMPLE_SIZE", 500)
+    monkeypatch.setattr(step_sample, "SAMPLE_SIZE", 500)
     monkeypatch.setattr(episode_batches, "MAX_BATCH_BYTES", 1000)
-    statistics = collect([make_log(*[1.0] * 50) for _ in range(200)])
-    sample = statistics.sample
-    assert statistics.num_steps == 10_000 and len(sample.rewards) == 500
+    sampler = collect([make_log(*[1.0] * 50) for _ in range(200)]).sampler
+    sample = sampler.finish()
+    assert sampler.num_steps == 10_000 and len(sample.rewards) == 500
     assert abs(sample.episodes.mean() - 99.5) < 12  # Four standard errors: 200 / sqrt(12 * 500) = 2.6.
     assert (np.diff(sample.episodes) >= 0).all()
     assert abs(sample.observations[:, 0].mean() - (10 + 24.5)) < 2.7
@@ -125,6 +124,18 @@ def test_principal_components_of_scaled_columns():
     np.testing.assert_allclose(projections[:4], np.stack([np.sqrt(2) * one, other], 1), atol=1e-9)
     assert np.isnan(projections[4]).all()
     assert find_principal_components(np.ones((5, 3)))[0].shape == (5, 0)
+
+
+def test_many_columns_are_drawn_one_below_the_other_with_their_ranges(drawn):
+    (episode,) = load([make_log(1, 2, 3, size=8)])
+    observations, actions, _ = draw_episode(episode).axes
+    assert [label.get_text() for label in observations.get_yticklabels()] == [f"observation[{k}]" for k in range(8)]
+    (ranges,) = observations.child_axes
+    assert [label.get_text() for label in ranges.get_yticklabels()] == [f"10 to {10 + 3 * k}" for k in range(1, 9)]
+    for place, (steps, values) in enumerate(read_lines(observations)):
+        assert list(steps) == [0, 1, 2, 3]
+        np.testing.assert_allclose(values, np.linspace(-0.4, 0.4, 4) - place)
+    assert list(read_lines(actions)[0][1]) == pytest.approx([0, 0.1, 0.2])
 
 
 @pytest.mark.parametrize("num_rewards", [4, 20])
@@ -147,10 +158,11 @@ def test_all_cameras_and_texts_are_shown(num_rewards):
     steps = [label.get_text() for label in image.get_xticklabels()]
     assert steps[:2] == ["step 0", "step 1" if num_steps == 5 else "step 2"] and steps[-1] == f"step {num_steps - 1}"
     shown = [np.asarray(axes.images[0].get_array()) for axes in (first, image, wrist)]
-    assert (shown[0] == shown[1]).all() and shown[2].shape == (4, 60, 3)
+    assert (shown[0] == shown[1]).all() and shown[2].shape == (4, 60, 4)
     last = 10 * (len(steps) - 1)
-    assert (shown[1][:, :8] == images[0]).all() and (shown[1][:, last : last + 8] == images[-1]).all()
-    assert (shown[1][:, 10 * len(steps) :] == 255).all()
+    assert (shown[1][:, :8, :3] == images[0]).all() and (shown[1][:, last : last + 8, :3] == images[-1]).all()
+    assert (shown[1][:, :8, 3] == 255).all() and (shown[1][:, 8:10, 3] == 0).all()
+    assert (shown[1][:, 10 * len(steps) :, 3] == 0).all()
     assert [axes.get_ylabel() for axes in (actions, rewards)] == ["action", "reward"]
     assert list(describe_texts(episode)) == ["language_instruction: pick\\x1b up.", "observation['phase']: a, b."]
 
@@ -165,13 +177,13 @@ def test_names_of_fields_are_no_formulas(figures, drawn):
 
 
 def test_select_episodes_skips_empty_ones():
-    statistics = SourceStatistics()
+    statistics = DatasetStatistics(load([make_log(1)]))
     statistics.parts.episodes += [EpisodeSummary(0, b"", None, 0, "empty"), EpisodeSummary(1, b"", 1.0, 1, "timeouts")]
     assert select_episodes(statistics) == {1: "best return"}
 
 
 def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
-    statistics = SourceStatistics()
+    statistics = DatasetStatistics(load([make_log(1)]))
     pairs = [(5.0, 3), (1.0, 4), (2.0, 9), (9.0, 5), (None, 0), (3.0, 1), (float("nan"), 6), (4.0, 7)]
     statistics.parts.episodes += [
         EpisodeSummary(number, b"", total, length, "empty" if total is None else "timeouts")

@@ -1,0 +1,82 @@
+"""All statistics of a dataset from one pass: its summary, problems, findings, and a random sample of its steps."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from rlds2reverb.errors import Problem, SourceError
+from rlds2reverb.types.episode_batches import EpisodeBatch, batch_episodes
+from rlds2reverb.types.episodes import ProgressCallback, find_problems, read_until_error, show_progress
+from rlds2reverb.types.specs import Nest
+
+from .checks import DatasetChecks
+from .checks.findings import Finding
+from .source import Source
+from .step_sample import StepSampler
+from .summary import SummaryParts
+
+_MAX_PROBLEMS = 50
+
+
+class DatasetStatistics:
+    """The statistics of a dataset, after `read`.
+
+    Attributes:
+      source: the dataset.
+      parts: the summary of its episodes.
+      problems: the first problems found.
+      num_problems: number of problems found.
+      invalid: positions of the first episodes with problems.
+      error: the error at which the dataset could not be read any further, or None.
+      sampler: the random sample of steps; None if it was not requested.
+    """
+
+    def __init__(self, source: Source, *, max_problems: int = _MAX_PROBLEMS, has_sample: bool = False):
+        """Starts without episodes.
+
+        Args:
+          source: the dataset.
+          max_problems: maximum number of problems to keep.
+          has_sample: whether steps are sampled.
+        """
+        self.source, self.parts = source, SummaryParts()
+        self.problems: list[Problem] = []
+        self.num_problems, self.invalid = 0, list[int]()
+        self.error: SourceError | None = None
+        self.sampler = StepSampler() if has_sample else None
+        self._max_problems, self._checks = max_problems, DatasetChecks(source)
+        self._step_spec: Nest = None
+
+    def read(self, progress: ProgressCallback, stage: str) -> None:
+        """Reads the dataset to its end or to an error, and shows each episode as a part of a stage."""
+        errors: list[SourceError] = []
+        episodes = read_until_error(self.source.read(), errors)
+        for batch in batch_episodes(show_progress(episodes, progress, stage)):
+            self.add_batch(batch)
+        self.error = errors[0] if errors else None
+
+    def add_batch(self, batch: EpisodeBatch) -> None:
+        """Adds the next episodes, valid or not."""
+        position = len(self.parts.episodes)
+        first = next((episode for episode in batch.episodes if episode.num_steps), None)
+        if self._step_spec is None and first is not None:
+            self._step_spec = self.source.make_step_spec(first)
+        self.parts.add_batch(batch)
+        self._checks.add_batch(batch)
+        if not batch.is_valid(self._step_spec):
+            self._find_problems(batch, position)
+        if self.sampler is not None:
+            self.sampler.add_batch(batch, position)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What the checks have found; see `check_dataset`."""
+        return self._checks.finish()
+
+    def _find_problems(self, batch: EpisodeBatch, position: int) -> None:
+        for number, episode in enumerate(batch.episodes, position):
+            if found := find_problems(episode, self._step_spec):
+                self.problems += found[: max(0, self._max_problems - len(self.problems))]
+                self.num_problems += len(found)
+                if len(self.invalid) < _MAX_PROBLEMS:
+                    self.invalid.append(number)
