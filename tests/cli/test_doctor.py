@@ -81,6 +81,57 @@ def test_violated_requirements_are_problems_of_this_package_and_notes_of_others(
     assert process.returncode == 1 and "\n1 problem found; run the commands above\n" in process.stdout
 
 
+def answer(monkeypatch, returncode=0, stdout="", stderr=""):
+    """Makes all programs that the command starts end like this; returns the arguments of their calls."""
+    calls = []
+
+    def start(command, **options):
+        assert options["capture_output"] and options["text"]
+        calls.append((command, options))
+        return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    return calls
+
+
+def test_each_violated_requirement_that_the_lock_files_satisfy_is_found(capsys, monkeypatch):
+    expected = ["tensorflow-text 2.15 requires libclang, which is not installed."]
+    violated = [
+        "rlds2reverb 9 requires absent, which is not installed.",
+        "plugin 9 has requirement x<3, but you have x 3.",
+    ]
+    calls = answer(monkeypatch, 1, "\n".join([*expected, *violated]))
+    assert run(["doctor", "--quick"]) == 1
+    printed = capsys.readouterr().out
+    assert f"broken  requirements: {violated[0]}\n        pip install --no-deps" in printed
+    assert f"note    requirements: {violated[1]}" in printed and "libclang" not in printed
+    assert "\n1 problem found; run the commands above\n" in printed and "satisfied" not in printed
+    assert [command[1:] for command, _ in calls] == [["-m", "pip", "check"]]
+    for code, output in ((1, expected[0]), (0, "No broken requirements found."), (0, violated[0])):
+        answer(monkeypatch, code, output)
+        code, findings = doctor(capsys, "--quick")
+        assert (code, findings["requirements"]["result"]) == (0, "satisfied")
+    assert run(["doctor", "--quick"]) == 0
+    assert "no problems found (libraries were not loaded; leave out --quick to try them)" in capsys.readouterr().out
+
+
+def test_programs_that_fail_are_found_with_their_last_line(capsys, versions, monkeypatch):
+    for code, result in ((-6, "crashed (SIGABRT): it is odd"), (3, "exited with code 3: it is odd")):
+        calls = answer(monkeypatch, code, "text\n", "first\nit is odd\n")
+        exit_code, findings = doctor(capsys, "--timeout", "7")
+        assert exit_code == 1 and findings["TensorFlow"]["result"] == findings["h5py"]["result"] == result
+        assert findings["TensorFlow"]["fix"].startswith("pip install --no-deps -r requirements/py3")
+        assert all(options["timeout"] == 7 and options["env"]["PYTHONSAFEPATH"] == "1" for _, options in calls)
+    answer(monkeypatch, 0, "Loading\n2.15 with 2 cores\n", "a warning\n")
+    exit_code, findings = doctor(capsys)
+    assert (exit_code, findings["TensorFlow"]["result"]) == (0, "2.15 with 2 cores")
+
+
+def test_server_of_the_doctor_returns_the_written_item(capsys):
+    doctor_module.try_server()
+    assert capsys.readouterr().out == "wrote an item and read it back\n"
+
+
 BROKEN_LIBRARIES = {
     "numpy 2": ("numpy", "raise AttributeError('_ARRAY_API not found')", "AttributeError: _ARRAY_API not found"),
     "a crash of native code": ("tensorflow", "import os; os.abort()", "crashed (SIGABRT)"),
