@@ -21,6 +21,7 @@ from .returns import (
 )
 from .step_context_windows import StepContextWindows as StepContextWindows
 from .step_episodes import StepEpisodes as StepEpisodes
+from .step_offsets import StepOffsets as StepOffsets
 from .step_windows import StepWindows as StepWindows
 from .tf_data import episode_columns as episode_columns
 from .trajectory_windows import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows

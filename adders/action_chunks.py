@@ -25,8 +25,8 @@ class ActionChunks(ItemAdder):
     Zhao et al. (2023), "Learning fine-grained bimanual manipulation with low-cost hardware", section 4.
 
     Item: observation; `action`, `[length, ...]`, from the action of this step on; `mask`, bool `[length]`, False for
-    the zeros after the last action of the episode; and `field_names`. An item starts at each step but the last one,
-    which has no action.
+    the zeros after the last action of the episode; and `field_names`. An item starts at each step that has
+    an action, the last one of a truncated episode included if no observation follows it.
 
     Attributes:
       length: number of actions, at least 1.
@@ -39,6 +39,11 @@ class ActionChunks(ItemAdder):
     def __post_init__(self) -> None:
         require_count("length", self.length)
         require_no_mask(self.field_names, (fields.ACTION, MASK))
+
+    @property
+    def uses_all_actions(self) -> bool:
+        """Implements `ItemAdder.uses_all_actions`."""
+        return True
 
     def read(self, take: Take, places: Places) -> Any:
         """Implements `ItemAdder.read`."""

@@ -19,7 +19,7 @@ from rlds2reverb.types.specs import ArraySpec, Nest, map_structure, to_tensor_sp
 from rlds2reverb.types.tables import item_signature
 
 from .arrays import Array, namespace
-from .places import Places, Take, columns_step_spec, find_places, take_from
+from .places import Places, Take, columns_step_spec, find_ends, find_places, take_from
 
 #: Stands for a size that a spec leaves open.
 _UNKNOWN_SIZE = 7919
@@ -85,6 +85,16 @@ class ItemAdder:
         return type(self).read is not ItemAdder.read
 
     @property
+    def uses_all_actions(self) -> bool:
+        """Whether an action is used even if no observation follows it.
+
+        Such a last action of a truncated episode begins no transition, but policies can be cloned from it. The adder
+        then reads observations up to `Places.last_observation` and actions before `Places.last`. Datasets of `tf.data`
+        do not say whether an observation follows.
+        """
+        return False
+
+    @property
     def supports_batches(self) -> bool:
         """True if several episodes can be converted at once, bit for bit as each of them alone."""
         return not self.crosses_episodes
@@ -103,7 +113,7 @@ class ItemAdder:
 
         columns = map_structure(blank, step_spec)
         none = np.zeros(0, np.int64)
-        return _describe_rows(self._read_none(take_from(columns), Places(none, none, none)), step_spec)
+        return _describe_rows(self._read_none(take_from(columns), Places(none, none, none, none)), step_spec)
 
     def item_spec(self, step_spec: Nest) -> Nest:
         """Returns the `tf.TensorSpec`s of one item, for the table's signature; the `element_spec` of the item dataset.
@@ -150,7 +160,7 @@ class ItemAdder:
         if not self.supports_batches:
             return None
         try:
-            return self.cut(batch.steps, batch.num_steps)
+            return self._cut_episodes(batch.steps, batch.num_steps, batch.final_rows)
         except Exception as error:
             if _find_reason(error) is None:
                 raise
@@ -164,7 +174,8 @@ class ItemAdder:
             raise ValueError(f"the columns of episode {episode.index} must have equal lengths, got {sorted(sizes)}")
         self._require_suitable(episode)
         try:
-            return self.cut(episode.steps, np.array(sorted(sizes))).items
+            final_rows = np.array([episode.final_row], np.uint8)
+            return self._cut_episodes(episode.steps, np.array(sorted(sizes)), final_rows).items
         except Exception as error:
             reason = _find_reason(error)
             if reason is None:
@@ -179,6 +190,13 @@ class ItemAdder:
         if adder is not self or last_spec != spec:
             self.row_spec(columns_step_spec(episode.steps))
             _last_checked = self, spec
+
+    def _cut_episodes(self, columns: Nest, num_steps: np.ndarray, final_rows: np.ndarray) -> ItemBatch:
+        if not self.uses_all_actions:
+            return self.cut(columns, num_steps)
+        ends = find_ends(num_steps, final_rows)
+        counts = self.count(ends.num_steps)
+        return rows_as_items(self.read(take_from(columns), find_places(num_steps, ends, counts)), counts)
 
     def cut(self, columns: Nest, num_steps: np.ndarray) -> ItemBatch:
         """Returns all items of some episodes.
@@ -198,7 +216,7 @@ class ItemAdder:
           num_steps: int64 `[E]`, the number of steps of each episode.
         """
         counts = self.count(num_steps)
-        return self.read(take_from(columns), find_places(num_steps, counts)), counts
+        return self.read(take_from(columns), find_places(num_steps, find_ends(num_steps), counts)), counts
 
 
 def rows_as_items(rows: Nest, num_rows: np.ndarray) -> ItemBatch:

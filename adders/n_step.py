@@ -49,12 +49,22 @@ class Transitions(ItemAdder):
         require_count("n", self.n)
         require_number("gamma", self.gamma, 0, 1)
 
+    @property
+    def uses_all_actions(self) -> bool:
+        """Implements `ItemAdder.uses_all_actions`."""
+        return not self.reads_next
+
     def read(self, take: Take, places: Places) -> Any:
         """Implements `ItemAdder.read`."""
-        rows, lengths = places.row, namespace(places.row).minimum(self.n, places.last - places.row)
+        xp, rows = namespace(places.row), places.row
+        lengths = xp.minimum(self.n, places.last - rows)
         first = take(rows, (fields.OBSERVATION, fields.ACTION, *_SUMMED, *self.other_fields))
-        last = take(rows + lengths, (*((fields.OBSERVATION,) if self.reads_next else ()), fields.IS_TERMINAL))
-        rewards, discounts = _sum_steps(take, rows, lengths, self, first, last)
+        next_fields = (fields.OBSERVATION, fields.IS_TERMINAL) if self.reads_next else (fields.IS_TERMINAL,)
+        last_rows = rows + lengths
+        if self.uses_all_actions:
+            last_rows = xp.minimum(last_rows, places.last_observation)
+        last = take(last_rows, next_fields)
+        rewards, discounts = _sum_steps(take, rows, last_rows, lengths, self, first, last)
         power = 0 if self.n == 1 else lengths - 1
         return {
             **{name: first[name] for name in (fields.OBSERVATION, fields.ACTION)},
@@ -132,8 +142,9 @@ class NStep(ItemAdder):
         lengths = xp.minimum(self.n, places.last - rows)
         if self.grow_at_start:
             lengths = xp.where(places.number < num_growing, places.number + 1, lengths)
-        first, last = take(rows, None), take(rows + lengths, None)
-        rewards, discounts = _sum_steps(take, rows, lengths, self, first, last)
+        last_rows = rows + lengths
+        first, last = take(rows, None), take(last_rows, None)
+        rewards, discounts = _sum_steps(take, rows, last_rows, lengths, self, first, last)
         power = lengths if self.discount_power == "m" else lengths - 1
         extra_fields = _get_extra_fields(first)
         return {
@@ -183,7 +194,7 @@ class NStep(ItemAdder):
 
 
 def _sum_steps(
-    take: Take, rows: Array, lengths: Array, adder: Transitions | NStep, first: Any, last: Any
+    take: Take, rows: Array, last_rows: Array, lengths: Array, adder: Transitions | NStep, first: Any, last: Any
 ) -> tuple[Nest, Nest]:
     """Returns the discounted sums of the rewards over the steps of each item, and the products of the discounts.
 
@@ -193,10 +204,11 @@ def _sum_steps(
     Args:
       take: function that reads steps.
       rows: int64 `[N]`, the rows at which the items begin.
+      last_rows: int64 `[N]`, the rows at which they end.
       lengths: int64 `[N]`, their numbers of steps, at least 1.
       adder: the adder, for n and gamma.
       first: the steps at `rows`; used, like `last`, if n is 1.
-      last: the steps at `rows + lengths`.
+      last: the steps at `last_rows`.
     """
     xp = namespace(rows)
     if adder.n == 1:
@@ -210,11 +222,11 @@ def _sum_steps(
         if isinstance(rows, np.ndarray) and len(rows) > 1 and len(rows) * size > MAX_TERMS:
             middle = len(rows) // 2
             halves = [
-                _sum_steps(take, rows[half], lengths[half], adder, first, last)
+                _sum_steps(take, rows[half], last_rows[half], lengths[half], adder, first, last)
                 for half in (slice(middle), slice(middle, None))
             ]
             return tree.map_structure(lambda *parts: np.concatenate(parts), *halves)
-        chosen = rows + xp.minimum(arange(size + 1, rows)[:, None], lengths)
+        chosen = xp.minimum(rows + arange(size + 1, rows)[:, None], last_rows)
         taken = take(xp.ravel(chosen), _SUMMED)
         taken = map_structure(lambda column: split_axis(column, chosen), taken)
         steps, is_terminal = map_structure(lambda column: column[:-1], taken), taken[fields.IS_TERMINAL][1:]

@@ -102,8 +102,14 @@ def map_to_windows(adder: WindowAdder, columns: tf.data.Dataset) -> tf.data.Data
 
 
 def _read(adder: WindowAdder, steps: Nest, numbers: tf.Tensor, spec: Nest) -> Nest:
-    places = Places(tf.zeros_like(numbers), tf.zeros_like(numbers) + count_rows(steps) - 1, numbers)
+    places = _find_places(steps, numbers)
     return set_shapes(adder.read(take_from(steps), places), spec, 1)
+
+
+def _find_places(steps: Nest, numbers: tf.Tensor) -> Places:
+    """Returns the places of some items of one episode."""
+    last = tf.zeros_like(numbers) + count_rows(steps) - 1
+    return Places(tf.zeros_like(numbers), last, last, numbers)
 
 
 def continue_windows(adder: WindowAdder, columns: tf.data.Dataset, stride: int) -> tf.data.Dataset:
@@ -114,7 +120,7 @@ def continue_windows(adder: WindowAdder, columns: tf.data.Dataset, stride: int) 
 
     def read_rows(steps: Nest) -> Nest:
         rows = tf.range(count_rows(steps))
-        places = Places(tf.zeros_like(rows), tf.zeros_like(rows) + count_rows(steps) - 1, rows)
+        places = _find_places(steps, rows)
         return set_shapes(adder.read_rows(take_from(steps), rows, rows >= 0, places), row_spec, 1)
 
     def read_windows(state: tuple[Nest, tf.Tensor], rows: Nest) -> tuple[tuple[Nest, tf.Tensor], Nest]:

@@ -15,7 +15,7 @@ from rlds2reverb.types.specs import Nest, map_structure
 from .adder import ItemAdder
 from .arrays import Array, arange, namespace, repeat, split_axis
 from .padding import pad
-from .places import Places, Take, find_places, take_from
+from .places import Places, Take, find_ends, find_places, take_from
 
 
 class Ranges(NamedTuple):
@@ -122,7 +122,7 @@ class WindowAdder(ItemAdder):
           read: function that returns rows, see `read_rows`.
         """
         counts = self.count(num_steps)
-        places = find_places(num_steps, counts)
+        places = find_places(num_steps, find_ends(num_steps), counts)
         starts, stops, first_real, stop_real = self.find_ranges(places)
         # How many rows a window shares with the one before it; less than 0 if there are rows between them.
         overlap = np.zeros_like(starts)

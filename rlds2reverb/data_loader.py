@@ -27,6 +27,7 @@ from rlds2reverb.system.threads import map_ahead
 from rlds2reverb.types.arguments import require_count, require_defaults, take_arguments
 from rlds2reverb.types.episode_batches import batch_episodes
 from rlds2reverb.types.locations import is_server
+from rlds2reverb.types.nest_paths import list_paths
 from rlds2reverb.types.specs import Nest, map_structure
 
 DEFAULT_ITEMS = Transitions()
@@ -200,7 +201,7 @@ class _StoredBatches:
 
     def __init__(self, steps: StepColumns, options: _Options):
         self._steps, self._options = steps, options
-        self._names = sorted({str(column.path[0]) for column in steps.layout.columns})
+        self._names = list_paths(steps.layout.step_spec)
         self.index = ItemIndex(steps, options.items)
         if not self.index.num_items:
             raise SourceError("there are no items; check whether all episodes are shorter than an item")

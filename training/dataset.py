@@ -14,6 +14,7 @@ from tf_agents.specs.tensor_spec import BoundedTensorSpec
 from tf_agents.trajectories import time_step
 
 from rlds2reverb import ReplayServer, Selector, TableConfig, ingest, packed_signature
+from rlds2reverb.adders.places import find_ends
 from rlds2reverb.datasets import Source
 from rlds2reverb.datasets.action_specs import OF_DATA, describe_bounds, make_action_spec
 from rlds2reverb.datasets.checks import Finding
@@ -116,7 +117,6 @@ def open_dataset(
     warnings = list(source.warnings)
     _require_known(source.assumed_fields, config)
     dataset = _read_or_store(source, config, action_space, other_fields, progress, notes)
-    notes += dataset.describe_left_out((*fields.STEP_FIELDS, *other_fields))
     action_spec, about_bounds = make_action_spec(
         dataset.actions,
         action_space,
@@ -151,13 +151,17 @@ def open_dataset(
     is_used[has_transitions], is_validated[has_transitions] = is_kept, is_held_out
     transform = fit_reward(config, dataset.returns, source.name)
     goals = find_goal_sampling(config, time_step_spec, action_spec)
+    adder = make_adder(config, time_step_spec, action_spec, goals=goals)
+    kept_fields = (*fields.STEP_FIELDS, *other_fields)
+    notes = [*dataset.describe_left_out(kept_fields, uses_all_actions=adder.uses_all_actions), *notes]
+    ends = find_ends(dataset.steps.num_steps, dataset.steps.final_rows if adder.uses_all_actions else None)
     common: dict[str, Any] = {
         "name": source.name,
         "time_step_spec": time_step_spec,
         "action_spec": action_spec,
         "fingerprint": dataset.fingerprint,
-        "adder": make_adder(config, time_step_spec, action_spec, goals=goals),
-        "num_transitions": int((dataset.steps.num_steps[is_used] - 1).sum()),
+        "adder": adder,
+        "num_transitions": int((ends.num_steps[is_used] - 1).sum()),
         "returns": dataset.returns,
         "num_episodes": int(is_kept.sum()),
         "moments": moments,
@@ -170,7 +174,7 @@ def open_dataset(
     items = partial(
         StoredItems,
         dataset.steps,
-        common["adder"],
+        adder,
         1,
         seed=config.seed,
         convert=convert,

@@ -32,22 +32,26 @@ class EpisodeBatch:
     __repr__ = short_repr
 
     @classmethod
-    def from_columns(cls, steps: dict[str, Nest], num_steps: np.ndarray) -> EpisodeBatch:
+    def from_columns(
+        cls, steps: dict[str, Nest], num_steps: np.ndarray, final_rows: np.ndarray | None = None
+    ) -> EpisodeBatch:
         """Returns a batch of concatenated columns, which are split into episodes only if those are accessed.
 
         Args:
           steps: columns `[R, ...]` of all episodes.
           num_steps: int64 `[E]`, the number of steps of each episode, at least 1.
+          final_rows: see `final_rows`; None if all last steps hold final observations.
         """
+        final_rows = np.zeros(len(num_steps), np.uint8) if final_rows is None else final_rows
         batch = cls(SplitEpisodes(steps, num_steps))
-        vars(batch).update(steps=steps, num_steps=num_steps)  # The values of the cached properties.
+        vars(batch).update(steps=steps, num_steps=num_steps, final_rows=final_rows)  # The cached properties.
         return batch
 
     def with_steps(self, steps: dict[str, Nest]) -> EpisodeBatch:
         """Returns the same episodes with other columns `[R, ...]`, which are not copied."""
         parts = SplitEpisodes(steps, self.num_steps)
         batch = EpisodeBatch([replace(one, steps=part.steps) for one, part in zip(self.episodes, parts, strict=True)])
-        vars(batch).update(steps=steps, num_steps=self.num_steps)
+        vars(batch).update(steps=steps, num_steps=self.num_steps, final_rows=self.final_rows)
         return batch
 
     def select(self, is_kept: np.ndarray) -> EpisodeBatch | None:
@@ -58,7 +62,7 @@ class EpisodeBatch:
             return None
         rows = np.repeat(is_kept, self.num_steps)
         columns = map_structure(lambda column: column[rows], self.steps)
-        return EpisodeBatch.from_columns(columns, self.num_steps[is_kept])
+        return EpisodeBatch.from_columns(columns, self.num_steps[is_kept], self.final_rows[is_kept])
 
     @cached_property
     def steps(self) -> dict[str, Nest]:
@@ -72,6 +76,11 @@ class EpisodeBatch:
     def num_steps(self) -> np.ndarray:
         """The number of steps of each episode, int64 `[E]`."""
         return np.array([episode.num_steps for episode in self.episodes], np.int64)
+
+    @cached_property
+    def final_rows(self) -> np.ndarray:
+        """What the last step of each episode holds, uint8 `[E]`; see `FinalRow`."""
+        return np.array([episode.final_row for episode in self.episodes], np.uint8)
 
     def locate(self, row: int) -> tuple[int, int]:
         """Returns the index of the episode of a row of `steps`, and its step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,6 +28,17 @@ class Contradiction(NamedTuple):
     step: int | None
     field: str
     message: str
+
+
+class FinalRow(IntEnum):
+    """What the last step of an episode holds."""
+
+    #: The observation after the last action.
+    OBSERVATION = 0
+    #: The last action of a truncated episode, after which there is no observation; no transition begins there.
+    ACTION = 1
+    #: Zeros in place of an unknown observation after the last action.
+    PLACEHOLDER = 2
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,14 @@ class Episode:
     @property
     def is_end_known(self) -> bool:
         """True if the last step is the final observation after the last action of the source."""
-        return not (self.dropped_last_transition or self.unknown_final_observation)
+        return self.final_row is FinalRow.OBSERVATION
+
+    @property
+    def final_row(self) -> FinalRow:
+        """What the last step holds."""
+        if self.dropped_last_transition:
+            return FinalRow.ACTION
+        return FinalRow.PLACEHOLDER if self.unknown_final_observation else FinalRow.OBSERVATION
 
 
 #: Called with a stage, such as 'check', 'read' or 'write', and each of its episodes.

@@ -38,10 +38,10 @@ class LeftOut:
     boundary_values: int = 0
     first_boundary_values: int | None = None
 
-    def count_left_out(self, batch: EpisodeBatch) -> None:
-        """Adds the counts of some episodes, valid or not."""
+    def count_left_out(self, batch: EpisodeBatch, *, uses_all_actions: bool = False) -> None:
+        """Adds the counts of some episodes, valid or not, of which an adder may use the last actions."""
         for episode in batch.episodes:
-            self.dropped_last_transition += episode.dropped_last_transition
+            self.dropped_last_transition += episode.dropped_last_transition and not uses_all_actions
             self.unbootstrapped += episode.unknown_final_observation and not episode.is_terminal
             if rows := episode.discontinuities:
                 found = LeftOut(discontinuities=len(rows), first_discontinuous_episode=episode.index)

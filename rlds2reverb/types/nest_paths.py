@@ -1,4 +1,4 @@
-"""Dotted paths, such as 'camera.front', of the parts of nested observations."""
+"""Dotted paths, such as 'camera.front', of the parts of nested observations and steps."""
 
 from __future__ import annotations
 
@@ -85,6 +85,32 @@ def replace_part(nest: Any, keys: Keys, function: Callable[[Any], Any]) -> Any:
     if _is_space(nest):
         return type(nest)(children if isinstance(nest.spaces, dict) else list(children.values()))
     return children if isinstance(nest, dict) else tuple(children.values())
+
+
+def select_parts(nest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Returns the nested dicts with only those parts that some paths name.
+
+    Args:
+      nest: nested dicts, such as steps.
+      paths: keys of the outermost dict, or paths of parts of the dicts in it.
+
+    Raises:
+      KeyError: If there is no such part, or it is in a tuple.
+    """
+    chosen: dict[str, Any] = {}
+    for path in paths:
+        target, keys = chosen, (path,) if path in nest else _find(nest, path)
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+        target[keys[-1]] = get_part(nest, keys)
+    return chosen
+
+
+def list_paths(nest: dict[str, Any]) -> list[str]:
+    """Returns the paths of nested dicts of which `select_parts` can select parts, in sorted order."""
+    return sorted(
+        format_path(keys) for keys, _ in _walk(nest, ()) if keys and all(isinstance(key, str) for key in keys)
+    )
 
 
 def format_path(keys: Keys) -> str:

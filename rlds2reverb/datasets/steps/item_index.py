@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from rlds2reverb.adders.adder import ItemAdder
-from rlds2reverb.adders.places import Places
+from rlds2reverb.adders.places import Places, find_ends
 from rlds2reverb.types.fingerprints import mix_bits
 from rlds2reverb.types.sample_info import note_repeated_items
 
@@ -30,11 +30,12 @@ class ItemIndex:
           adder: the adder of the items.
           is_used: bool `[E]`, the episodes whose items have numbers; None for all.
         """
-        counts = adder.count(steps.num_steps)
+        ends = find_ends(steps.num_steps, steps.final_rows if adder.uses_all_actions else None)
+        counts = adder.count(ends.num_steps)
         counts = counts if is_used is None else np.where(is_used, counts, 0)
         self._item_ends = np.cumsum(counts)
         self._first_items = self._item_ends - counts
-        self._first_rows, self._last_rows = steps.starts, steps.ends - 1
+        self._first_rows, self._ends = steps.starts, ends
         self.num_items = int(counts.sum())
 
     def find_places(self, items: np.ndarray) -> Places:
@@ -44,7 +45,8 @@ class ItemIndex:
           items: int64 `[N]`, in [0, `num_items`).
         """
         episodes = np.searchsorted(self._item_ends, items, side="right")
-        return Places(self._first_rows[episodes], self._last_rows[episodes], items - self._first_items[episodes])
+        numbers = items - self._first_items[episodes]
+        return Places(self._first_rows[episodes], *(part[episodes] for part in self._ends[1:]), numbers)
 
 
 def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields as dataclass_fields
 from typing import Any
 
@@ -14,14 +14,16 @@ import tree
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode, SplitEpisodes
+from rlds2reverb.types.nest_paths import select_parts
 from rlds2reverb.types.specs import ArraySpec, Nest, concatenate, describe, leaves, path_name
 
 from .image_files import Decoder, decode_column, decode_image
 
 #: Arrays of a part. Each text or image column has two more, and each column of frames one.
 ROWS, EPISODES, ATTRIBUTES = "rows", "episodes", "attributes"
-#: One record per episode: its number of steps, the digest of its content, and the end of its attributes.
-EPISODE_RECORD = np.dtype([("num_steps", "<i8"), ("digest", "u1", 16), ("attributes_end", "<i8")])
+#: One record per episode: its number of steps, what the last one holds (see `FinalRow`), the digest of its content, and
+#: the end of its attributes.
+EPISODE_RECORD = np.dtype([("num_steps", "<i8"), ("final_row", "u1"), ("digest", "u1", 16), ("attributes_end", "<i8")])
 #: Arrays of at least this size per step, such as raw images, are not packed into rows with the others.
 _MIN_FRAME_BYTES = 2048
 _IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
@@ -136,12 +138,13 @@ class Layout:
     def restore(self, values: Mapping[int, Any]) -> dict[str, Nest]:
         """Returns the nest of steps from the values of columns, by number; top-level fields may be missing."""
         parts = self._structure.items()
-        return {name: _fill(part, values) for name, part in parts if next(iter(tree.flatten(part)), None) in values}
+        return {
+            name: fill_structure(part, values) for name, part in parts if next(iter(tree.flatten(part)), None) in values
+        }
 
-    def select(self, names: Iterable[str] | None) -> list[int]:
-        """Returns the numbers of the columns of some fields, such as 'observation'; None for all."""
-        wanted = None if names is None else {*names}
-        return [number for number, column in enumerate(self.columns) if wanted is None or column.path[0] in wanted]
+    def select(self, names: Sequence[str] | None) -> dict[str, Any]:
+        """Returns the nest of the numbers of some fields, or of their parts (see `select_parts`); None for all."""
+        return self._structure if names is None else select_parts(self._structure, names)
 
     def array_specs(self) -> dict[str, ArraySpec]:
         """Returns the dtype of each array of a part, and the shape of its elements."""
@@ -191,7 +194,8 @@ class Layout:
         has_attributes = not isinstance(batch.episodes, SplitEpisodes)
         attributes = [encode_attributes(episode) for episode in batch.episodes] if has_attributes else []
         records = np.zeros(len(num_steps), EPISODE_RECORD)
-        records["num_steps"], records["attributes_end"] = num_steps, num_bytes[ATTRIBUTES]
+        records["num_steps"], records["final_row"] = num_steps, batch.final_rows
+        records["attributes_end"] = num_bytes[ATTRIBUTES]
         records["attributes_end"] += np.cumsum([len(text) for text in attributes]) if has_attributes else 0
         if digests is not None:
             records["digest"] = np.frombuffer(b"".join(digests), np.uint8).reshape(len(num_steps), -1)
@@ -333,11 +337,12 @@ def _describe_array(array: np.ndarray) -> tuple[str, list[int], list[Any]]:
     return array.dtype.str, list(array.shape), items
 
 
-def _fill(structure: Any, values: Mapping[int, Any]) -> Nest:
+def fill_structure(structure: Any, values: Mapping[int, Any]) -> Nest:
+    """Returns a nest of the numbers of columns with their values in place of them."""
     if isinstance(structure, Mapping):
-        return {name: _fill(part, values) for name, part in structure.items()}
+        return {name: fill_structure(part, values) for name, part in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return tuple(_fill(part, values) for part in structure)
+        return tuple(fill_structure(part, values) for part in structure)
     return values[structure]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +115,17 @@ class LoadedSteps:
         """The spec of an observation, whose floats are float32."""
         return map_structure(cast_spec, self.steps.layout.step_spec[fields.OBSERVATION])
 
-    def describe_left_out(self, kept: Sequence[str]) -> list[str]:
+    def describe_left_out(self, kept: Sequence[str], *, uses_all_actions: bool) -> list[str]:
         """Returns sentences about data that are not learned from, or in a different form.
 
         Args:
           kept: names of the fields that are learned from.
+          uses_all_actions: whether last actions without a next observation are used.
         """
+        left_out = replace(self.left_out, dropped_last_transition=0) if uses_all_actions else self.left_out
         unused = [repr(name) for name in sorted(self.step_spec) if name not in kept]
         joined = describe_joined_actions(self.step_spec[fields.ACTION])
-        notes = [*self.left_out.describe_left_out(), *joined]
+        notes = [*left_out.describe_left_out(), *joined]
         if unused:
             are_left_out = f"step field {unused[0]} is" if len(unused) == 1 else f"step fields {', '.join(unused)} are"
             notes.append(f"the {are_left_out} left out: agents learn from {', '.join(fields.STEP_FIELDS)} only")
@@ -243,7 +245,7 @@ def _find_texts(columns: Nest, path: str) -> list[str]:
 
 
 def _convert_batch(batch: EpisodeBatch) -> EpisodeBatch:
-    return EpisodeBatch.from_columns(convert_columns(batch.steps), batch.num_steps)
+    return EpisodeBatch.from_columns(convert_columns(batch.steps), batch.num_steps, batch.final_rows)
 
 
 def convert_columns(steps: dict[str, Nest]) -> dict[str, Nest]:
@@ -307,7 +309,7 @@ class _Builder:
             kept = self._observations.decode_images(kept, self._decode_images)
         steps = {name: kept.steps[name] for name in self._names}
         self._steps = self._steps or MemoryColumns(Layout.of_steps(steps))
-        self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps))
+        self._steps.append(EpisodeBatch.from_columns(steps, kept.num_steps, kept.final_rows))
 
     def finish(self, texts: Sequence[str], num_empty: int) -> LoadedSteps:
         """Returns the result; see `LoadedSteps`."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tree
 
 from rlds2reverb.errors import CorruptFileError
 from rlds2reverb.types.episode_batches import EpisodeBatch
@@ -16,7 +17,7 @@ from rlds2reverb.types.fingerprints import Fingerprint
 from rlds2reverb.types.specs import Nest
 
 from .image_files import Decoder, decode_images, keep_files
-from .layout import ATTRIBUTES, EPISODES, ROWS, Layout, array_name, blank_images, read_attributes
+from .layout import ATTRIBUTES, EPISODES, ROWS, Layout, array_name, blank_images, fill_structure, read_attributes
 
 #: Size from which on a part in memory is followed by another one.
 PART_BYTES = 32 << 20
@@ -34,6 +35,7 @@ class StepColumns:
       num_steps: int64 `[E]`, the number of steps of each episode.
       starts: int64 `[E]`, the first row of each episode.
       ends: int64 `[E]`, the row after the last one of each episode.
+      final_rows: uint8 `[E]`, what the last step of each episode holds; see `FinalRow`.
     """
 
     def __init__(self, layout: Layout, parts: Sequence[Mapping[str, np.ndarray]]):
@@ -46,6 +48,7 @@ class StepColumns:
         records = [part[EPISODES] for part in self._parts]
         self._records = np.concatenate(records) if records else np.zeros(0, layout.array_specs()[EPISODES].dtype)
         self.num_steps: np.ndarray = self._records["num_steps"].astype(np.int64)
+        self.final_rows: np.ndarray = self._records["final_row"]
         self.ends = np.cumsum(self.num_steps)
         self.starts: np.ndarray = self.ends - self.num_steps
         has_steps = self.num_steps > 0
@@ -80,7 +83,7 @@ class StepColumns:
     def take(
         self,
         rows: np.ndarray,
-        names: Iterable[str] | None = None,
+        names: Sequence[str] | None = None,
         *,
         decode: Decoder = decode_images,
         with_images: bool = True,
@@ -89,7 +92,7 @@ class StepColumns:
 
         Args:
           rows: int64 `[N]`, each at least 0 and below `len(self)`.
-          names: fields to read, such as 'observation'; None for all.
+          names: fields to read, or dotted paths of their parts, such as 'observation.state'; None for all.
           decode: function that decodes images.
           with_images: whether images are read; read-only zeros stand for them otherwise.
 
@@ -103,7 +106,8 @@ class StepColumns:
         self._require_mapped()
         values: dict[int, np.ndarray] = {}
         packed = None
-        for number in self.layout.select(names):
+        structure = self.layout.select(names)
+        for number in tree.flatten(structure):
             column = self.layout.columns[number]
             if column.is_image and not with_images:
                 values[number] = blank_images(len(rows), column.pixels or column.spec)
@@ -118,8 +122,8 @@ class StepColumns:
                 if column.pixels is None:
                     values[number] = np.array(texts, object)
                 else:
-                    values[number] = column.decode(texts, decode, lambda place: self._locate(rows[place]))
-        return self.layout.restore(values)
+                    values[number] = column.decode(texts, decode, lambda place: self._locate(int(rows[place])))
+        return fill_structure(structure, values)
 
     def _locate(self, row: int) -> tuple[int, int]:
         """Returns the index of the episode of a row, and its step."""
@@ -142,7 +146,7 @@ class StepColumns:
             steps = self.take(rows, decode=decode_images if image_decoding else keep_files, with_images=with_images)
             yield Episode(steps, index, **self._read_attributes(index))
 
-    def read_batches(self, names: Iterable[str] | None = None) -> Iterator[tuple[dict[str, Nest], np.ndarray]]:
+    def read_batches(self, names: Sequence[str] | None = None) -> Iterator[tuple[dict[str, Nest], np.ndarray]]:
         """Yields the steps of some episodes after the other, and how many each of them has, int64 `[E]`.
 
         Args:

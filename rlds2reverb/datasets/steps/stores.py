@@ -59,7 +59,7 @@ _PART_MANIFEST = "part.json"
 _LOCK = ".lock"
 #: File that says that `require_valid_store` has found no problem.
 _VALID = "valid.json"
-_VERSION = 1
+_VERSION = 2
 _PART_NAME = re.compile(r"part-\d{4}")
 _FILE_NAME = re.compile(
     rf"{ROWS}|{EPISODES}|{ATTRIBUTES}|column-\d{{2,}}-(bytes|ends|frames)|{re.escape(_PART_MANIFEST)}"

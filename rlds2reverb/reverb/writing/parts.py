@@ -115,7 +115,7 @@ def scan_episodes(conversion: ItemConversion, episodes: Iterable[Episode]) -> Sc
         num_items = dict.fromkeys((episode.index for episode in batch.episodes), -1)
         digests = dict.fromkeys(num_items, bytes(_DIGEST_BYTES))
         if kept is not None:
-            report.add_batch(kept)
+            report.add_batch(kept, conversion.adder)
             counts = conversion.count_items(kept)
             report.items += int(counts.sum())
             report.episodes_too_short += int((counts == 0).sum())

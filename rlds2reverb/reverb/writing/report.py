@@ -16,6 +16,7 @@ from rlds2reverb.datasets.transforms import describe_changes
 from rlds2reverb.errors import Problem
 from rlds2reverb.system.text import format_bytes, format_facts, format_number
 from rlds2reverb.types.episode_batches import EpisodeBatch
+from rlds2reverb.types.items import EpisodeAdder
 from rlds2reverb.types.left_out import LeftOut
 from rlds2reverb.types.short_repr import short_repr
 
@@ -159,14 +160,14 @@ class IngestReport(LeftOut):
         for sentence in self.notes:
             _issue_warning(sentence)
 
-    def add_batch(self, batch: EpisodeBatch) -> None:
-        """Adds the counts of episodes that are written."""
+    def add_batch(self, batch: EpisodeBatch, adder: EpisodeAdder) -> None:
+        """Adds the counts of episodes whose items are written."""
         for episode in batch.episodes:
             self.episodes += 1
             self.steps += episode.num_steps
             self.bytes += episode.num_bytes
             self.unterminated += episode.unterminated
-        self.count_left_out(batch)
+        self.count_left_out(batch, uses_all_actions=getattr(adder, "uses_all_actions", False))
 
     def merge_counts(self, other: IngestReport) -> None:
         """Adds the counts, seconds and problems of the report of other episodes of the same dataset."""

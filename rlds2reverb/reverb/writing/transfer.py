@@ -222,7 +222,7 @@ class Transfer:
         if kept is None:
             return []
         fingerprint.update(b"".join(episode_digests(kept)))
-        self.report.add_batch(kept)
+        self.report.add_batch(kept, self.conversion.adder)
         blocks = [] if count_only else self.conversion.convert(kept)
         self.report.items += sum(len(block.starts) for block in blocks)
         self.report.episodes_too_short += sum(int((block.num_items == 0).sum()) for block in blocks)

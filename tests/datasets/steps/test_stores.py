@@ -380,7 +380,7 @@ def test_prune_deletes_only_files_of_stores(tmp_path, data, capsys):
     (tmp_path / "incomplete" / MANIFEST).rename(tmp_path / "incomplete/plan.json")
     (tmp_path / "incomplete/part-0000/notes.txt").write_text("mine")
     manifest = tmp_path / "damaged" / MANIFEST
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 7'))
     (tmp_path / "damaged/part-9999").symlink_to(tmp_path / "incomplete/part-0000")
     foreign = {"thesis/plan.json": "{}", "shop/store.json": '{"open": true}', "runs/part-0000/rows": "1"}
     for name, text in foreign.items():
