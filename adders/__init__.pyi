@@ -1,8 +1,8 @@
-from .action_chunks import ActionChunks as ActionChunks, ChunkTransitions as ChunkTransitions
 from .adder import ItemAdder as ItemAdder
 from .adder_contract import check_adder as check_adder
 from .arrays import namespace as namespace
 from .chain import compose as compose
+from .chunk_transitions import ChunkTransitions as ChunkTransitions
 from .column_adder import ColumnAdder as ColumnAdder
 from .gae import GAE as GAE
 from .goal_relabel import GoalRelabel as GoalRelabel
@@ -26,4 +26,4 @@ from .step_windows import StepWindows as StepWindows
 from .tf_data import episode_columns as episode_columns
 from .trajectory_windows import TrajectoryEpisodes as TrajectoryEpisodes, TrajectoryWindows as TrajectoryWindows
 from .window_adder import Ranges as Ranges, WindowAdder as WindowAdder, unpadded as unpadded
-from .windows import PaddedWindows as PaddedWindows, Windows as Windows
+from .windows import Windows as Windows

@@ -107,13 +107,17 @@ class StepOffsets(ItemAdder):
         """Implements `ItemAdder.read`."""
         item: dict[str, Any] = {}
         masks: dict[str, Array] = {}
+        groups: dict[Any, list[str]] = {}  # Fields that are read at the same rows.
         for name, offsets in self.offsets.items():
-            rows, masks[name] = _find_rows(places, name, offsets)
-            part = take(namespace(rows).ravel(rows), (name,))
+            groups.setdefault((offsets, name.split(".")[0] in _STATE_FIELDS), []).append(name)
+        for (offsets, is_state), names in groups.items():
+            rows, is_real = _find_rows(places, offsets, places.last_observation if is_state else places.last - 1)
+            part = take(namespace(rows).ravel(rows), names)
             if not isinstance(offsets, int):
                 part = map_structure(partial(split_axis, like=rows), part)
             _merge(item, part)
-        return {**item, MASK: masks}
+            masks.update(dict.fromkeys(names, is_real))
+        return {**item, MASK: {name: masks[name] for name in self.offsets}}
 
 
 def _convert_offsets(name: str, given: Any) -> int | tuple[int, ...]:
@@ -123,10 +127,9 @@ def _convert_offsets(name: str, given: Any) -> int | tuple[int, ...]:
     return offsets[0] if isinstance(given, int) else offsets
 
 
-def _find_rows(places: Places, name: str, offsets: int | Sequence[int]) -> tuple[Array, Array]:
-    """Returns the rows of a field, int64 `[N, K]` or `[N]`, and which of them are not padding."""
+def _find_rows(places: Places, offsets: int | Sequence[int], last: Array) -> tuple[Array, Array]:
+    """Returns the rows at some offsets, int64 `[N, K]` or `[N]`, up to the last one, and which are not padding."""
     xp = namespace(places.row)
-    last = places.last_observation if name.split(".")[0] in _STATE_FIELDS else places.last - 1
     if isinstance(offsets, int):
         rows, first = places.row + offsets, places.first
     else:

@@ -153,9 +153,13 @@ class TrajectoryEpisodes(_TrajectoryAdder):
 
 @dataclass(frozen=True)
 class PaddedTrajectoryWindows(ContextAdder):
-    """TF-Agents trajectories `[length, ...]` of `PaddedWindows`.
+    """TF-Agents trajectories of up to `length` steps from each step on, as sequence models learn from them.
 
-    The policy info contains the step field `policy_info` and `mask`, bool `[length]`.
+    Chen et al. (2021), "Decision Transformer", arXiv:2106.01345; the authors' code, gym/experiment.py.
+
+    An item starts at each step but the last one, which has no action and is in no item. The items at the end of an
+    episode have fewer steps, which follow zeros. The policy info contains the step field `policy_info` and `mask`, bool
+    `[length]`, False for the zeros.
 
     Attributes:
       length: maximum number of steps, at least 1.

@@ -27,10 +27,10 @@ from typing import Any
 from bench_data import make_float_episodes, make_image_episodes, print_machine
 from records import parse_arguments, record
 
-from rlds2reverb import ActionChunks, Transitions, batches, load, write_dataset
+from rlds2reverb import StepOffsets, Transitions, batches, load, write_dataset
 
 BATCH_SIZE, CHUNK, BUFFER, WARM_UP = 256, 8, 10_000, 20
-ITEMS = {"vectors": Transitions(), "images": ActionChunks(CHUNK)}
+ITEMS = {"vectors": Transitions(), "images": StepOffsets({"observation": 0, "action": range(CHUNK)})}
 BASELINES = ("TFDS, batched by tf.data", "TFDS, collated by PyTorch")
 HAS_TORCH = find_spec("torch") is not None
 
@@ -60,9 +60,8 @@ def make_items(kind: str, path: str, shard: int, num_shards: int) -> Any:
             items |= {"observation": observation[:-1], "next_observation": observation[1:]}
         else:
             places = tf.range(last)[:, None] + tf.range(CHUNK)
-            mask = places < last
-            actions = tf.gather(steps["action"], tf.minimum(places, last)) * tf.cast(mask, tf.float32)[..., None]
-            items = {"observation": steps["observation"][:-1], "action": actions, "mask": mask}
+            actions = tf.gather(steps["action"], tf.minimum(places, last - 1))
+            items = {"observation": steps["observation"][:-1], "action": actions, "mask": places < last}
         return tf.data.Dataset.from_tensor_slices(items)
 
     def decode(item: dict[str, Any]) -> dict[str, Any]:

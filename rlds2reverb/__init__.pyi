@@ -1,6 +1,5 @@
 from .adders import (
-    ActionChunks as ActionChunks,
-    PaddedWindows as PaddedWindows,
+    StepOffsets as StepOffsets,
     TrajectoryEpisodes as TrajectoryEpisodes,
     TrajectoryWindows as TrajectoryWindows,
     Transitions as Transitions,

@@ -138,7 +138,7 @@ class _Options:
         else:
             require_count("epochs", self.epochs)
         if not isinstance(self.items, ItemAdder) or not self.items.reads_at_random:
-            kinds = "Transitions, Windows, PaddedWindows, ActionChunks or another adder with a method read"
+            kinds = "Transitions, StepOffsets, Windows or another adder with a method read"
             raise TypeError(f"items must be of a kind that can be read at random ({kinds}), got {self.items!r}")
 
 
@@ -166,7 +166,7 @@ def batches(options: _Options) -> Batches:  # noqa: D417 - The arguments are tho
       source: a dataset (any argument of `load`, or a `Source`), which is read into memory; a store, whose files are
         mapped into memory; or servers: an address 'HOST:PORT', a `ReplayServer`, and so on (see `sample`).
       batch_size: number of items per batch of each process, at least 1.
-      items: the kind of the items: `Transitions`, `Windows`, `PaddedWindows`, `ActionChunks`, or another adder.
+      items: the kind of the items: `Transitions`, `StepOffsets`, `Windows`, or another adder.
       seed: random seed for sampling and for the order of epochs, in [0, 2^31).
       epochs: number of epochs, at least 1; None to sample with replacement.
       drop_last: whether to leave out the incomplete batches at the end of each epoch.

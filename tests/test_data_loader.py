@@ -15,17 +15,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 from reference_impls import assert_equal_nests, episode
 
-from rlds2reverb import (
-    ActionChunks,
-    PaddedWindows,
-    ReplayServer,
-    TableConfig,
-    Transitions,
-    Windows,
-    batches,
-    ingest,
-    load,
-)
+from rlds2reverb import ReplayServer, StepOffsets, TableConfig, Transitions, Windows, batches, ingest, load
 from rlds2reverb.adders import NStep, ReturnToGo, StepWindows
 from rlds2reverb.errors import InvalidEpisodeError, SourceError
 from rlds2reverb.types.episodes import Episode
@@ -33,6 +23,7 @@ from rlds2reverb.types.episodes import Episode
 EPISODES = [episode(length, terminal=length % 2 == 0, start=20.0 * length) for length in (4, 1, 7, 3)]
 SOURCE = load(EPISODES)
 NUM_TRANSITIONS = 11
+CHUNKS = StepOffsets({"observation": 0, "action": range(2), "language_instruction": 0})
 
 
 def make_images(count):
@@ -95,34 +86,32 @@ def test_windows_match_those_of_the_adder():
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_action_chunks_are_padded_after_the_last_action(is_stored, tmp_path):
     options = {"cache_dir": tmp_path} if is_stored else {}
-    chunks = ActionChunks(2, ("language_instruction",))
-    (batch,) = batches([robot_episode()], 3, items=chunks, epochs=1, **options)
+    (batch,) = batches([robot_episode()], 3, items=CHUNKS, epochs=1, **options)
     place = np.argsort(batch["observation"]["state"][:, 0])
-    assert batch["action"][place, :, 0].tolist() == [[10, 11], [11, 12], [12, 0]]
-    assert batch["mask"][place].tolist() == [[True, True], [True, True], [True, False]]
+    assert batch["action"][place, :, 0].tolist() == [[10, 11], [11, 12], [12, 12]]
+    assert batch["mask"]["action"][place].tolist() == [[True, True], [True, True], [True, False]]
     assert batch["observation"]["image"].shape == (3, 4, 5, 3)
     assert batch["observation"]["image"][place, 0, 0, 0].tolist() == [0, 40, 80]
     assert batch["language_instruction"].tolist() == [b"lift the cup"] * 3
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-def test_padded_windows_match_a_naive_loop(is_stored, tmp_path):
+def test_windows_of_offsets_match_a_naive_loop(is_stored, tmp_path):
     options = {"cache_dir": tmp_path} if is_stored else {}
-    parts = list(batches(EPISODES, 4, items=PaddedWindows(3, ("observation", "action")), epochs=1, **options))
+    items = StepOffsets({"observation": range(-1, 2), "action": range(-1, 2)})
+    parts = list(batches(EPISODES, 4, items=items, epochs=1, **options))
     got = tree.map_structure(lambda *columns: np.concatenate(columns), *parts)
     expected = []
     for steps in EPISODES:
         num_actions = len(steps["action"]) - 1
-        for start in range(num_actions):
-            rows = range(start, min(start + 3, num_actions))
-            padding = [0.0] * (3 - len(rows))
-            expected.append([*padding, *(steps["observation"][row][0] for row in rows)])
-            expected[-1] += [*padding, *(steps["action"][row].ravel()[0] for row in rows), len(padding)]
+        for step in range(num_actions):
+            rows = [min(max(row, 0), num_actions) for row in range(step - 1, step + 2)]
+            expected.append([steps["observation"][row][0] for row in rows])
+            expected[-1] += [steps["action"][min(row, num_actions - 1)].ravel()[0] for row in rows]
+            expected[-1] += [step > 0, True, True, step > 0, True, step + 1 < num_actions]
     first = lambda column: column.reshape(len(column), 3, -1)[..., 0]  # noqa: E731
-    num_padded = (~got["mask"]).sum(axis=1)
-    found = np.column_stack([first(got["observation"]), first(got["action"]), num_padded])
-    assert (got["mask"] == (np.arange(3) >= num_padded[:, None])).all()
-    np.testing.assert_allclose(sorted(found.tolist()), sorted(expected))
+    columns = [first(got["observation"]), first(got["action"]), got["mask"]["observation"], got["mask"]["action"]]
+    np.testing.assert_allclose(sorted(np.column_stack(columns).tolist()), sorted(expected))
 
 
 def test_sampled_batches_depend_on_seed_and_step_only():
@@ -213,12 +202,6 @@ def test_invalid_arguments_raise(options, error, message):
         batches(SOURCE, **{"batch_size": 2, **options})
 
 
-@pytest.mark.parametrize("kind", [ActionChunks, PaddedWindows])
-def test_mask_of_padded_items_cannot_be_added(kind):
-    with pytest.raises(ValueError, match="field_names must not contain 'mask', which is in each item"):
-        kind(2, ("mask",))
-
-
 def test_invalid_episodes_and_endless_lengths_raise():
     broken = episode(3, terminal=True)
     broken["reward"][1] = np.nan
@@ -272,7 +255,7 @@ def test_tensorflow_is_imported_neither_here_nor_in_workers(data, tmp_path):
 
 def test_torch_tensors_share_memory_and_text_is_a_list():
     torch = pytest.importorskip("torch")
-    found = batches([robot_episode()], 3, items=ActionChunks(2, ("language_instruction",)), epochs=1)
+    found = batches([robot_episode()], 3, items=CHUNKS, epochs=1)
     (expected,), (batch,) = found, found.as_torch()
     assert batch["language_instruction"] == [b"lift the cup"] * 3
     assert isinstance(batch["observation"]["image"], torch.Tensor)
@@ -281,7 +264,7 @@ def test_torch_tensors_share_memory_and_text_is_a_list():
 
 def test_jax_arrays_have_32_bits_and_text_is_a_list():
     jax = pytest.importorskip("jax")
-    found = batches([robot_episode()], 3, items=ActionChunks(2, ("language_instruction",)), epochs=1)
+    found = batches([robot_episode()], 3, items=CHUNKS, epochs=1)
     (expected,), (batch,) = found, found.as_jax()
     assert batch["language_instruction"] == [b"lift the cup"] * 3
     assert isinstance(batch["observation"]["image"], jax.Array)
@@ -290,7 +273,7 @@ def test_jax_arrays_have_32_bits_and_text_is_a_list():
     ):
         assert converted.dtype == jax.dtypes.canonicalize_dtype(columns.dtype)
         np.testing.assert_array_equal(converted, columns.astype(converted.dtype))
-    np.testing.assert_array_equal(batch["mask"], expected["mask"])
+    np.testing.assert_array_equal(batch["mask"]["action"], expected["mask"]["action"])
 
 
 def test_gloo_processes_read_each_item_once(tmp_path):

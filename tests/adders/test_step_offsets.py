@@ -7,7 +7,7 @@ import pytest
 import tree
 
 from rlds2reverb import batches, load
-from rlds2reverb.adders import ActionChunks, ChunkTransitions, StepOffsets, Transitions, check_adder
+from rlds2reverb.adders import ChunkTransitions, StepOffsets, Transitions, check_adder
 from rlds2reverb.datasets.source import Source
 from rlds2reverb.types.episodes import Episode, from_transitions
 
@@ -56,7 +56,7 @@ def test_last_actions_are_used_and_placeholders_are_not(terminated):
 @pytest.mark.parametrize(
     ("adder", "num_items"),
     [
-        (ActionChunks(2), 5),
+        (StepOffsets({"observation": 0, "action": range(2)}), 5),
         (Transitions(reads_next=False), 5),
         (ChunkTransitions(2, reads_next=False, repeats_last=True), 5),
         (Transitions(), 4),  # The second episode has no observation after its last action.

@@ -1,4 +1,4 @@
-"""Adders of chunks of actions."""
+"""An adder of transitions over chunks of actions."""
 
 from __future__ import annotations
 
@@ -7,51 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlds2reverb.types import fields
-from rlds2reverb.types.arguments import require_count
 from rlds2reverb.types.specs import map_structure
 
-from .adder import ItemAdder
 from .arrays import Array, arange, namespace, split_axis
 from .n_step import Transitions
-from .padding import MASK, pad
+from .padding import MASK
 from .places import Places, Take
-from .windows import require_no_mask
-
-
-@dataclass(frozen=True)
-class ActionChunks(ItemAdder):
-    """The observation of a step with the next actions, as policies predict several actions at once.
-
-    Zhao et al. (2023), "Learning fine-grained bimanual manipulation with low-cost hardware", section 4.
-
-    Item: observation; `action`, `[length, ...]`, from the action of this step on; `mask`, bool `[length]`, False for
-    the zeros after the last action of the episode; and `field_names`. An item starts at each step that has
-    an action, the last one of a truncated episode included if no observation follows it.
-
-    Attributes:
-      length: number of actions, at least 1.
-      field_names: further fields of the step, such as 'language_instruction'.
-    """
-
-    length: int
-    field_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        require_count("length", self.length)
-        require_no_mask(self.field_names, (fields.ACTION, MASK))
-
-    @property
-    def uses_all_actions(self) -> bool:
-        """Implements `ItemAdder.uses_all_actions`."""
-        return True
-
-    def read(self, take: Take, places: Places) -> Any:
-        """Implements `ItemAdder.read`."""
-        chosen, is_real = _find_chunks(places, self.length)
-        xp = namespace(is_real)
-        actions = pad(take(xp.ravel(chosen), (fields.ACTION,)), xp.ravel(is_real))
-        first = take(places.row, (fields.OBSERVATION, *self.field_names))
-        return {**first, **map_structure(lambda column: split_axis(column, chosen), actions), MASK: is_real}
 
 
 @dataclass(frozen=True)
