@@ -40,14 +40,18 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_policies_are_reported_with_step_return_and_score(trained, capsys):
-    code, out, err = call(capsys, trained, "--episodes", 2)
-    title, _, last, best, data = out.splitlines()
+    code, out, err = call(capsys, trained, "--episodes", 2, "--max-episode-steps", 20)
+    title, headings, last, best, data = out.splitlines()
+    assert headings.split() == ["policy", "step", "return", "score", "length"]
+    for row in (last, best):
+        _, _, mean, sign, _, score, length = row.split()
+        assert float(score) == pytest.approx(100 * (float(mean) + 1226.85) / (1226.85 - 151.27), abs=0.1)
+        assert (sign, length) == ("±", "20.0")
     assert code == 0 and title == f"{trained}: Pendulum-v1, 2 episodes, seeds 1000 to 1001"
     assert last.split()[:2] == ["last", "20,000"] and best.split()[:2] == ["best", "15,000"]
     assert data.split() == ["(dataset)", "-", "-514.7", "66.2", "-"]
-    assert "of 400 actions of the policy 'last' were clipped to the" in err and "'best'" not in err
+    assert "of 40 actions of the policy 'last' were clipped to the" in err and "'best'" not in err
     assert max(map(len, out.splitlines()[1:])) <= 80
 
 
