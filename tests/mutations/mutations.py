@@ -146,7 +146,7 @@ def find_noticing_test(fault: Fault) -> str | None:
         return "(timeout)"
     if run.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if failed is None and run.returncode in (4, 5):
         raise RuntimeError(f"{fault.tests} cannot run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
     return failed[1] if failed else "(the tests cannot start)"
