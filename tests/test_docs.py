@@ -54,7 +54,8 @@ def page_parameters():
 
 def commands(page):
     """Returns the command lines of the package in the code blocks of a page, without prompts and comments."""
-    blocks = re.findall(r"^```(?:bash|console|text)\n(.*?)^```", page.read_text(), re.M | re.S)
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:bash|console|text)\n(.*?)^```", text, re.M | re.S)
     lines = [line for block in blocks for line in re.findall(r"^(?:\$ )?(rlds2reverb .*)$", block, re.M)]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
