@@ -1,13 +1,13 @@
-"""Trains every agent on every dataset with several seeds, and writes a table and a figure of the results.
+"""Trains every agent on every dataset with several seeds, and prints a table of the results.
 
     python benchmarks/learning.py DATA [--algos iql bc_10] [--seeds 3] [--jobs 2] [--out runs] [--record docs/results]
 
 DATA is a directory of D4RL files with `ref_scores.json`. Interrupted runs are continued, and complete ones are not
 repeated; --jobs trains several at a time. The table contains the mean return of the data; the
 mean of the last five evaluations with its standard deviation over seeds; the swing, which is the standard deviation of
-the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. The figure is
-written to `learning.png` in the directory --out. With --record, all evaluations of complete runs replace those of the
-same agents and seeds in a file per dataset.
+the last five evaluations within a run; and the best evaluation. Swing and best are means over seeds. With --record,
+all evaluations of complete runs replace those of the same agents and seeds in a file per dataset, from which `pages.py`
+writes the tables and figures of the docs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from records import DATASET_COLUMNS, RESULT_COLUMNS, replace_rows
 
 from rlds2reverb import load, summarize
-from rlds2reverb.learners.curves import draw_learning_curves, make_curves
-from rlds2reverb.learners.figure_style import save_figure
-from rlds2reverb.learners.runs import Run
 from rlds2reverb.training import TrainingConfig
 from rlds2reverb.training.experiments import Experiment, Row, choose_placement, run_plan
 from rlds2reverb.training.plans import PlannedRun, plan_seeds
@@ -114,23 +109,6 @@ def plan(
     return runs
 
 
-def draw_figure(runs: dict[str, dict[str, list[Run]]]) -> Figure:
-    """Returns a figure with one panel of learning curves per dataset, and the legend in the last panel."""
-    columns = min(len(runs) + 1, 3)
-    rows = -(-(len(runs) + 1) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.4 * rows), dpi=90, layout="constrained")
-    FigureCanvasAgg(figure)
-    for number, (dataset, variants) in enumerate(runs.items()):
-        axes = figure.add_subplot(rows, columns, number + 1)
-        draw_learning_curves(axes, make_curves(variants))
-        axes.set_title(dataset, fontsize="medium")
-        axes.get_legend().remove()
-    legend = figure.add_subplot(rows, columns, len(runs) + 1)
-    legend.axis("off")
-    legend.legend(*axes.get_legend_handles_labels(), loc="center", frameon=False, fontsize="medium")
-    return figure
-
-
 def format_row(row: Row) -> str:
     """Returns the results of one variant as a row of the table."""
     if row.last_five is None or row.best is None or row.swing is None:
@@ -197,11 +175,6 @@ def main() -> None:
         sizes = arguments.hidden_sizes or []
         suffix = f"_{'x'.join(map(str, sizes))}" if sizes else ""
         record_evaluations(experiment, arguments.data, arguments.record, suffix=suffix)
-    groups: dict[str, dict[str, list[Run]]] = {}
-    for name, planned in experiment.plan.items():
-        if name in experiment.runs:
-            groups.setdefault(planned["data"], {}).setdefault(planned["variant"], []).append(experiment.runs[name])
-    save_figure(draw_figure(groups), arguments.out / "learning.png")
 
 
 if __name__ == "__main__":

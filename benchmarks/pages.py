@@ -9,7 +9,6 @@ A page contains any of these marks, and the script writes what belongs between t
     <!-- table: results --> <!-- end -->                  the datasets and agents in `SUMMARY`
     <!-- table: results FILE --> <!-- end -->             all agents in docs/results/FILE.csv
     <!-- value: speed NAME COLUMN --> <!-- end -->        a column of a row with a name, such as its ratio
-    <!-- value: results FILE AGENT --> <!-- end -->       the mean of an agent's last five evaluations
 """
 
 from __future__ import annotations
@@ -165,13 +164,10 @@ def get_speed(name: str, column: str) -> str:
     return next(format_value(row[column]) for row in read(SPEED) if row["name"] == name)
 
 
-def get_result(file: str, agent: str) -> str:
-    return format_last_five(read_returns(file)[agent])
-
-
 MAKERS: dict[str, Callable[..., str]] = {
-    **{"table: speed": make_speed_table, "table: results": make_results_table},
-    **{"value: speed": get_speed, "value: results": get_result},
+    "table: speed": make_speed_table,
+    "table: results": make_results_table,
+    "value: speed": get_speed,
 }
 
 
