@@ -72,8 +72,8 @@ test-environments: dev  ## test environments of dm_control and OGBench (Python 3
 	    tests/envs/test_dm_control.py tests/datasets/readers/test_ogbench.py
 
 build/torch/.installed: requirements/torch.lock | dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/torch --retries 1 \
-	    --extra-index-url https://download.pytorch.org/whl/cpu -r $<
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade --target build/torch \
+	    --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r $<
 	@touch $@
 
 # Imports both first, because tests are skipped without them.
