@@ -87,7 +87,7 @@ def make_episodes(*, is_discrete: bool) -> list[dict[str, Any]]:
 
 
 def time_d3rlpy(python: str, algo: str, batch_size: int, hidden_sizes: list[int], updates: int) -> float:
-    """Returns updates/s of d3rlpy's agent, measured in another process; NaN if there is none."""
+    """Returns updates/s of d3rlpy's agent, measured in a separate process; NaN if there is no such agent."""
     options = {"algo": algo, "batch_size": batch_size, "hidden_sizes": hidden_sizes, "updates": updates,
                "is_discrete": ALGORITHMS[algo].actions == "discrete"}  # fmt: skip
     command = [python, str(Path(__file__).parent / "d3rlpy_updates.py"), json.dumps(options)]

@@ -68,7 +68,7 @@ class Finding:
       name: name of the check.
       state: 'ok', 'note' or 'broken'.
       result: the result, such as a version.
-      fix: the command or advice that fixes the problem; empty if there is none.
+      fix: the command or advice that fixes the problem; may be empty.
     """
 
     name: str

@@ -98,7 +98,7 @@ class DeadlineThread(Closing):
                 self._thread.join(self._timeout_secs)
 
     def _describe_stack(self) -> str:
-        """Returns the lines that precede a message, whose last line is a sentence of its own."""
+        """Returns the lines that precede a message, whose last line is a separate sentence."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else f"the thread is at\n{''.join(traceback.format_stack(frame))}"
 

@@ -108,7 +108,7 @@ class Evaluator:
           ImportError: If Gymnasium or a dependency of the environment is not installed.
           ValueError: If there is no such environment, if an environment has no `spec`, if the numbers of episodes and
             seeds differ, or if the reference returns are equal.
-          TypeError: If `make_env` is none of these or does not return an environment, or a space is not supported.
+          TypeError: If `make_env` is not one of these or does not return an environment, or a space is not supported.
           TimeoutError: If the environment is not created in time.
         """
         self.seeds = _resolve_seeds(num_episodes, seeds)

@@ -246,7 +246,7 @@ def _find_rate(env: Environment) -> float:
 
 @contextlib.contextmanager
 def _headless_rendering() -> Iterator[None]:
-    """Selects renderers that need no display while the body runs, if there is none and no other choice was made."""
+    """Selects renderers that need no display while the body runs, if no display exists and no other choice was made."""
     choices = {}
     if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
         choices = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy"}  # For pygame.

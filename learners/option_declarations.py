@@ -81,7 +81,7 @@ class Option:
 
     Attributes:
       name: name of the argument.
-      default: default value; `REQUIRED` if there is none.
+      default: default value, or `REQUIRED`.
       type: "number", "integer", "integers", "two numbers", "three numbers", "boolean", "string", "array" or "network";
         "any" if values are not checked.
       limits: range of numbers.

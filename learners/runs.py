@@ -251,7 +251,7 @@ def _read_histograms(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_run_config(folder: Path) -> dict[str, Any]:
-    """Returns the content of a run's `config.json`, or an empty dict if there is none.
+    """Returns the content of a run's `config.json`, or an empty dict if there is no such file.
 
     Raises:
       CorruptFileError: If the file is damaged.

@@ -151,7 +151,7 @@ def push_rlds_to_reverb(
         table_infos(client)  # TF-Agents would wait forever for a server that does not answer.
     signature = reverb_observer.get_table_signature()
     spec = create_trajectory_data_spec(rlds_data, policy_info_fn, cast_floats=cast_floats)
-    # Reverb returns signatures as named tuples of its own type, so isinstance(signature, Trajectory) is False.
+    # Reverb returns signatures as named tuples of a private type, so isinstance(signature, Trajectory) is False.
     if getattr(signature, "policy_info", None) == () and spec.policy_info != ():
         warnings.warn(_POLICY_INFO_DROPPED, stacklevel=2)
         policy_info_fn, spec = None, spec._replace(policy_info=())

@@ -42,7 +42,7 @@ _DISABLE = Message("; evaluation can be disabled", env=None)
 
 @dataclass(frozen=True)
 class EvaluationEnvironment:
-    """The environment of the evaluations, or the reason why there are none.
+    """The environment of the evaluations, or the reason why nothing is evaluated.
 
     Attributes:
       name: name of the environment, or ''.
@@ -61,7 +61,7 @@ class EvaluationEnvironment:
 
 
 def environment_key(environment: EvaluationEnvironment | None) -> tuple[str | None, dict[str, Any] | None]:
-    """Returns the name and the description of an environment; None for both if there is none."""
+    """Returns the name and the description of an environment; None for both without an environment."""
     return (None, None) if environment is None or environment.make_env is None else (environment.name, environment.spec)
 
 

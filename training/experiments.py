@@ -56,7 +56,7 @@ class Row:
     Attributes:
       data: name of the data.
       variant: name of the algorithm and of the options that the experiment varies.
-      seeds: seeds of the runs with evaluations or, if there are none, with logged updates.
+      seeds: seeds of the runs with evaluations or, if no run has any, with logged updates.
       planned: number of planned runs.
       updates: number of updates of the run with the fewest; 0 if nothing is logged.
       behaviour: mean return of the data, or None if unknown.

@@ -64,7 +64,7 @@ def plan_seeds(source: Any, config: TrainingConfig, seeds: int | Iterable[int]) 
       seeds: the seeds, or their number.
 
     Raises:
-      ValueError, TypeError: If the seeds are not distinct integers >= 0, or there are none; if a hook cannot be copied.
+      ValueError, TypeError: If the seeds are not distinct integers >= 0, or are missing; if a hook cannot be copied.
     """
     name = name_source(source)
     return tuple(
@@ -82,7 +82,7 @@ def list_seeds(seeds: int | Iterable[int]) -> list[int]:
     """Returns distinct seeds: 0, 1, ... if their number is given.
 
     Raises:
-      ValueError, TypeError: If they are not distinct integers >= 0, or there are none.
+      ValueError, TypeError: If they are not distinct integers >= 0, or the list is empty.
     """
     if isinstance(seeds, int):
         require_count("seeds", seeds)

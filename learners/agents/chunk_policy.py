@@ -15,7 +15,7 @@ class ChunkPolicy(tf_policy.TFPolicy):
 
     Zhao et al. (2023), "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", section 4; Li, Zhou &
     Levine (2025), "Reinforcement Learning with Action Chunking", arXiv:2507.07969, section 4. The policy state contains
-    the chunk and the number of its actions that are left to execute. A new chunk is predicted if there are none, and in
+    the chunk and the number of its actions that are left to execute. A new chunk is predicted if none is left, and in
     the first step of an episode.
     """
 

@@ -521,7 +521,7 @@ class ReplayBuffer(Closing, Replacing):
             return checkpoints.write(lambda: {"": self.state_dict()})
 
     def load_data(self, folder: str | Path) -> None:
-        """Loads the newest state that `save_data` wrote; raises as `load_state_dict`, or if there is none."""
+        """Loads the newest state that `save_data` wrote; raises as `load_state_dict`, or if no state exists."""
         self.load_state_dict(read_saved(Path(folder))[""])
 
     def restore(self, state: Mapping[str, Any]) -> Contents:

@@ -152,7 +152,7 @@ class BufferConfig:
 
     @property
     def time_axes(self) -> tuple[int | None, ...]:
-        """The time axis of elements: `(length,)`, `(None,)` if lengths vary, or `()` if there is none."""
+        """The time axis of elements: `(length,)`, `(None,)` if lengths vary, or `()` without a time axis."""
         return (self.length,) if self.kind in ("episode", "sequence") else ()
 
     @property

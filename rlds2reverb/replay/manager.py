@@ -375,7 +375,7 @@ class BufferManager(Closing, Replacing):
             return checkpoints.write(self.state_dict)
 
     def load_data(self, folder: str | Path) -> None:
-        """Loads the newest states that `save_data` wrote; raises as `load_state_dict`, or if there are none."""
+        """Loads the newest states that `save_data` wrote; raises as `load_state_dict`, or if no state exists."""
         self.load_state_dict(read_saved(Path(folder), of_manager=True))
 
     def checkpoint(self) -> dict[str, Path]:

@@ -106,7 +106,7 @@ def stop_on_signal(stop: Callable[[str], None]) -> Iterator[None]:
         watcher.join()
         for end in (reader, writer):
             end.close()
-        del _sockets[-2:]  # In a forked process, there are none.
+        del _sockets[-2:]  # A forked process starts without any.
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ def _handle_signals(numbers: Sequence[int], handle: Callable[[int], None]) -> It
         yield previous
     finally:
         _restore(previous)
-        del _replaced[-1:]  # In a forked process, there are none.
+        del _replaced[-1:]  # A forked process starts without any.
 
 
 def _restore(handlers: dict[int, Any]) -> None:

@@ -22,7 +22,7 @@ _USED_FIELDS = frozenset({*fields.TRANSITION_FIELDS, fields.POLICY_INFO})
 def to_experience(batch: Any) -> tuple[Any, Any]:
     """Returns the pair `(experience, info)` that TF-Agents' learners expect: `sample_dataset(...).map(to_experience)`.
 
-    Trajectories and transitions come from Reverb as named tuples of its own; these are converted to TF-Agents' types.
+    Trajectories and transitions come from Reverb as private named tuples; these are converted to TF-Agents' types.
     A dict with the fields of a transition becomes a `Transition`; see `as_transition`. Other data are returned as is.
 
     Args:

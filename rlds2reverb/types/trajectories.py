@@ -69,7 +69,7 @@ def transition_discounts(
 def trajectory_columns(steps: dict[str, Nest], *, discount_source: DiscountSource = "product") -> trajectory.Trajectory:
     """Returns one trajectory per step of a valid episode, as columns.
 
-    `N` steps become `N` rows. The last row is the boundary (LAST, FIRST), as if the first step of another episode
+    `N` steps become `N` rows. The last row is the boundary (LAST, FIRST), as if the first step of a new episode
     followed. A single step becomes LAST, LAST.
 
     Args:

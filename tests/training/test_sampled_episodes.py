@@ -25,7 +25,7 @@ class Samples:
         is_last = times == lengths[:, None] - 1
         step_type = np.where(is_last, 2, np.minimum(times, 1)).astype(np.int32)
         data = Trajectory(step_type, steps, -steps, (), step_type, steps / 2, np.ones_like(steps))
-        # Numbers from 10 are episodes of another server with the same keys.
+        # Numbers from 10 are episodes of a second server with the same keys.
         info = SimpleNamespace(
             server=np.array(numbers) // 10, key=np.array(numbers) % 10, mask=times < lengths[:, None]
         )

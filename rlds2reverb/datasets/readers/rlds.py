@@ -336,7 +336,7 @@ class _PreparedEpisodes:
             return self.builder.as_dataset(split=split, decoders=decoders, read_config=config, shuffle_files=False)
 
     def _make_skip_decoders(self) -> dict[str, Any]:
-        """Returns the decoders of TFDS that leave images encoded; empty if there are none."""
+        """Returns the decoders of TFDS that leave images encoded; may be empty."""
         return _skip_images(self.builder.info.features[fields.STEPS])
 
     @contextlib.contextmanager

@@ -81,7 +81,7 @@ def _require_size(size: tuple[int, int], pixels: ArraySpec | None) -> None:
 
 
 def _convert(image: Any, channels: int | None) -> Any:
-    """Returns an image in the mode of a number of channels, or of its own values, if no colours are lost."""
+    """Returns an image in the mode of a number of channels, or in its original mode, if no colours are lost."""
     mode = _EXPANDED.get(image.mode, image.mode)
     if mode not in _SUPPORTED:
         raise _UnsuitableError(f"the image must be greyscale or RGB, got the colour space {mode}")

@@ -241,7 +241,7 @@ def _choose_task(step_spec: Mapping[str, Nest]) -> str | None:
 def _find_task(episode: Episode, source: Source) -> np.ndarray:
     """Returns the text of the task in each step, which may be in a nest of it, in the episode, or in the metadata.
 
-    It is empty if there is none.
+    It is empty if nothing names the task.
     """
     texts = [(path, column) for path, column in episode.columns if column.ndim == 1]
     texts += [(path, value) for path, value in leaves(episode.metadata) if not value.ndim]

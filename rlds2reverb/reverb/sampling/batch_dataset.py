@@ -19,7 +19,7 @@ def sample_dataset(plan: SamplePlan) -> tf.data.Dataset:  # noqa: D417 - The arg
     """Returns an endless dataset of batches of a table's items.
 
     See `sample` for how several servers are sampled, and for what happens if one is lost. The dataset is a thin wrapper
-    of `sample`; each iterator has streams of its own. Iterating eagerly raises the errors of `sample`. (A TensorFlow
+    of `sample`; each iterator opens new streams. Iterating eagerly raises the errors of `sample`. (A TensorFlow
     graph that reads the dataset raises a `tf.errors.OpError`; see `translate_error`.)
 
     The dataset keeps `prefetch` batches more than `sample` does.

@@ -197,7 +197,7 @@ class Reader:
 
     def _read(self, connection: Connection) -> None:
         state_id, infos = connection.server_state(timeout_secs=_CONNECT_SECS)
-        if self._streams.table in infos:  # Without it, the server refuses the stream, and the consumer is told why.
+        if self._streams.table in infos:  # Without it, the server refuses the stream, and the consumer gets its reason.
             self._streams.tables.require_unchanged(self._server, infos[self._streams.table])
         self._is_same_run = lambda: connection.state_id(timeout_secs=_CONNECT_SECS) == state_id
         if not self._has_refused_batches and connection.serves_batches(state_id, timeout_secs=_CONNECT_SECS):
@@ -251,7 +251,7 @@ class Reader:
     def _iterate(self, call: Any) -> Iterator[bytes]:
         """Yields the responses of a call, which `cancel` and `cancel_if_stuck` can end.
 
-        There are none if the server was replaced between the check of its table and the first response.
+        There are no responses if the server was replaced between the check of its table and the first response.
         """
         self._call = call
         if self._streams.is_closed.is_set():

@@ -30,7 +30,7 @@ def find_server_python() -> tuple[str, list[str]]:
     names, or else that of an environment in the user's cache, which the first call creates.
 
     Raises:
-      ServerUnavailableError: If there is none, saying how to get one.
+      ServerUnavailableError: If no interpreter is found; says how to get one.
     """
     if importlib.util.find_spec("reverb") is not None:
         return sys.executable, [os.path.abspath(path) for path in sys.path]

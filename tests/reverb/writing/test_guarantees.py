@@ -154,7 +154,7 @@ def test_missing_items_are_written_again():
         with Connection(server.address) as connection:
             connection.delete("replay", sorted(others), timeout_secs=10)
         more = [episode(150, terminal=False, start=-1000 * n - 1) for n in range(20)]
-        ingest(more, server.address, options=IngestOptions(key_seed=1))  # This run has a journal of its own.
+        ingest(more, server.address, options=IngestOptions(key_seed=1))  # This run has a separate journal.
         ingest(make_episodes(), server.address)
         assert table_info(server).current_size == NUM_ITEMS + 20 * 149
 
