@@ -76,11 +76,11 @@ build/torch/.installed: requirements/torch.lock | dev
 	    --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r $<
 	@touch $@
 
-# Imports both first, because tests are skipped without them.
-test-torch: build/torch/.installed  ## test batches in PyTorch and JAX (Python 3.11; installs them)
-	@PYTHONPATH=build/torch $(BIN)/python -c "import jax, torch"
+# Imports them first, because tests are skipped without them.
+test-torch: build/torch/.installed  ## test examples with PyTorch, JAX and Optuna (Python 3.11; installs them)
+	@PYTHONPATH=build/torch $(BIN)/python -c "import jax, optuna, torch"
 	@PYTHONPATH=build/torch $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_data_loader.py tests/test_docs.py \
-	    -k "batches.md or gloo or jax or torch"
+	    -k "batches.md or gloo or jax or optuna or torch"
 
 drill: dev  ## run the reliability drill (up to an hour), and write its table to docs/drill.md
 	@DRILL_CONSUMER_SECS=300 $(BIN)/python -m pytest -q -n 2 --dist worksteal -p no:cacheprovider -p no:randomly \
