@@ -192,7 +192,7 @@ def _evaluate_policy(name: str, policy: Any, target_return: float | None, evalua
         name = f"{name}, target {target_return:,.10g}"
     with status(f"running {output.count(evaluator.num_episodes, 'episode')} of the policy '{name}'"):
         step = int(policy.get_train_step()) if hasattr(policy, "get_train_step") else -1
-        return name, {**facts, "step": step if step >= 0 else None}, evaluator.evaluate(policy)
+        return name, {**facts, "updates": step if step >= 0 else None}, evaluator.evaluate(policy)
 
 
 def _format_table(results: list[_Result], behaviour: float | None, references: tuple[float, float] | None) -> str:
@@ -203,9 +203,11 @@ def _format_table(results: list[_Result], behaviour: float | None, references: t
         mean_return = f"{result.mean:,.1f} ± {result.std:,.1f}"
         length = f"{result.lengths.mean():,.1f}"
         success = "-" if result.success_rate is None else f"{result.success_rate:.0%}"
-        rows.append([name, "-" if facts["step"] is None else f"{facts['step']:,}", mean_return, score, length, success])
+        rows.append(
+            [name, "-" if facts["updates"] is None else f"{facts['updates']:,}", mean_return, score, length, success]
+        )
     if behaviour is not None:
         score = "-" if references is None else f"{d4rl_score(behaviour, references):.1f}"
         rows.append(["(dataset)", "-", f"{behaviour:,.1f}", score, "-", "-"])
-    headings = ["policy", "step", "return", "score", "length", "success"][: None if has_successes else -1]
+    headings = ["policy", "updates", "return", "score", "length", "success"][: None if has_successes else -1]
     return format_columns(headings, [row[: len(headings)] for row in rows])

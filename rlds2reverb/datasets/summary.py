@@ -22,7 +22,7 @@ from rlds2reverb.types.specs import describe, leaves, make_step_spec, path_name
 
 from .source import Source
 
-_COUNTS = ("episodes", "steps", "transitions", "terminals", "timeouts", "unterminated", "empty")
+_COUNTS = ("episodes", "steps", "transitions", "terminal", "truncated", "unterminated", "empty")
 _LEFT_OUT = ("dropped_last_transition", "unbootstrapped", "discontinuities", "boundary_values")
 _QUANTILES = (0.25, 0.5, 0.75)
 _MAX_TEXT = 60
@@ -72,8 +72,8 @@ class Summary:
       episodes: number of episodes.
       steps: number of steps, including those of final observations.
       transitions: number of pairs of adjacent steps.
-      terminals: number of episodes that end in a terminal state.
-      timeouts: number of truncated episodes, without the unterminated ones.
+      terminal: number of episodes that end in a terminal state.
+      truncated: number of truncated episodes, without the unterminated ones.
       unterminated: number of episodes in which the dataset ends without a flag.
       empty: number of episodes without steps.
       dropped_last_transition: number of transitions dropped because a truncated episode has no final observation.
@@ -98,8 +98,8 @@ class Summary:
     episodes: int
     steps: int
     transitions: int
-    terminals: int
-    timeouts: int
+    terminal: int
+    truncated: int
     unterminated: int
     empty: int
     dropped_last_transition: int
@@ -134,7 +134,7 @@ class Summary:
 
     def facts(self) -> list[tuple[str, str]]:
         """Returns (name, value) pairs for display, without the fields."""
-        ends = f"{self.terminals:,} terminal, {self.timeouts:,} truncated, {self.unterminated:,} unterminated"
+        ends = f"{self.terminal:,} terminal, {self.truncated:,} truncated, {self.unterminated:,} unterminated"
         facts = [("kind", self.kind), ("episodes", f"{self.episodes:,} ({ends})")]
         if self.empty:
             facts.append(("empty", f"{self.empty:,} episodes have no steps"))
@@ -150,7 +150,7 @@ class Summary:
         if self.metadata:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
         facts += [("episode field", f"{name}  {value}") for name, value in self.episode_fields.items()]
-        facts += [("not read", ", ".join(self.unread))] if self.unread else []
+        facts += [("unread", ", ".join(self.unread))] if self.unread else []
         facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
 
@@ -163,7 +163,7 @@ class EpisodeSummary(NamedTuple):
       digest: digest of its content.
       total_reward: its return; None if it has no steps.
       num_transitions: its length.
-      end: how it ends, the name of a count of `Summary`: 'terminals', 'timeouts', 'unterminated' or 'empty'.
+      end: how it ends, the name of a count of `Summary`: 'terminal', 'truncated', 'unterminated' or 'empty'.
     """
 
     number: int
@@ -368,4 +368,4 @@ def _name_end(episode: Episode) -> str:
         return "empty"
     if episode.unterminated:
         return "unterminated"
-    return "terminals" if episode.is_terminal else "timeouts"
+    return "terminal" if episode.is_terminal else "truncated"

@@ -83,6 +83,16 @@ def test_inspect_prints_json(data, capsys):
     assert summary["score"] == pytest.approx(summary["returns"]["mean"] / 10)
 
 
+def test_text_and_json_of_inspect_use_the_same_words(data, capsys):
+    summary = json.loads(call(capsys, "inspect", data / HOPPER, "--json", "--d4rl-score")[1])
+    lines = call(capsys, "inspect", data / HOPPER, "--d4rl-score")[1].split("\n\n")[0].splitlines()[1:]
+    labels = {line[2:].split("  ")[0] for line in lines if not line.startswith("    ")}
+    assert {"kind", "episodes", "transitions", "return", "length", "score", "unread", "fingerprint"} <= labels
+    singular = {name.removesuffix("s") for name in summary}
+    assert {label for label in labels if label not in singular | summary.keys()} == {"size"}  # In JSON, "bytes".
+    assert all(name in summary for name in ("terminal", "truncated", "unterminated"))
+
+
 def test_inspect_applies_reading_options(data, capsys):
     code, out, _ = call(capsys, "inspect", data / HOPPER, "--load", "extra_fields=qpos", "--json")
     assert code == 0 and "['qpos']" in [field["name"] for field in json.loads(out)["fields"]]

@@ -61,7 +61,7 @@ def test_one_policy_is_printed_as_json(trained, capsys):
     document = json.loads(out)
     (best,) = document["policies"]
     assert (code, err) == (0, "") and document["environment"] == "Pendulum-v1"
-    assert document["behaviour_return"] == -514.7 and best["policy"] == "best" and best["step"] == 15_000
+    assert document["behaviour_return"] == -514.7 and best["policy"] == "best" and best["updates"] == 15_000
     assert best["lengths"] == [10] and best["seeds"] == [3] and best["num_clipped"] == 0
     assert best["reference_returns"] == [-1226.85, -151.27] and best["returns"] == [best["mean"]]
     assert out == call(capsys, *arguments)[1]
@@ -71,6 +71,7 @@ def test_a_saved_policy_without_a_run_requires_env(trained, capsys):
     code, _, err = call(capsys, trained / "policy")
     assert code == 1 and "names no environment; pass --env" in err
     code, out, _ = call(capsys, trained / "policy", "--env", "Pendulum-v1", "--episodes", 1, "--max-episode-steps", 5)
+    assert out.splitlines()[1].split()[:3] == ["policy", "updates", "return"]
     assert code == 0 and "1 episode, seed 1000\n" in out and out.splitlines()[2].split()[:2] == ["policy", "20,000"]
 
 

@@ -21,7 +21,7 @@ def test_summary_matches_the_measured_numbers(data, name):
     reference = measured["measured"][expected["env"]]
     got = summarize(load(data / f"d4rl/{name}.hdf5"), reference_returns=(reference["ref_min"], reference["ref_max"]))
     assert (got.episodes, got.transitions) == (expected["episodes"], expected["steps"])
-    assert {"terminal": got.terminals, "timeout": got.timeouts} == {"terminal": 0, "timeout": 0, **expected["ends"]}
+    assert {"terminal": got.terminal, "timeout": got.truncated} == {"terminal": 0, "timeout": 0, **expected["ends"]}
     assert got.returns.mean == pytest.approx(expected["return_mean"], abs=1e-3)
     assert (got.lengths.min, got.lengths.max) == (expected["len_min"], expected["len_max"])
     assert got.score == pytest.approx(expected["normalized_mean"], abs=0.05)
@@ -33,7 +33,7 @@ def test_summary_has_quantiles_fields_and_non_finite_counts():
     all_steps = [episode(length, terminal=length == 4) for length in (2, 4, 6)]
     all_steps[0]["reward"] = np.array([np.nan, np.inf], np.float32)
     got = summarize(load(all_steps))
-    assert (got.episodes, got.steps, got.transitions, got.terminals, got.timeouts) == (3, 12, 9, 1, 2)
+    assert (got.episodes, got.steps, got.transitions, got.terminal, got.truncated) == (3, 12, 9, 1, 2)
     assert (got.lengths.q25, got.lengths.median, got.lengths.q75, got.lengths.mean) == (2, 3, 4, 3)
     spec = {field.name: (field.spec, field.non_finite) for field in got.fields}
     assert spec["['reward']"] == ("float32 []", 2) and spec["['observation']"] == ("float32 [2]", 0)

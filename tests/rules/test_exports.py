@@ -309,11 +309,11 @@ def test_columns_that_are_not_read_are_listed(tmp_path, data, path, unread):
     sentence = f"{source.name}: columns that are not read: {', '.join(unread)}"
     _, report = write(source, tmp_path, "rlds")
     assert sentence in report.warnings
-    assert ("not read", ", ".join(unread)) in summarize(source).facts()
+    assert ("unread", ", ".join(unread)) in summarize(source).facts()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", IngestWarning)
         report = ingest(source, tmp_path / "items", on_invalid="keep")
-    assert ("not read", ", ".join(unread)) in report.facts()
+    assert ("unread", ", ".join(unread)) in report.facts()
 
 
 @pytest.mark.parametrize("format", WRITTEN_FORMATS)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 #: Label, marker and colour of each kind of end; see `EpisodeSummary`.
 END_STYLES = {
-    "terminals": ("terminal", "o", COLOURS[1]),
-    "timeouts": ("timeout (truncated)", "D", COLOURS[0]),
+    "terminal": ("terminal", "o", COLOURS[1]),
+    "truncated": ("truncated", "D", COLOURS[0]),
     "unterminated": ("open end (no flag)", "x", COLOURS[3]),
     "empty": ("empty", "+", COLOURS[4]),
 }

@@ -218,7 +218,7 @@ def _add_episodes(page: Page, statistics: DatasetStatistics, lines: dict[str, fl
     page.add_figure("Lengths", figure, caption="The number of transitions of each episode.")
     caption = (
         "Top: the length of each episode and how it ends. Bottom: the same, counted in equal parts of the dataset. A "
-        "terminal state has value 0; after a timeout or an open end, learners bootstrap."
+        "terminal state has value 0; after a truncation or an open end, learners bootstrap."
     )
     page.add_figure("Ends of episodes across the dataset", draw_ends(parts), caption=caption, is_wide=True)
 

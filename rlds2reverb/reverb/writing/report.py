@@ -125,7 +125,7 @@ class IngestReport(LeftOut):
                 ("verified", f"{self.verified_items:,} items read back, equal to those of the dataset bit for bit")
             )
         if self.unread:
-            facts.append(("not read", ", ".join(self.unread)))
+            facts.append(("unread", ", ".join(self.unread)))
         facts += [("changed", sentence) for sentence in describe_changes(self.statistics)]
         if any(size != self.items for size in self.table_sizes.values()):
             sizes = ", ".join(f"{name}: {size:,} items" for name, size in self.table_sizes.items())

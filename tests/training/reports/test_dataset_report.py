@@ -48,7 +48,7 @@ def test_report_shows_returns_lengths_and_ends(figures, drawn):
     assert heights == [1, 1, 1]
     upper, lower = figures["Ends of episodes across the dataset"].axes
     assert [(list(x), list(y)) for x, y in read_lines(upper)] == [([0], [2]), ([1, 2], [1, 3])]
-    assert read_legend(upper) == ["terminal", "timeout (truncated)"] and read_bars(lower)[1] == [1, 2]
+    assert read_legend(upper) == ["terminal", "truncated"] and read_bars(lower)[1] == [1, 2]
 
 
 def test_report_shows_marginals_without_the_last_steps(figures):
@@ -64,9 +64,9 @@ def test_episodes_with_the_best_the_median_and_the_lowest_return_come_first(figu
     page = report_source([make_log(reward, 0) for reward in range(9)]).html
     headings = [heading for heading in figures if heading.startswith("Episode ")]
     assert headings == [
-        "Episode 8: best return, timeout",
-        "Episode 4: median return, timeout",
-        "Episode 0: lowest return, timeout",
+        "Episode 8: best return, truncated",
+        "Episode 4: median return, truncated",
+        "Episode 0: lowest return, truncated",
     ]
     assert "Return 8, 2 transitions." in page
     observations, actions, rewards = figures[headings[0]].axes
@@ -80,7 +80,7 @@ def test_report_lists_problems_and_shows_the_invalid_episode_first(figures):
     page = report_source([make_log(1, 2), make_log(np.nan, 2)]).html
     assert read_findings(page) == [("problem", "step['reward'] holds NaN. (episode 1, step 0, field reward)")]
     headings = [heading for heading in figures if heading.startswith("Episode ")]
-    assert headings[0] == "Episode 1: has problems, timeout" and "Return nan, 2 transitions." in page
+    assert headings[0] == "Episode 1: has problems, truncated" and "Return nan, 2 transitions." in page
 
 
 def test_report_shows_the_readable_part_of_a_damaged_dataset(figures):
@@ -178,7 +178,7 @@ def test_names_of_fields_are_no_formulas(figures, drawn):
 
 def test_select_episodes_skips_empty_ones():
     statistics = DatasetStatistics(load([make_log(1)]))
-    statistics.parts.episodes += [EpisodeSummary(0, b"", None, 0, "empty"), EpisodeSummary(1, b"", 1.0, 1, "timeouts")]
+    statistics.parts.episodes += [EpisodeSummary(0, b"", None, 0, "empty"), EpisodeSummary(1, b"", 1.0, 1, "truncated")]
     assert select_episodes(statistics) == {1: "best return"}
 
 
@@ -186,7 +186,7 @@ def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
     statistics = DatasetStatistics(load([make_log(1)]))
     pairs = [(5.0, 3), (1.0, 4), (2.0, 9), (9.0, 5), (None, 0), (3.0, 1), (float("nan"), 6), (4.0, 7)]
     statistics.parts.episodes += [
-        EpisodeSummary(number, b"", total, length, "empty" if total is None else "timeouts")
+        EpisodeSummary(number, b"", total, length, "empty" if total is None else "truncated")
         for number, (total, length) in enumerate(pairs)
     ]
     extremes = {3: "best return", 5: "median return", 1: "lowest return", 2: "longest"}
@@ -195,7 +195,7 @@ def test_selected_episodes_are_the_extremes_and_the_first_with_problems():
     problems = {7: "has problems", 6: "has problems"}
     assert [*select_episodes(statistics).items()] == [*{**problems, **extremes}.items()]
     statistics.invalid.clear()
-    statistics.parts.episodes.append(EpisodeSummary(8, b"", 4.5, 0, "timeouts"))
+    statistics.parts.episodes.append(EpisodeSummary(8, b"", 4.5, 0, "truncated"))
     assert list(select_episodes(statistics).items())[3:] == [(2, "longest"), (8, "shortest")]
 
 
