@@ -40,10 +40,10 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_policies_are_reported_with_step_return_and_score(trained, capsys):
+def test_policies_are_reported_with_updates_return_and_score(trained, capsys):
     code, out, err = call(capsys, trained, "--episodes", 2, "--max-episode-steps", 20)
     title, headings, last, best, data = out.splitlines()
-    assert headings.split() == ["policy", "step", "return", "score", "length"]
+    assert headings.split() == ["policy", "updates", "return", "score", "length"]
     for row in (last, best):
         _, _, mean, sign, _, score, length = row.split()
         assert float(score) == pytest.approx(100 * (float(mean) + 1226.85) / (1226.85 - 151.27), abs=0.1)
