@@ -84,7 +84,8 @@ def find_places(num_steps: Array, ends: Ends, counts: Array) -> Places:
     xp = namespace(num_steps)
     first = xp.cumsum(num_steps) - num_steps
     number = arange(xp.sum(counts), counts) - repeat(xp.cumsum(counts) - counts, counts)
-    return Places(*(repeat(part, counts) for part in (first, ends.last, ends.last_observation)), number)
+    last, last_observation = repeat(ends.last, counts), repeat(ends.last_observation, counts)
+    return Places(repeat(first, counts), last, last_observation, number)
 
 
 def take_from(columns: dict[str, Nest]) -> Take:

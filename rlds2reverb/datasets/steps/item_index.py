@@ -46,7 +46,8 @@ class ItemIndex:
         """
         episodes = np.searchsorted(self._item_ends, items, side="right")
         numbers = items - self._first_items[episodes]
-        return Places(self._first_rows[episodes], *(part[episodes] for part in self._ends[1:]), numbers)
+        last, last_observation = self._ends.last[episodes], self._ends.last_observation[episodes]
+        return Places(self._first_rows[episodes], last, last_observation, numbers)
 
 
 def sample_uniformly(seed: int, first_step: int, count: int, batch_size: int, num_items: int) -> np.ndarray:
