@@ -239,7 +239,7 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
         page.add_figure(heading, figure, caption=caption, is_wide=True)
     if losses := _get_series(label_runs(runs), LOSS):
-        page.add_figure("Loss", _draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
+        page.add_figure("Loss", draw_lines(losses, "loss"), caption="The losses of different algorithms differ.")
 
 
 def _get_series(groups: dict[str, list[Run]], name: str) -> list[_Series]:
@@ -248,7 +248,7 @@ def _get_series(groups: dict[str, list[Run]], name: str) -> list[_Series]:
     return [line for line in series if len(line[1])]
 
 
-def _draw_lines(series: Sequence[_Series], y_label: str) -> Figure:
+def draw_lines(series: Sequence[_Series], y_label: str) -> Figure:
     """Draws values over updates, in a colour for each label; several lines may have the same label."""
     figure, axes = make_axes()
     all_labels = [label for label, _, _ in series]
@@ -273,7 +273,7 @@ def _add_held_out(page: Page, groups: dict[str, list[Run]]) -> None:
                 if begins:
                     page.add_section("Held-out episodes", _HELD_OUT)
                 begins = False
-                page.add_figure(f"{name}: {label}", _draw_lines([line for line in both if len(line[1])], name))
+                page.add_figure(f"{name}: {label}", draw_lines([line for line in both if len(line[1])], name))
 
 
 def _add_q_values(page: Page, groups: dict[str, list[Run]]) -> None:
@@ -317,7 +317,7 @@ def _add_throughput(page: Page, groups: dict[str, list[Run]]) -> None:
     if rates or waiting:
         page.add_section("Throughput")
     if rates:
-        figure = _draw_lines(rates, "updates per second")
+        figure = draw_lines(rates, "updates per second")
         figure.axes[0].set_ylim(bottom=0)
         page.add_figure("Speed", figure, caption="Without evaluations, checkpoints and other hooks.")
     if waiting:

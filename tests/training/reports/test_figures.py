@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rlds2reverb.learners.figure_style import COLOURS
-from rlds2reverb.training.reports.figures import count_values, draw_histogram, draw_lines, draw_marginals, draw_scatter
+from rlds2reverb.training.reports.dataset_figures import count_values, draw_histogram, draw_marginals, draw_states
+from rlds2reverb.training.reports.run_report import draw_lines
 
 
 def get_texts(texts):
@@ -37,8 +38,8 @@ def test_histogram_has_a_bar_for_each_bin_and_marks_labelled_values():
         np.array([1.0, 2, 2, 4, 4, 4, 4]), "return", "episodes", lines={"mean": 2.5, "best": 1234.5}
     )
     (axes,) = figure.axes
-    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height(), bar.get_width()) for bar in axes.patches] == [
-        (1, 1, 1), (2, 2, 1), (4, 4, 1)]  # fmt: skip
+    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height(), bar.get_width()) for bar in axes.patches]
+    np.testing.assert_allclose(bars, [(1, 1, 0.94), (2, 2, 0.94), (4, 4, 0.94)])
     assert [line.get_xdata()[0] for line in axes.lines] == [2.5, 1234.5]
     assert get_texts(axes.get_legend().get_texts()) == ["mean 2.5", "best 1,234"]
     assert len({line.get_linestyle() for line in axes.lines}) == 2
@@ -51,16 +52,16 @@ def test_histogram_has_a_bar_for_each_bin_and_marks_labelled_values():
 
 def test_marginals_are_shares_as_lines_or_as_a_heat_map():
     columns = np.array([[0.0, 1], [0, np.nan], [1, 1], [1, 0]])
-    (axes,) = draw_marginals(columns, ["a", "b"], "action", "steps").axes
+    (axes,) = draw_marginals(columns, ["a", "b"], "action").axes
     first, second = (patch.get_data() for patch in axes.patches)
     assert (first.values[0], first.values[-1], len(first.values)) == (50, 50, 60)
     np.testing.assert_allclose([second.values[0], second.values[-1]], [100 / 3, 200 / 3])
     assert first.edges[0] == 0 and first.edges[-1] == 1 and axes.get_ylabel() == "% of the steps"
     assert get_texts(axes.get_legend().get_texts()) == ["a", "b"]
-    assert draw_marginals(columns[:, :1], ["a"], "", "").axes[0].get_legend() is None
-    assert len(draw_marginals(np.zeros((3, 4)), "abcd", "", "").axes) == 1
+    assert draw_marginals(columns[:, :1], ["a"], "").axes[0].get_legend() is None
+    assert len(draw_marginals(np.zeros((3, 4)), "abcd", "").axes) == 1
     names = [f"joint {number}" for number in range(20)]
-    axes, colour_bar = draw_marginals(np.tile(np.arange(20.0), (6, 1)), names, "action", "steps").axes
+    axes, colour_bar = draw_marginals(np.tile(np.arange(20.0), (6, 1)), names, "action").axes
     shares = axes.collections[0].get_array().reshape(20, 60)
     assert (shares.sum(axis=1) == 100).all() and [int(row.argmax()) // 3 for row in shares] == list(range(20))
     assert axes.get_yticks().tolist() == list(range(0, 20, 2)) and get_texts(axes.get_yticklabels()) == names[::2]
@@ -71,13 +72,15 @@ def test_points_are_coloured_by_their_value_apart_from_extremes_and_unknown_ones
     x = np.arange(201.0)
     values = np.arange(201.0)
     values[[0, 1]], values[200] = np.nan, 1e9
-    axes, colour_bar = draw_scatter(x, -x, values, x_label="x", y_label="y", colour_label="return").axes
+    axes, colour_bar = draw_states(np.stack([x, -x], 1), np.array([0.6, 0.25]), values).axes
+    assert axes.get_xlabel() == "component 1 (60 % of variance)"
+    assert axes.get_ylabel() == "component 2 (25 % of variance)"
     unknown, known = axes.collections
     assert unknown.get_offsets().tolist() == [[0, 0], [1, -1]]
     assert known.get_offsets().tolist() == [[place, -place] for place in range(2, 201)]
     low, high = np.quantile(values[2:], [0.01, 0.99])
     assert known.get_clim() == (low, high) and high < 200 and colour_bar.get_ylabel() == "return"
-    assert len(draw_scatter(x, x, np.full(201, np.nan), x_label="", y_label="", colour_label="").axes) == 1
+    assert len(draw_states(np.stack([x, x], 1), np.array([0.6, 0.25]), np.full(201, np.nan)).axes) == 1
 
 
 def test_lines_of_equal_labels_have_one_colour_and_one_name():
@@ -85,6 +88,6 @@ def test_lines_of_equal_labels_have_one_colour_and_one_name():
     (axes,) = draw_lines([("iql", steps, steps), ("bc", steps, -steps), ("iql", steps, steps + 1)], "loss").axes
     assert [line.get_ydata().tolist() for line in axes.lines] == [[0, 100], [0, -100], [1, 101]]
     assert [line.get_color() for line in axes.lines] == [COLOURS[0], COLOURS[1], COLOURS[0]]
-    assert get_texts(axes.get_legend().get_texts()) == ["iql", "bc"] and axes.get_xlabel() == "training steps"
+    assert get_texts(axes.get_legend().get_texts()) == ["iql", "bc"] and axes.get_xlabel() == "updates"
     (axes,) = draw_lines([("iql", steps, steps), ("iql", steps, -steps)], "loss").axes
     assert axes.get_legend() is None
