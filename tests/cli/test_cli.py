@@ -681,6 +681,7 @@ def test_help_fits_a_screen_and_help_all_explains_each_option(capsys, name):
     assert code == 0 and ("those of the environment" in full) == (name == "train")
     assert len(short.splitlines()) <= 70 < len(full.splitlines())
     assert max(map(len, (short + full).splitlines())) <= 80
+    assert bool(re.search(r"--gamma FLOAT +Discount factor\.  \[default: 0\.99\]", full)) == (name == "train")
     options = cli.get_command(None, name).params
     flags = {option.opts[0] for option in options if isinstance(option, click.Option)}
     assert flags <= set(re.findall(r"^  (--[\w-]+)", full, re.M)) and flags <= set(re.findall(r"--[\w-]+", short))

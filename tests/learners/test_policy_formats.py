@@ -206,7 +206,7 @@ def test_target_return_is_chosen_when_acting(stateful, capsys):
     options = ["--env", "Pendulum-v1", "--episodes", "2", "--max-episode-steps", "9", "--target-return", "-50"]
     assert run_command(["eval", str(stateful / "p.onnx"), *options, "--target-return", "400", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [(row["target_return"], row["step"]) for row in document["policies"]] == [(-50, 7), (400, 7)]
+    assert [(row["target_return"], row["updates"]) for row in document["policies"]] == [(-50, 7), (400, 7)]
     evaluator = Evaluator("Pendulum-v1", seeds=[1000, 1001], max_episode_steps=9)
     expected = [evaluator.evaluate(policy).returns for policy.target_return in (-50, 400)]
     np.testing.assert_array_equal([row["returns"] for row in document["policies"]], expected)
@@ -335,6 +335,16 @@ def test_operations_that_a_format_does_not_have_raise(path, message, tmp_path):
 def test_policies_for_a_single_batch_size_raise(tmp_path):
     save_policy(LinearPolicy([[2.0]]), tmp_path / "policy", batch_size=2)
     with pytest.raises(ValueError, match="was saved for batches of 2"):
+        write_policy(tmp_path / "policy", tmp_path / "p.onnx")
+
+
+def test_policies_with_several_arrays_per_action_raise(tmp_path):
+    arm = tensor_spec.BoundedTensorSpec([1], tf.float32, -1, 1)
+    policy = FunctionPolicy(
+        tf.TensorSpec([1], tf.float32), {"left": arm, "right": arm}, lambda x: {"left": x, "right": x}
+    )
+    save_policy(policy, tmp_path / "policy")
+    with pytest.raises(ValueError, match="returns several arrays per action; only the format savedmodel supports this"):
         write_policy(tmp_path / "policy", tmp_path / "p.onnx")
 
 

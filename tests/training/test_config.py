@@ -216,3 +216,20 @@ def test_configurations_need_no_tensorflow():
         "assert 'tensorflow' not in sys.modules and 'tf_agents' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_deterministic_online_phase_requires_memory():
+    options = {"env": "Pendulum-v1", "online_steps": 5000, "deterministic": True}
+    assert TrainingConfig("td3", online_replay="memory", **options).deterministic
+    with pytest.raises(
+        ValueError, match=r"deterministic=True requires collected data in memory; .*online_replay='memory'"
+    ):
+        TrainingConfig("td3", online_replay="reverb", **options)
+
+
+def test_online_phase_adds_its_options_to_the_identity_of_a_run():
+    config = TrainingConfig("td3", env="Pendulum-v1", online_steps=5000)
+    names = config.online_options()
+    assert {"online_ratio", "updates_per_step", "warmup_steps", "replay_size", "steps"} <= {*names}
+    assert not {"gamma", "seed", "batch_size", "n_step"} & {*names}
+    assert "steps" not in config.replace(online_steps=0).online_options()

@@ -2,6 +2,7 @@
 
 import collections
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -77,3 +78,17 @@ def test_specs_and_paths_are_formatted():
     assert describe(tf.TensorSpec((None, 3), tf.uint8)) == "uint8 [?, 3]"
     assert str(ArraySpec((), np.dtype(object))) == "string []"
     assert path_name(("observation", "joint_pos")) == "step['observation']['joint_pos']"
+
+
+def test_specs_of_hdf5_files_have_the_dtypes_of_numpy(tmp_path):
+    """Keys of items are derived from the text of specs, which must not depend on where arrays come from."""
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        dtype = file.create_dataset("x", data=np.zeros(2, np.float32)).dtype
+    assert repr(ArraySpec((2,), dtype)) == repr(ArraySpec((2,), np.dtype("float32")))
+    record = np.dtype([("x", np.float32)])
+    assert ArraySpec((), record).dtype == record
+
+
+def test_bounds_are_neither_compared_nor_shown():
+    bounded, plain = ArraySpec((2,), np.dtype("int8"), minimum=0, maximum=3), ArraySpec((2,), np.dtype("int8"))
+    assert bounded == plain and repr(bounded) == repr(plain) and (bounded.minimum, plain.maximum) == (0, None)

@@ -8,8 +8,10 @@ from reference_impls import episode
 
 from rlds2reverb.adders import NStep
 from rlds2reverb.adders.trajectory_windows import TrajectoryEpisodes, TrajectoryWindows
+from rlds2reverb.datasets import load
 from rlds2reverb.errors import CheckpointError
 from rlds2reverb.ingestion import IngestOptions, ingest
+from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.reverb.writing import verification
 
 VERIFY = IngestOptions(verify=True)
@@ -42,6 +44,12 @@ def test_items_of_several_chunks_equal_those_of_the_dataset(tmp_path):
 def test_items_of_shards_equal_those_of_the_dataset(tmp_path):
     report = ingest(EPISODES, [tmp_path / "0", tmp_path / "1"], options=VERIFY)
     assert report.verified_items == report.items > 0
+
+
+def test_directory_without_items_raises(tmp_path):
+    CheckpointRoot(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="out contains no items; convert the dataset again"):
+        verification.require_same_items(tmp_path / "out", load(EPISODES), None, ["replay"])
 
 
 @dataclasses.dataclass(frozen=True)
