@@ -2,7 +2,8 @@
 
 Stored outputs contain no paths of a machine and no live lines of progress, and their images have `NUM_COLORS` colours.
 A new run agrees with them if its cells print the same words, and numbers within `RELATIVE_TOLERANCE`, and draw as many
-images. Durations and rates are not compared, nor are the numbers of cells with the tag `varies`, such as those that train.
+images. Durations, rates and fingerprints are not compared, nor are the numbers of cells with the tag `varies`, such as
+those that train.
 """
 
 import asyncio
@@ -31,8 +32,9 @@ _PATHS = (
 )
 _PNG = "image/png"
 _PROGRESS = re.compile(r"\d steps/s\b")
-_DURATION = re.compile(
-    r"\b\d[\d,.]* ?(?:ms|s|secs?|seconds|min|minutes|(?:steps|items|updates|MB)/s)(?![\w/])|data wait \d+%"
+#: Durations, rates and fingerprints.
+_NOT_COMPARED = re.compile(
+    r"\b\d[\d,.]* ?(?:ms|s|secs?|seconds|min|minutes|(?:steps|items|updates|MB)/s)(?![\w/])|data wait \d+%|xxh128 \w+"
 )
 _NUMBER = re.compile(r"[-+−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b)")
 
@@ -159,7 +161,7 @@ def agree(stored, new, *, exactly=True):
       new: the other one.
       exactly: whether numbers must agree; if not, repeated lines that differ in nothing else are compared once.
     """
-    stored, new = (_DURATION.sub("DURATION", text) for text in (stored, new))
+    stored, new = (_NOT_COMPARED.sub("", text) for text in (stored, new))
     if _words(stored) != _words(new):
         return not exactly and _distinct_lines(stored) == _distinct_lines(new)
     numbers = [
