@@ -8,6 +8,7 @@ from figures_shown import read_findings, read_legend, read_lines
 from written_runs import STEPS, write_run
 
 from rlds2reverb import Evaluation
+from rlds2reverb.learners.curves import SPREAD
 from rlds2reverb.learners.run_directory import RunDirectory
 from rlds2reverb.learners.runs import load_run
 from rlds2reverb.training.reports import report_runs
@@ -23,7 +24,8 @@ def test_report_shows_curves_over_seeds(tmp_path, figures, drawn):
     assert list(steps) == list(STEPS) and list(mean) == [15, 30, 25] and list(behaviour) == [12, 12]
     assert read_legend(axes) == ["iql (2 runs)", "the data's behaviour"]
     assert axes.dataLim.y1 == 40  # Mean + standard deviation.
-    assert "<td>25.0 ± " not in page and "<td>30.0</td>" in page  # The best of each run, averaged.
+    assert "<td>23.3 ± 8.3</td>" in page and "<td>30.0 ± 10.0</td>" in page  # Means of runs, and the best of each.
+    assert SPREAD in page
 
 
 def test_report_shows_q_values_beside_achieved_returns(tmp_path, figures):
