@@ -35,7 +35,7 @@ TITLES = {
     **{"iql_prioritized": "IQL, prioritized by TD error", "iql_constant_rate": "IQL, constant learning rate"},
 }
 #: Files and agents of the table of results in the README.
-SUMMARY = (("hopper_sac_medium_replay", "pendulum_mixed"), ("bc", "bc_10", "iql"))
+SUMMARY = (("hopper_sac_medium_replay", "hopper_medium_expert", "pendulum_mixed"), ("bc", "bc_10", "iql"))
 #: File and agents of each figure in docs/, the number of evaluations that a point is the mean of, and the number of
 #: updates before an online phase.
 FIGURES = {
