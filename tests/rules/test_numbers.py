@@ -9,12 +9,10 @@ import pytest
 from rlds2reverb import TableConfig, batches
 from rlds2reverb.adders import (
     GAE,
-    ActionChunks,
     ChunkTransitions,
     GoalRelabel,
     InitialPriorities,
     NStep,
-    PaddedWindows,
     ReturnToGo,
     StepContextWindows,
     StepEpisodes,
@@ -65,7 +63,7 @@ CASES = [
     (StepWindows, {"length": 4}, {"length": (0,), "period": (0,), "burn_in": (-1,)}),
     (StepEpisodes, {"max_length": 4, "padding": "end"}, {"max_length": (0,)}),
     (TrajectoryWindows, {"length": 4}, {"length": (0,), "stride": (0,)}),
-    *[(adder, {"length": 4}, {"length": (0,)}) for adder in (StepContextWindows, Windows, PaddedWindows, ActionChunks)],
+    *[(adder, {"length": 4}, {"length": (0,)}) for adder in (StepContextWindows, Windows)],
     (ChunkTransitions, {"n": 4, "gamma": 0.9}, {"n": (0,), "gamma": SHARE}),
     (GoalRelabel, {"reward_fn": len}, {"num_goals": (0,), "seed": (-1,)}),
     (GoalSampling, {"observed": GoalDistribution()}, {"gamma": SHARE, "subgoal_steps": (0,)}),
