@@ -38,9 +38,10 @@ def test_estimates_are_printed_one_by_one_or_as_a_table(data, tmp_path, capsys, 
     assert first.startswith("low: fitted Q evaluation 0,") and second.startswith("low: doubly robust 1,")
     both = ["ope", str(tmp_path / "low"), str(tmp_path / "high"), *options]
     assert run([*both, "--out", str(tmp_path / "ope.json")]) == 0
-    header, *rows = capsys.readouterr().out.splitlines()
+    header, *rows, order = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["policy", "method", "estimate"]
     assert [row.split()[0] for row in rows if row.strip("- ")] == ["high", "low"]
+    assert order == "no order is certain, because the intervals overlap"
     assert [saved["policy"] for saved in json.loads((tmp_path / "ope.json").read_text())] == ["high", "low"]
     assert run([*both, "--json"]) == 0
     assert [shown["estimate"] for shown in json.loads(capsys.readouterr().out)["estimates"]] == [1, 0]

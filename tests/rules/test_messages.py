@@ -115,7 +115,7 @@ MISTAKES = [
     ("record Pendulum-v1 --out out.hdf5 --epsilon 2", 1, "--epsilon must be a number >= 0 and <= 1, got '2'"),
     ("serve nofolder", 1, "there is no path 'nofolder'"),
     ("serve --checkpoint-root note.txt/x", 1, "cannot use 'note.txt/x/checkpoints': Not a directory"),
-    ("plot folder --out x.pdf", 1, "--out: the file must end with .png, got 'x.pdf'"),
+    ("plot folder --out x.pdf", 1, "--out: the file must end with .png or .svg, got 'x.pdf'"),
     ("serve --port x", 1, "--port must be an integer >= 1 and <= 65,535, got 'x'"),
 ]
 #: Words with underscores that are values instead of arguments.
