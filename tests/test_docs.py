@@ -27,11 +27,14 @@ SLOW_PAGES = {
         *("shards", "start", "tf_agents", "training"),
     )
 }
+#: Languages of blocks that contain no code of readers; `text` is output.
+OTHER_LANGUAGES = {"bibtex", "ini", "json", "text", "yaml"}
 #: Blocks that are not run, by page and reason.
 NOT_RUN = {
     ("README.md", "requires the internet"),
     ("cluster.md", "installs packages"),
     ("cluster.md", "requires Ray"),
+    ("coming_from.md", "code of a different library"),
     ("custom_agents.md", "requires a dataset that is not in the repository"),
     ("experiments.md", "requires the internet"),
     ("online.md", "requires a dataset that is not in the repository"),
@@ -90,6 +93,13 @@ def test_blocks_of_a_page_run_in_order_and_print_the_output_shown(folder, page):
 def test_blocks_that_are_not_run_are_those_listed():
     found = {(page.name, block.skipped) for page in PAGES for block in find_blocks(page) if block.skipped}
     assert found == NOT_RUN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_of_a_page_is_in_blocks_that_are_run(page):
+    languages = re.findall(r"^ *```(\w+)$", page.read_text(), re.M)
+    assert set(languages) <= {"bash", "console", "python"} | OTHER_LANGUAGES
+    assert sum(language not in OTHER_LANGUAGES for language in languages) == len(find_blocks(page))
 
 
 @pytest.mark.parametrize(
