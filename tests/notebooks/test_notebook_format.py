@@ -1,6 +1,8 @@
 """The form of the notebooks in git, without running them."""
 
+import ast
 import copy
+import importlib
 import json
 import re
 from pathlib import Path
@@ -25,6 +27,16 @@ def test_notebook_has_badge_first_cell_and_outputs(path):
     notebook = json.loads(path.read_text())
     nbformat.validate(notebook)
     assert not find_problems(notebook, path.name), "run: make notebooks"
+
+
+@pytest.mark.parametrize("path", find_notebooks(), ids=lambda path: path.stem)
+def test_notebook_imports_existing_names_of_rlds2reverb(path):
+    code = "\n".join(source(cell) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
+    tree = ast.parse(re.sub(r"(?m)^( *)!.*$", r"\1pass", code))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, alias.name) for node in imports for alias in node.names if "rlds2reverb" in node.module]
+    missing = [name for module, name in names if not hasattr(importlib.import_module(module), name)]
+    assert names and not missing
 
 
 def make_notebook():
