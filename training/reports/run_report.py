@@ -233,7 +233,9 @@ def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
             [*curve.format_row(), "–" if curve.behaviour is None else f"{curve.behaviour:,.1f}"] for curve in curves
         ]
         page.add_table(("curve", "runs", "updates", f"last five {metric}s", "best", "data"), rows)
-        caption = f"Mean ± standard deviation over {describe_bands(curves)}. In the table, {SPREAD}."
+        caption = f"Mean ± standard deviation over {describe_bands(curves)}."
+        if any(len(curve.runs) > 1 for curve in curves):
+            caption += f" In the table, {SPREAD}."
         figure, axes = make_axes(FULL_WIDTH)
         draw_learning_curves(axes, curves)
         heading = f"Evaluations in {environment}" if environment else "Evaluations"
