@@ -69,10 +69,13 @@ def pytest_sessionfinish() -> None:
 def read_called() -> dict[str, list[tuple[float, str]]]:
     """Returns the seconds and names of the tests that call each function, the fastest first."""
     called: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     for path in CALLED.glob("*.json"):
         content = json.loads(path.read_text())
         for name, numbers in content["tests"].items():
             tests = [content["seconds"][number] for number in numbers]
-            # Names with addresses differ between processes.
-            called[name] += [(secs, test) for test, secs in tests if " at 0x" not in test]
+            # Names with addresses differ between processes, and files may have been renamed since.
+            called[name] += [
+                (secs, test) for test, secs in tests if " at 0x" not in test and test.split("::")[0] in files
+            ]
     return {name: sorted(tests) for name, tests in called.items()}
