@@ -42,7 +42,7 @@ def test_home_directory_is_expanded_in_every_path(monkeypatch, tmp_path):
         if isinstance(parameter.type, click.Path):
             name = "folder" if parameter.type.dir_okay else "file.png"
             assert parameter.type.convert(f"~/{name}", parameter, None) == tmp_path / name, (names, parameter.name)
-    for checked in (checks.destination, checks.new_file, checks.png):
+    for checked in (checks.destination, checks.new_file, checks.figure):
         assert str(checked.convert("~/file.png", None, None)) == str(tmp_path / "file.png")
     assert checks.destination.convert("gs://a/~b", None, None) == "gs://a/~b"
 

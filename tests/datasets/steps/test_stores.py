@@ -21,7 +21,7 @@ from rlds2reverb.adders import NStep, Transitions, Windows
 from rlds2reverb.cli import run
 from rlds2reverb.datasets.steps import step_columns, stores as store
 from rlds2reverb.datasets.steps.item_index import ItemIndex
-from rlds2reverb.datasets.steps.layout import EPISODE_RECORD, Layout
+from rlds2reverb.datasets.steps.layout import EPISODE_RECORD, Layout, fill_structure
 from rlds2reverb.datasets.steps.step_columns import MemoryColumns
 from rlds2reverb.datasets.steps.stores import MANIFEST, build_store, cache_store, open_columns, verify_store
 from rlds2reverb.errors import InvalidEpisodeError, Problem, ResourceInUseError, StorageFullError
@@ -404,3 +404,8 @@ def test_building_reads_a_function_once_for_the_plan(tmp_path):
 
     cache_store(Source("mine", "memory", read), tmp_path)
     assert len(reads) == 2  # For the plan, and for the store.
+
+
+def test_structures_of_nested_tuples_are_filled_with_the_values_of_their_numbers():
+    structure = {"a": (0, [2, {"b": 1}]), "c": 3}
+    assert fill_structure(structure, [10, 11, 12, 13]) == {"a": (10, (12, {"b": 11})), "c": 13}
