@@ -132,12 +132,13 @@ def find_noticing_test(fault: Fault) -> str | None:
     if not fault.tests:
         return None
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        for name in ("rlds2reverb", *LAYERS, "tests", "docs"):
-            shutil.copytree(ROOT / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
+        for path in ROOT.iterdir():  # Tests of the documentation follow links to all of these.
+            if path.is_dir() and not path.name.startswith((".", "build")):
+                shutil.copytree(path, Path(folder, path.name), ignore=shutil.ignore_patterns("__pycache__"))
+            elif path.is_file():
+                shutil.copy(path, folder)
         for name in LAYERS:  # Programs that tests start import the mutated layers, too.
             Path(folder, "rlds2reverb", name).symlink_to(Path(folder, name))
-        for name in ("conftest.py", "pyproject.toml", "setup.py", "README.md"):
-            shutil.copy(ROOT / name, folder)
         Path(folder, fault.file).write_text(fault.make())
         run = _run_tests(fault.tests, folder)
         if run is not None and run.returncode == 4:  # The fault changes the names of tests.
