@@ -86,10 +86,10 @@ def make_speed_table(section: str = "") -> str:
     body = [[task, *(cells.get(column, "") for column in columns)] for task, cells in tasks.items()]
     sources = dict.fromkeys(
         f"{row['rounds']} round{'s' * (row['rounds'] != '1')} of `{row['command']}` "
-        f"({date.fromisoformat(row['date']):%-d %B %Y})"
+        f"({date.fromisoformat(row['date']):%-d %B %Y}, {row['machine']})"
         for row in rows
     )
-    return f"{make_table([['task', *columns], *body])}\n\nOn {rows[0]['machine']}, medians of {', '.join(sources)}."
+    return f"{make_table([['task', *columns], *body])}\n\nMedians of {', '.join(sources)}."
 
 
 # --- Results

@@ -35,7 +35,7 @@ def parse_arguments(parser: ArgumentParser) -> Namespace:
     """Parses the options of a benchmark, and `--record`, the file that `record` writes to."""
     parser.add_argument("--record", type=Path, metavar="CSV", help="file whose rows are replaced, as docs/speed.csv")
     load = os.getloadavg()[0]
-    _options.busy = f", shared with other processes (load average {load:.1f})" if load > (os.cpu_count() or 1) else ""
+    _options.busy = f", shared with other processes at load average {load:.1f}" if load > (os.cpu_count() or 1) else ""
     return parser.parse_args(namespace=_options)
 
 
