@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from PIL import Image
 from records import read
 
-from rlds2reverb.learners.figure_style import COLOURS, GREY, style_axes
+from rlds2reverb.learners.figure_style import COLOURS, GREY, render_svg, style_axes
 
 ROOT = Path(__file__).parent.parent
 SPEED, RESULTS = ROOT / "docs/speed.csv", ROOT / "docs/results"
@@ -39,8 +38,8 @@ SUMMARY = (("hopper_sac_medium_replay", "hopper_medium_expert", "pendulum_mixed"
 #: File and agents of each figure in docs/, the number of evaluations that a point is the mean of, and the number of
 #: updates before an online phase.
 FIGURES = {
-    "medium_replay.png": ("hopper_sac_medium_replay", ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
-    "cal_ql.png": ("invertedpendulum_expert_online", ("cql", "cal_ql"), 1, 10_000),
+    "medium_replay.svg": ("hopper_sac_medium_replay", ("bc_10", "td3_bc", "iql", "rebrac"), 5, 0),
+    "cal_ql.svg": ("invertedpendulum_expert_online", ("cql", "cal_ql"), 1, 10_000),
 }
 
 
@@ -189,15 +188,15 @@ def hash_data(file: str, agents: Sequence[str], *options: int) -> str:
 
 
 def read_hash(path: Path) -> str:
-    """Returns the hash of the data that a PNG file shows."""
-    with Image.open(path) as image:
-        return image.info.get("Data", "")
+    """Returns the hash of the data that an SVG file shows."""
+    match = re.search(r"<!-- data (\w+) -->", path.read_text(encoding="utf-8"))
+    return match[1] if match else ""
 
 
 def draw_figure(file: str, agents: Sequence[str], window: int, offline_updates: int) -> Figure:
     """Returns a figure with the mean of the last `window` evaluations of each agent, as a mean over seeds."""
-    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained", facecolor="#f6f6f6")
-    axes, data = figure.add_subplot(title=file, facecolor="none"), describe(file)
+    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained")
+    axes, data = figure.add_subplot(title=file), describe(file)
     steps = sorted({int(row["updates"]) for row in read(RESULTS / f"{file}.csv")})
     for colour, agent in zip(COLOURS, agents, strict=False):
         runs = read_returns(file)[agent]
@@ -228,7 +227,7 @@ def main() -> None:
         path, data = ROOT / "docs" / name, hash_data(*shown)
         if not path.exists() or read_hash(path) != data:
             with rc_context({"font.size": 15}):
-                draw_figure(*shown).savefig(path, metadata={"Data": data})
+                path.write_bytes(render_svg(draw_figure(*shown)) + f"<!-- data {data} -->\n".encode())
 
 
 if __name__ == "__main__":
