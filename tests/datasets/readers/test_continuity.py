@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from reference_impls import episode
 
+from rlds2reverb.adders import TrajectoryWindows
 from rlds2reverb.datasets import load, summarize
 from rlds2reverb.datasets.readers import d4rl
 from rlds2reverb.datasets.readers.continuity import find_differing_rows, find_discontinuities
@@ -69,7 +70,7 @@ def test_unflagged_reset_is_reported_and_valid():
     assert "first in row 199 (episode 2)" in warning and "at_discontinuity" in warning
     report = IngestReport("rows", ("replay",))
     for read in source:
-        report.add_batch(EpisodeBatch([read]))
+        report.add_batch(EpisodeBatch([read]), TrajectoryWindows(2))
     assert (report.discontinuities, report.first_discontinuity) == (2, "row 199 (episode 2)")
     assert report.notes == summary.warnings
     num_transitions = [split.num_transitions for split in load(rows, split_at_discontinuity=True)]

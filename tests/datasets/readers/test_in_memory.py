@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from reference_impls import assert_equal_nests, episode
 
+from rlds2reverb.adders import StepOffsets, TrajectoryWindows
 from rlds2reverb.datasets import load, summarize
 from rlds2reverb.datasets.transforms import CastFloats, apply_transforms
 from rlds2reverb.errors import SourceError
@@ -79,12 +80,16 @@ def test_dropped_last_transitions_are_counted(log, num_dropped):
     transformed, _ = apply_transforms(source, [CastFloats()])
     report = IngestReport("logs", ("replay",))
     for changed in transformed:
-        report.add_batch(EpisodeBatch([changed]))
+        report.add_batch(EpisodeBatch([changed]), TrajectoryWindows(2))
     assert summary.dropped_last_transition == report.dropped_last_transition == 2 * num_dropped
     assert summary.transitions == 2 * (3 - num_dropped if "actions" in log else 2)
     assert summary.warnings == report.notes
     assert len(report.notes) == num_dropped
     assert all("the last transitions of 2 truncated episodes" in note for note in report.notes)
+    report = IngestReport("logs", ("replay",))
+    for changed in transformed:
+        report.add_batch(EpisodeBatch([changed]), StepOffsets({"action": 0}))  # It uses the last actions.
+    assert report.dropped_last_transition == 0
 
 
 def test_truncated_rows_without_next_observations_lose_a_transition(data):
