@@ -45,7 +45,7 @@ if [ ! -f "$lock" ]; then
 fi
 
 rm -rf "$venv"
-echo "installing into $venv (about 1.6 GB; with uv 10 to 30 s, with pip 70 to 90 s) ..." >&2
+echo "installing into $venv (about 1.7 GB; with uv 10 to 30 s, with pip 70 to 90 s) ..." >&2
 "$python" -m venv "$venv"
 uv=$(command -v uv || true)
 if [ -z "$uv" ] && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check uv 2>/dev/null; then

@@ -17,7 +17,17 @@ README = ROOT / "README.md"
 PAGES = [path for path in (README, *sorted((ROOT / "docs").glob("*.md"))) if path.is_file()]
 NO_DOCS = "the docs are not available when an installed wheel is tested"
 #: Options that every command or other programs have.
-FOREIGN_OPTIONS = {"--help", "--no-deps", "--overrides", "--platform", "--python", "--require-hashes", "--scale"}
+FOREIGN_OPTIONS = {
+    "--exclude-editable",
+    "--help",
+    "--index-url",
+    "--no-deps",
+    "--overrides",
+    "--platform",
+    "--python",
+    "--require-hashes",
+    "--scale",
+}
 #: Pages that take more than about two seconds.
 SLOW_PAGES = {
     f"{name}.md"

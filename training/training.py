@@ -329,7 +329,7 @@ class Training(Closing):
                 return False
         if self._online is not None:
             self._online.require_reachable(self.learner.step)
-        self._progress.note(f"continuing from iteration {self.learner.step:,}")
+        self._progress.note(f"continuing from update {self.learner.step:,}")
         saved = read_run_config(self.run_dir)
         before = (saved.get("hyperparameters") or {}).get("num_updates")
         now = self.config.resolved_hyperparameters.get("num_updates")

@@ -147,7 +147,8 @@ class SavedPolicy:
         if num_actions != size:
             counts = ["a single row" if count is None else f"{count} rows" for count in (size, num_actions)]
             raise SpecMismatchError(f"there must be as many actions as observations, got {counts[0]} and {counts[1]}")
-        return {name: take_rows(np.array(values), size) for name, values in estimate((observation, action)).items()}
+        found = estimate((observation, action))  # TensorFlow returns the outputs in any order.
+        return {name: take_rows(np.array(found[name]), size) for name in sorted(found)}
 
     def action(self, time_step: Any, policy_state: Any = ()) -> Any:
         """Returns TF-Agents' `PolicyStep` for a batch of time steps, or the same as `predict` for observations.

@@ -54,6 +54,7 @@ ADDERS = [
     ChunkTransitions(2, 0.9, repeats_last=True),
     StepOffsets({"observation": [-1, 0], "action": range(3), "reward": 0}),
     Windows(2),
+    StepOffsets({"observation": range(3), "discount": range(3)}),
     StepContextWindows(3),
     TrajectoryWindows(2),
     TrajectoryWindows(3, 2, "tile"),

@@ -11,7 +11,7 @@ from rlds2reverb import load, write_dataset
 
 PATHS = {"rlds": "hopper/1.0.0", "d4rl": "hopper.hdf5", "minari": "hopper-v0", "lerobot": "hopper"}
 CONVERT = (
-    "import sys; from rlds2reverb.datasets import store; from rlds2reverb.cli import run; store.MIN_PART_ROWS = 1; "
+    "import sys; from rlds2reverb.datasets.steps import stores as store; from rlds2reverb.cli import run; store.MIN_PART_ROWS = 1; "
     "sys.exit(run(sys.argv[1:]))"
 )
 

@@ -135,4 +135,4 @@ def test_training_from_shards_continues_with_their_priorities(capsys, shards, tm
     assert call(capsys, *command, 20)[0] == 0
     assert len(list(tmp_path.glob("run/checkpoints/*20/replay/shard_*"))) == 3
     code, _, err = call(capsys, *command, 40)
-    assert code == 0 and "continuing from iteration 20" in err
+    assert code == 0 and "continuing from update 20" in err

@@ -65,7 +65,7 @@ def test_train_writes_a_run_and_the_same_command_continues_it(hopper, root, caps
     with skip_exports():
         code, out, err = call(capsys, *command, "--steps", 60, "--json")
     document = json.loads(out)
-    assert code == 0 and "continuing from iteration 40" in err and document["iterations"] == 60
+    assert code == 0 and "continuing from update 40" in err and document["iterations"] == 60
     assert document["best_return"] is None and document["stopped_by"] is None and document["run_dir"] == str(root)
     assert load_run(root).progress["step"].tolist() == [20, 40, 60]
 
@@ -89,7 +89,7 @@ def test_prioritized_training_keeps_its_priorities(hopper, tmp_path, capsys):
         (sample,) = sample_dataset(server, "replay", 5000).take(1)
     assert len(set(sample.info.priority.numpy().tolist())) > 5  # All of them start at 1.
     code, _, err = call(capsys, *command, "--steps", 30)
-    assert code == 0 and "continuing from iteration 20" in err
+    assert code == 0 and "continuing from update 20" in err
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_train_returns_a_run_that_can_be_continued_and_loaded(hopper, tmp_path, 
 
     with skip_exports():
         run = train(hopper, "td3_bc", tmp_path / "run", steps=60, **{**SMALL, "progress": True})
-    assert "continuing from iteration 40" in capsys.readouterr().err
+    assert "continuing from update 40" in capsys.readouterr().err
     assert run.progress["step"].tolist() == load_run(tmp_path / "run").progress["step"].tolist() == [20, 40, 60]
     config = TrainingConfig.from_dict(run.configuration)
     assert (config.algo, config.steps, config.batch_size, config.normalize_observations) == ("td3_bc", 60, 8, True)
@@ -299,7 +299,7 @@ def test_prioritized_runs_keep_their_priorities(source, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "note", notes.append)
     with Training(source, TrainingConfig("iql", steps=30, **options), tmp_path, progress=progress) as training:
         run = training.run()
-    assert "continuing from iteration 20" in notes and run.progress["step"][-1] == 30
+    assert "continuing from update 20" in notes and run.progress["step"][-1] == 30
     assert len(run.priorities) == len(run.weights) >= 1
     assert (run.weights.sum(1) == run.priorities.sum(1)).all()  # One weight and one TD error for each item.
 

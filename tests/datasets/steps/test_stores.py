@@ -40,7 +40,7 @@ SOURCES = {
     "Atari, stacked frames": ("formats/atari/replay_logs", {"frame_stack": 4}),
 }
 BUILD = (
-    "import sys; from pathlib import Path; from rlds2reverb import load; from rlds2reverb.datasets import store; "
+    "import sys; from pathlib import Path; from rlds2reverb import load; from rlds2reverb.datasets.steps import stores as store; "
     "store.MIN_PART_ROWS = 1; store.build_store(load(sys.argv[1]), Path(sys.argv[2]), num_workers=int(sys.argv[3]))"
 )
 
