@@ -86,7 +86,7 @@ class ItemAdder:
 
     @property
     def uses_all_actions(self) -> bool:
-        """Whether an action is used even if no observation follows it.
+        """True if an action is used even if no observation follows it.
 
         Such a last action of a truncated episode begins no transition, but policies can be cloned from it. The adder
         then reads observations up to `Places.last_observation` and actions before `Places.last`. Datasets of `tf.data`

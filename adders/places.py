@@ -26,7 +26,7 @@ class Places(NamedTuple):
       first: the row of the first step of each item's episode.
       last: the row of its last step. For adders that use all actions, the row after the last action, which is one of
         the next episode, or none, if no observation follows that action.
-      last_observation: the row of its last observation, which is before `last` if that one is not known.
+      last_observation: the row of its last known observation, which is before `last` if the final one is not known.
       number: the number of the item among those of its episode, from 0.
     """
 
@@ -63,7 +63,7 @@ def find_ends(num_steps: Array, final_rows: np.ndarray | None = None) -> Ends:
 
     Args:
       num_steps: int64 `[E]`, the number of steps of each episode.
-      final_rows: uint8 `[E]`, what the last steps hold, see `FinalRow`, for adders that use all actions; None for
+      final_rows: uint8 `[E]`, the content of the last steps, see `FinalRow`, for adders that use all actions; None for
         others, to which the last step is the final observation.
     """
     last = namespace(num_steps).cumsum(num_steps) - 1

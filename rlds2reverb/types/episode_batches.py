@@ -79,7 +79,7 @@ class EpisodeBatch:
 
     @cached_property
     def final_rows(self) -> np.ndarray:
-        """What the last step of each episode holds, uint8 `[E]`; see `FinalRow`."""
+        """The content of each episode's last step, uint8 `[E]`; see `FinalRow`."""
         return np.array([episode.final_row for episode in self.episodes], np.uint8)
 
     def locate(self, row: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class Contradiction(NamedTuple):
 
 
 class FinalRow(IntEnum):
-    """What the last step of an episode holds."""
+    """The content of an episode's last step."""
 
     #: The observation after the last action.
     OBSERVATION = 0
@@ -121,7 +121,7 @@ class Episode:
 
     @property
     def final_row(self) -> FinalRow:
-        """What the last step holds."""
+        """The content of the last step."""
         if self.dropped_last_transition:
             return FinalRow.ACTION
         return FinalRow.PLACEHOLDER if self.unknown_final_observation else FinalRow.OBSERVATION

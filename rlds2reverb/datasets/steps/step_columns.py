@@ -35,7 +35,7 @@ class StepColumns:
       num_steps: int64 `[E]`, the number of steps of each episode.
       starts: int64 `[E]`, the first row of each episode.
       ends: int64 `[E]`, the row after the last one of each episode.
-      final_rows: uint8 `[E]`, what the last step of each episode holds; see `FinalRow`.
+      final_rows: uint8 `[E]`, the content of the last step of each episode; see `FinalRow`.
     """
 
     def __init__(self, layout: Layout, parts: Sequence[Mapping[str, np.ndarray]]):
