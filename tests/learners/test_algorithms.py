@@ -4,12 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from agent_data import ACTION_SPEC, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
-from properties import mark_slow_except
-from tf_agents.specs import tensor_spec
-from tf_agents.trajectories.time_step import time_step_spec
 
-from rlds2reverb.learners.agents import get_hyperparameters, make_agent
+from rlds2reverb.learners.agents import get_hyperparameters
 from rlds2reverb.learners.algorithms import ALGORITHMS, RUN_HYPERPARAMETERS, get_algorithm
 
 
@@ -24,20 +20,6 @@ def test_table_matches_the_figures_of_the_papers():
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "trajectories"] == ["rebrac"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.items == "goals"] == goals
     assert sorted(ALGORITHMS) == list(ALGORITHMS)
-
-
-@pytest.mark.parametrize("name", mark_slow_except(["bc", "iql", "dqn", "decision_transformer", "hiql"], ALGORITHMS))
-def test_table_describes_the_agent(name):
-    algorithm = get_algorithm(name)
-    is_discrete = algorithm.actions == "discrete"
-    spec = tensor_spec.BoundedTensorSpec([], "int32", -1, 1) if is_discrete else ACTION_SPEC
-    agent = make_agent(name, time_step_spec(observe(name, TIME_STEP_SPEC.observation)), spec, **small_networks(name))
-    assert type(agent).__name__ == algorithm.class_name
-    data = make_columns(4)
-    if is_discrete:
-        data |= {key: data[key][:, 1].round().astype("int32") for key in ("action", "next_action")}
-    info = agent.train(to_experience(name, data))
-    assert ("td_error" in info.extra) == algorithm.has_td_errors
 
 
 def test_hyperparameters_that_a_run_determines_exist():

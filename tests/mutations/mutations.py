@@ -1,34 +1,42 @@
 """Makes faults in the sources, one at a time, and verifies that a fast test notices each. Run manually:
 
-    python -m pytest -n 2 -p called_functions -m "not slow" tests     (once, for --random)
+    python -m pytest -n 2 -p executed_lines -m "not slow" tests     (once, for --random)
     python tests/mutations/mutations.py [--random N | --all] [--seed N] [NAME ...]
 
 `mutations.txt` has faults in what the promises and results depend on, with the test that must fail; by default a random
-tenth of them is tried. `--random` draws others from all that `operations.py` can make, and tries tests that call the
-function. Each is made in a copy of the sources. The exit code is 1 if any of them is not noticed.
+tenth of them is tried. `--random` draws others from all that `operations.py` can make, and tries tests that execute the
+line, or else the function. Each is made in a copy of the sources. The exit code is 1 if any of them is not noticed.
 `test_mutations.py` verifies that the faults of `mutations.txt` can be made.
 """
 
 import argparse
+import atexit
+import multiprocessing
+import os
 import random
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
-from called_functions import read_called
+import pytest
+from executed_lines import FOLDERS, ExecutedLines
 from operations import Mutation, list_mutations
 
 ROOT = Path(__file__).parent.parent.parent
-#: Folders that setup.py maps to sub-packages of `rlds2reverb`.
-LAYERS = ("adders", "learners", "envs", "training", "cli")
+#: Libraries that take long to import; each process of tests starts from one that has imported them.
+_LIBRARIES = ["tensorflow_datasets", "rlds", "tf_agents.replay_buffers.reverb_utils"]
+#: Maximum seconds of the tests of a fault.
+_TIMEOUT_SECS = 300
 #: Maximum number of tests, and of their seconds, for a random fault.
 _MAX_TESTS, _MAX_SECS = 60, 60.0
 #: Tests of sources that run in programs, where calls are not recorded.
@@ -89,34 +97,30 @@ def read_faults() -> list[Fault]:
 
 def draw_faults(number: int, seed: int | None) -> Iterator[Fault]:
     """Yields random faults in functions, and the tests to try."""
-    called, generator = read_called(), random.Random(seed)
-    if not called:
-        sys.exit("no tests are recorded; run them with -p called_functions first")
-    files = sorted(
-        str(path.relative_to(ROOT)) for name in ("rlds2reverb", *LAYERS) for path in (ROOT / name).rglob("*.py")
-    )
+    executed, generator = ExecutedLines(), random.Random(seed)
+    if not executed.seconds:
+        sys.exit("no tests are recorded; run them with -p executed_lines first")
+    files = sorted(str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*.py"))
     mutations = [mutation for file in files for mutation in list_mutations(ROOT, file) if mutation.function]
     for mutation in generator.sample(mutations, number):
-        tests = _select_tests(mutation, called)
+        tests = _select_tests(mutation, executed)
         yield Fault(mutation.name, mutation.file, tests, mutation.name.removeprefix(f"{mutation.file}:"))
 
 
-def _select_tests(mutation: Mutation, called: Mapping[str, Sequence[tuple[float, str]]]) -> list[str]:
-    """Returns tests that call the function or those inside it, or else those around it; or files of tests of its module.
+def _select_tests(mutation: Mutation, executed: ExecutedLines) -> list[str]:
+    """Returns tests that execute the expression, or else the function around it; or files of tests of its module.
 
     The tests of the module's own file come first, then one case of each test before further cases, the fastest first.
     """
-    name, own = mutation.function, f"test_{Path(mutation.file).name}"
-    pairs: set[tuple[float, str]] = set()
-    while name and not pairs:
-        place = f"{mutation.file}:{name}"
-        inside = (pairs for other, pairs in called.items() if other == place or other.startswith(f"{place}."))
-        pairs, name = {pair for found in inside for pair in found}, name.rpartition(".")[0]
+    own, found = f"test_{Path(mutation.file).name}", set[str]()
+    for first, last in mutation.places:
+        found = found or executed.find_tests(mutation.file, range(first, last + 1))
     cases, ranked, secs = Counter[str](), [], 0.0
-    for duration, test in sorted(pairs):
+    for duration, test in sorted((executed.seconds[test], test) for test in found):
         file, _, function = test.partition("::")
-        ranked.append((Path(file).name != own, cases[f"{file}::{function.partition('[')[0]}"], duration, test))
-        cases[f"{file}::{function.partition('[')[0]}"] += 1
+        case = f"{file}::{function.partition('[')[0]}"
+        ranked.append((Path(file).name != own, cases[case], duration, test))
+        cases[case] += 1
     tests: list[str] = []
     for *_, duration, test in sorted(ranked):
         if len(tests) < _MAX_TESTS and (not tests or secs + duration < _MAX_SECS):
@@ -137,30 +141,48 @@ def find_noticing_test(fault: Fault) -> str | None:
                 shutil.copytree(path, Path(folder, path.name), ignore=shutil.ignore_patterns("__pycache__"))
             elif path.is_file():
                 shutil.copy(path, folder)
-        for name in LAYERS:  # Programs that tests start import the mutated layers, too.
+        for name in FOLDERS[1:]:  # Programs that tests start import the mutated layers, too.
             Path(folder, "rlds2reverb", name).symlink_to(Path(folder, name))
         Path(folder, fault.file).write_text(fault.make())
-        run = _run_tests(fault.tests, folder)
-        if run is not None and run.returncode == 4:  # The fault changes the names of tests.
-            run = _run_tests(sorted({test.split("::")[0] for test in fault.tests}), folder)
-    if run is None:
-        return "(timeout)"
-    if run.returncode == 0:
+        code, output = _run_tests(fault.tests, folder)
+        if code == pytest.ExitCode.USAGE_ERROR:  # The fault changes the names of tests.
+            code, output = _run_tests(sorted({test.split("::")[0] for test in fault.tests}), folder)
+    if code == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
-    if failed is None and run.returncode in (4, 5):
-        raise RuntimeError(f"{fault.tests} cannot run:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-    return failed[1] if failed else "(the tests cannot start)"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    if failed is None and code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"{fault.tests} cannot run:\n{output[-2000:]}")
+    return failed[1] if failed else "(timeout)" if code is None else "(the tests cannot start)"
 
 
-def _run_tests(tests: Sequence[str], folder: str) -> subprocess.CompletedProcess[str] | None:
-    """Runs tests, or the fast tests of files, up to the first that fails; returns None if they take 15 minutes."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
-    command += [] if "::" in tests[0] else ["-m", "not slow"]
-    try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
-    except subprocess.TimeoutExpired:
-        return None
+def _run_tests(tests: Sequence[str], folder: str) -> tuple[int | None, str]:
+    """Runs tests, or the fast tests of files, up to the first that fails; returns no code if they take too long."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_LIBRARIES)
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+    arguments += [] if "::" in tests[0] else ["-m", "not slow"]
+    process = context.Process(target=_run_in_process, args=(arguments, folder))
+    process.start()
+    process.join(_TIMEOUT_SECS)
+    code = process.exitcode
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    return code, Path(folder, "output").read_text(errors="replace")
+
+
+def _run_in_process(arguments: Sequence[str], folder: str) -> None:
+    os.setsid()
+    os.chdir(folder)
+    sys.path[0] = folder
+    sys.modules["__main__"] = ModuleType("__main__")  # Processes that tests start would import this file.
+    output = os.open("output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = pytest.main(list(arguments))
+    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    os._exit(code)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ is the first sign of that method, reversed. Edits of other lines do not change t
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class Mutation:
       operation: a key of `OPERATIONS`.
       number: its number among those of the same operation in the function.
       source: the whole source with the fault.
+      places: the first and last line of the changed expression, of its function, and of all that contain this one.
     """
 
     file: str
@@ -37,6 +38,7 @@ class Mutation:
     operation: str
     number: int
     source: str
+    places: Sequence[tuple[int, int]]
 
     @property
     def name(self) -> str:
@@ -125,7 +127,8 @@ def list_mutations(root: Path, file: str) -> Iterator[Mutation]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     numbers = Counter[tuple[str, str]]()
-    for function, node, is_default in _walk(ast.parse(source)):
+    for scopes, node, is_default in _walk(ast.parse(source)):
+        function = ".".join(scope.name for scope in scopes)
         for operation, find in OPERATIONS.items():
             if operation == "constant" and is_default:
                 continue
@@ -134,22 +137,22 @@ def list_mutations(root: Path, file: str) -> Iterator[Mutation]:
                 numbers[function, operation] += 1
                 first = starts[place.lineno - 1] + place.col_offset
                 last = starts[place.end_lineno - 1] + place.end_col_offset
-                yield Mutation(
-                    file, function, operation, number, (source[:first] + text.encode() + source[last:]).decode()
-                )
+                changed = (source[:first] + text.encode() + source[last:]).decode()
+                places = [(part.lineno, part.end_lineno) for part in (place, *reversed(scopes))]
+                yield Mutation(file, function, operation, number, changed, places)
 
 
-def _walk(tree: ast.AST, function: str = "", is_default: bool = False) -> Iterator[tuple[str, ast.AST, bool]]:
-    """Yields the nodes with the function that contains them, and whether they are the value of a default."""
+def _walk(
+    tree: ast.AST, scopes: tuple[ast.FunctionDef | ast.ClassDef, ...] = (), is_default: bool = False
+) -> Iterator[tuple[tuple[ast.FunctionDef | ast.ClassDef, ...], ast.AST, bool]]:
+    """Yields the nodes with the functions and classes around them, and whether they are the value of a default."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "type_comment") or isinstance(tree, (ast.JoinedStr, ast.Raise)):
             continue
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST):
                 continue
-            inner = function
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                inner = f"{function}.{node.name}".lstrip(".")
+            inner = (*scopes, node) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else scopes
             is_value = name in ("defaults", "kw_defaults") or (name == "value" and isinstance(tree, ast.AnnAssign))
             yield inner, node, is_value
             yield from _walk(node, inner, is_value)

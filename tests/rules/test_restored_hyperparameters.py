@@ -6,7 +6,16 @@ Its next update is that of an agent that was created with them and received the 
 import numpy as np
 import pytest
 import tensorflow as tf
-from agent_data import ACTION_SPEC, OBSERVATION, TIME_STEP_SPEC, make_columns, observe, small_networks, to_experience
+from agent_data import (
+    ACTION_SPEC,
+    OBSERVATION,
+    TIME_STEP_SPEC,
+    change_hyperparameters,
+    make_columns,
+    observe,
+    small_networks,
+    to_experience,
+)
 from properties import mark_slow_except
 from small_agents import MeanAgent, batches
 from tf_agents.agents import tf_agent
@@ -14,26 +23,13 @@ from tf_agents.specs import tensor_spec
 from tf_agents.trajectories.time_step import time_step_spec
 
 from rlds2reverb.learners import Learner
-from rlds2reverb.learners.agents import get_hyperparameters, make_agent
+from rlds2reverb.learners.agents import make_agent
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.train_loop import TrainLoop
 
 DISCRETE_SPEC = tensor_spec.BoundedTensorSpec([], tf.int32, 0, 3)
 STATISTICS = ({"observation_mean": np.zeros(OBSERVATION), "observation_std": np.ones(OBSERVATION)},
               {"observation_mean": np.full(OBSERVATION, 0.5), "observation_std": np.full(OBSERVATION, 2.0)})  # fmt: skip
-
-
-def change(hyperparameter):
-    """Returns a different value of a hyperparameter; None if every one would change the shapes of variables."""
-    if hyperparameter.type == "number":
-        return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
-    if hyperparameter.type == "two numbers":
-        return tuple(0.5 * bound for bound in hyperparameter.default)
-    if hyperparameter.name in ("latent_size", "num_critics", "representation_size"):
-        return None
-    if hyperparameter.type == "integer":
-        return hyperparameter.default + 1
-    return not hyperparameter.default if hyperparameter.type == "boolean" else None
 
 
 def make(algo, **hyperparameters):
@@ -55,11 +51,7 @@ def make_experience(algo, seed):
 @pytest.mark.parametrize("algo", mark_slow_except(["iql", "dqn"], ALGORITHMS))
 def test_continued_agent_uses_the_hyperparameters_that_are_asked_for(algo, tmp_path, monkeypatch):
     monkeypatch.setattr(TrainLoop, "prepare", lambda loop: None)  # These agents have all variables before tracing.
-    changed = {
-        name: value
-        for name, hyperparameter in get_hyperparameters(algo).items()
-        if name not in small_networks(algo) and (value := change(hyperparameter)) is not None
-    }
+    changed = change_hyperparameters(algo)
     old, new, expected = make(algo, **STATISTICS[0]), *(make(algo, **changed, **STATISTICS[1]) for _ in range(2))
     data = tf.data.Dataset.from_tensors(make_experience(algo, 0)).repeat()
     with Learner(tmp_path, old, data) as learner:

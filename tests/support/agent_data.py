@@ -5,6 +5,7 @@ import tensorflow as tf
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, time_step, trajectory
 
+from rlds2reverb.learners.agents import get_hyperparameters
 from rlds2reverb.learners.algorithms import get_algorithm
 
 OBSERVATION, ACTION = 3, 2
@@ -118,6 +119,25 @@ def small_networks(name):
         return {"hidden_sizes": (4,)}
     sizes = {"width": 4, "num_layers": 1, "num_heads": 1, "context_length": 3, "max_time_steps": 4}
     return {**sizes, "target_return": 1.0}
+
+
+def change_hyperparameters(name):
+    """Returns different values of the hyperparameters that do not change the shapes of variables."""
+    declared = {key: option for key, option in get_hyperparameters(name).items() if key not in small_networks(name)}
+    return {key: value for key, option in declared.items() if (value := _change(option)) is not None}
+
+
+def _change(hyperparameter):
+    """Returns a different value of a hyperparameter; None if every one would change the shapes of variables."""
+    if hyperparameter.type == "number":
+        return hyperparameter.default * 0.5 if hyperparameter.default else 0.3
+    if hyperparameter.type == "two numbers":
+        return tuple(0.5 * bound for bound in hyperparameter.default)
+    if hyperparameter.name in ("latent_size", "num_critics", "representation_size"):
+        return None
+    if hyperparameter.type == "integer":
+        return hyperparameter.default + 1
+    return not hyperparameter.default if hyperparameter.type == "boolean" else None
 
 
 def to_windows(data):
