@@ -19,6 +19,7 @@ from rlds2reverb.types.specs import ArraySpec, Nest, map_structure, to_tensor_sp
 from rlds2reverb.types.tables import item_signature
 
 from .arrays import Array, namespace
+from .observation_history import NO_HISTORY, ObservationHistory
 from .places import Places, Take, columns_step_spec, find_ends, find_places, take_from
 
 #: Stands for a size that a spec leaves open.
@@ -48,6 +49,8 @@ class ItemAdder:
     crosses_episodes: ClassVar[bool] = False
     #: Whether no other adder can follow in `compose`.
     must_be_last: ClassVar[bool] = False
+    #: The steps that observations contain.
+    history: ObservationHistory = NO_HISTORY
     #: The number of rows of every item; None if it varies, or if items have no time axis.
     item_length: int | None = None
 

@@ -14,6 +14,7 @@ from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
 from .arrays import Array, arange, cast, namespace, split_axis, to_numpy_dtype
+from .observation_history import NO_HISTORY, ObservationHistory
 from .places import Places, Take
 from .recurrence import compose_windows
 
@@ -38,12 +39,14 @@ class Transitions(ItemAdder):
       other_fields: further fields of the first step.
       reads_next: whether to read the next observations. If not, the observations stand for them, for algorithms that do
         not use them: images then need not be decoded twice.
+      history: the steps that observations and next observations contain.
     """
 
     n: int = 1
     gamma: float = 0.99
     other_fields: tuple[str, ...] = ()
     reads_next: bool = True
+    history: ObservationHistory = NO_HISTORY
 
     def __post_init__(self) -> None:
         require_count("n", self.n)
@@ -58,6 +61,7 @@ class Transitions(ItemAdder):
         """Implements `ItemAdder.read`."""
         xp, rows = namespace(places.row), places.row
         lengths = xp.minimum(self.n, places.last - rows)
+        take = self.history.extend(take, places.first)
         first = take(rows, (fields.OBSERVATION, fields.ACTION, *_SUMMED, *self.other_fields))
         next_fields = (fields.OBSERVATION, fields.IS_TERMINAL) if self.reads_next else (fields.IS_TERMINAL,)
         last_rows = rows + lengths

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlds2reverb.types import fields
 from rlds2reverb.types.arguments import require_number
-from rlds2reverb.types.nest_paths import list_paths
+from rlds2reverb.types.nest_paths import list_paths, merge_parts
 from rlds2reverb.types.specs import Nest, map_structure
 
 from .adder import ItemAdder
@@ -115,7 +115,7 @@ class StepOffsets(ItemAdder):
             part = take(namespace(rows).ravel(rows), names)
             if not isinstance(offsets, int):
                 part = map_structure(partial(split_axis, like=rows), part)
-            _merge(item, part)
+            merge_parts(item, part)
             masks.update(dict.fromkeys(names, is_real))
         return {**item, MASK: {name: masks[name] for name in self.offsets}}
 
@@ -137,12 +137,3 @@ def _find_rows(places: Places, offsets: int | Sequence[int], last: Array) -> tup
         first, last = places.first[:, None], last[:, None]
     inside = xp.maximum(xp.minimum(rows, last), first)
     return inside, inside == rows
-
-
-def _merge(nest: dict[str, Any], part: dict[str, Any]) -> None:
-    """Adds the parts of nested dicts to others, which do not contain them."""
-    for key, value in part.items():
-        if key in nest:
-            _merge(nest[key], value)
-        else:
-            nest[key] = value

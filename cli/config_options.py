@@ -9,6 +9,7 @@ import click
 
 from rlds2reverb.learners.option_declarations import REQUIRED
 from rlds2reverb.training.config import TrainingConfig, declared_options
+from rlds2reverb.training.config_validation import read_offsets
 from rlds2reverb.training.option_fields import TrainingOption, declare_fields
 
 from . import checks
@@ -33,7 +34,12 @@ _REPEATABLE = {"drop_fields", "hooks", "track"}
 #: Options that take two numbers.
 _PAIRS = {"action_bounds"}
 #: Types of options that follow from no declaration.
-_TYPES = {"reward": checks.reward, "validation": checks.share, "cache_dir": checks.directory}
+_TYPES = {
+    "reward": checks.reward,
+    "validation": checks.share,
+    "cache_dir": checks.directory,
+    "observation_offsets": checks.Parsed("OFFSETS", read_offsets),
+}
 #: Sentences about commands, which follow the texts of the declarations.
 _HINTS = {
     "hyperparameters": "`rlds2reverb agents NAME` lists them. Or an option of the run, such as train.batch_size=512. "

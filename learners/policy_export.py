@@ -20,7 +20,7 @@ from rlds2reverb.system.full_disk import full_disk_as_error
 from rlds2reverb.types.nest_paths import make_ascii_names
 from rlds2reverb.types.specs import leaves
 
-from .agents.chunk_policy import ChunkPolicy
+from .agents.policies import WrappedPolicy
 
 _PREVIOUS = "previous"
 
@@ -39,7 +39,7 @@ def export_policy(
       path: directory of the SavedModel; replaced if it exists.
       train_step: number of train steps, saved with the policy.
       estimate_values: function to save with the policy, see `OfflineAgent.estimate_values`; None for none.
-        Those of chunks are not saved, because a policy executes their actions one by one.
+        Those of chunks and of histories are not saved, because the policy's actions and observations are single ones.
 
     Raises:
       StorageFullError: If the disk is full; an earlier SavedModel is kept.
@@ -47,7 +47,7 @@ def export_policy(
     path = Path(path)
     with _replacing(path) as partial, hide_warnings(), _name_inputs():
         saver = PolicySaver(policy, batch_size=None, train_step=train_step)
-        if estimate_values is not None and not isinstance(policy, ChunkPolicy):  # The values are those of chunks.
+        if estimate_values is not None and not isinstance(policy, WrappedPolicy):
             _add_values(saver, policy, estimate_values)
         saver.save(str(partial))
     return path

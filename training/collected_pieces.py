@@ -52,7 +52,9 @@ class PieceConverter:
         self._adder, self._reward_transform = adder, reward_transform
         self._step_info, self._gamma = tuple(step_info), gamma
         self.squeeze: bool = adder.squeeze
-        self.num_kept: int = adder.n - 1 if self.squeeze else adder.length - 1
+        #: Number of steps that are only read as the history of an item.
+        self._num_earlier = adder.history.num_earlier
+        self.num_kept: int = self._num_earlier + (adder.n if self.squeeze else adder.length) - 1
         if step_info:
             self.num_kept = sys.maxsize  # All steps, until the episode has ended.
 
@@ -86,10 +88,11 @@ class PieceConverter:
             info = make_step_info(steps, np.array([num_steps]), self._step_info, gamma=self._gamma)
             steps[fields.POLICY_INFO] = info
         items: Items = self._adder(replace(piece.episode, steps=steps))
-        if piece.is_complete:
-            return items
-        end = num_steps - 1 - self.num_kept
-        return Items(items.columns, items.starts[:end], items.lengths[:end], items.squeeze)
+        begin = 0 if steps[fields.IS_FIRST][0] else self._num_earlier
+        is_shared = num_steps - 1 > self.num_kept  # Otherwise the next piece begins at the same step.
+        end = num_steps - 1 - self.num_kept + self._num_earlier if is_shared else begin
+        chosen = slice(begin, None if piece.is_complete else end)
+        return Items(items.columns, items.starts[chosen], items.lengths[chosen], items.squeeze)
 
 
 class ItemWriter:

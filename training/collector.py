@@ -22,8 +22,7 @@ from rlds2reverb.envs.policy_actions import PolicyActions, require_number_reward
 from rlds2reverb.envs.rollout import EpisodeSteps, Rollout
 from rlds2reverb.envs.seeded_episodes import EpisodeProgress, make_seeded
 from rlds2reverb.envs.time_steps import FIRST, LAST, MID, TimeStep
-from rlds2reverb.learners.agents.chunk_policy import ChunkPolicy
-from rlds2reverb.learners.agents.policies import ActorPolicy
+from rlds2reverb.learners.agents.policies import ActorPolicy, unwrap_policy
 from rlds2reverb.policies.batched_policies import BatchedPolicy
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
@@ -76,9 +75,8 @@ class Collector:
         """
         self._make_env, self._num_envs, self._seed, self._num_kept = make_env, num_envs, seed, num_kept
         self._policy = BatchedPolicy(policy, num_envs)
-        actor_policy = policy.chunk_policy if isinstance(policy, ChunkPolicy) else policy
         # Other policies of TF-Agents accept no tensors as seeds.
-        self._is_seeded = isinstance(actor_policy, ActorPolicy)
+        self._is_seeded = isinstance(unwrap_policy(policy), ActorPolicy)
         self._observation_spec = policy.time_step_spec.observation
         (self._action_spec,) = tf.nest.flatten(policy.action_spec)
         self._env: Environment | None = None

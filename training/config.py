@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rlds2reverb.adders.observation_history import ObservationOffsets
 from rlds2reverb.datasets.transforms import require_action_bounds
 from rlds2reverb.errors import ArgumentError
 from rlds2reverb.learners.algorithms import (
@@ -28,7 +29,7 @@ from rlds2reverb.system.code_fingerprints import describe_reference, fingerprint
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.short_repr import short_repr
 
-from .config_validation import ignores, read_hooks, require_consistent
+from .config_validation import ignores, read_hooks, read_offsets, require_consistent
 from .environment_spec import describe_env
 from .option_fields import EVALUATION, ONLINE, TrainingOption, check_options, declare_fields, make_option
 from .presets import get_preset
@@ -69,6 +70,8 @@ class TrainingConfig:
       n_step: Number of steps that a transition spans.
       chunk_length: Number of consecutive actions that the agent predicts and evaluates at once; 1 for single actions.
       execution_horizon: Number of actions of a chunk that are executed before the next chunk is predicted.
+      observation_offsets: Offsets of the steps whose observations the agent sees, such as (-1, 0) for the last two; or
+        {"observation.camera": (-2, 0)} for a part of the observation, whose other parts are those of the step itself.
       action_mask: Field of the observation that is not 0 for legal actions, to which agents with discrete actions are
         restricted.
       jit_compile: Compile the update with XLA.
@@ -134,6 +137,9 @@ class TrainingConfig:
     n_step: Annotated[int, Range(1)] = _agent(1, identifies=True)
     chunk_length: Annotated[int, Range(1)] = _agent(1, identifies=True)
     execution_horizon: Annotated[int, Range(1)] | None = _agent(None, "all of them", identifies=True)
+    observation_offsets: ObservationOffsets = _agent(  # noqa: RUF009 - immutable
+        (0,), "the step itself", metavar="OFFSETS", values_text="integers up to 0, or a dict of them", identifies=True
+    )
     action_mask: str | None = _agent(
         None, "action_mask, if there is such a field", metavar="FIELD", values_text="name", identifies=True
     )
@@ -224,6 +230,7 @@ class TrainingConfig:
             vars(self).update(env=None)
         if self.action_bounds is not None:
             vars(self).update(action_bounds=require_action_bounds(self.action_bounds))
+        vars(self).update(observation_offsets=read_offsets(self.observation_offsets))
         require_consistent(self)
 
     def __getstate__(self) -> dict[str, Any]:

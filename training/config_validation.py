@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from rlds2reverb.datasets.transforms import parse_reward
 from rlds2reverb.errors import ArgumentError, Message
 from rlds2reverb.learners.algorithms import RUN_HYPERPARAMETERS, Algorithm, get_algorithm
 from rlds2reverb.learners.hooks.configuration import SHORTHAND, read_shorthand
+from rlds2reverb.learners.option_declarations import parse_literal
 from rlds2reverb.learners.references import is_reference
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.arguments import require_count
@@ -22,9 +23,17 @@ if TYPE_CHECKING:
 
 #: The options that agents of some kinds of items do not have: their value, and the reason.
 _FIXED_OPTIONS: dict[str, dict[str, tuple[Any, str]]] = {
-    "trajectories": {"n_step": (1, "which learns from the next action as well")},
-    "goals": {"n_step": (1, "which learns to reach goals"), "random_shift": (0, "which learns to reach goals")},
+    "trajectories": {
+        "n_step": (1, "which learns from the next action as well"),
+        "observation_offsets": ((0,), "which learns from trajectories"),
+    },
+    "goals": {
+        "n_step": (1, "which learns to reach goals"),
+        "random_shift": (0, "which learns to reach goals"),
+        "observation_offsets": ((0,), "which learns to reach goals"),
+    },
     "windows": {
+        "observation_offsets": ((0,), "which sees its context_length instead"),
         "n_step": (1, "which learns from windows of single steps"),
         "reward": (None, "whose policy subtracts the environment's own rewards from its target return"),
         "online_steps": (0, "which learns from the episodes of a dataset only"),
@@ -128,6 +137,23 @@ def read_hooks(hooks: Any) -> tuple[Any, ...]:
         if not isinstance(hook, (str, Mapping)) and not callable(hook):
             raise TypeError(f"hooks must contain hooks, dicts or text such as 'my_module:MyHook', got {hook!r}")
     return hooks
+
+
+def read_offsets(offsets: Any) -> Any:
+    """Returns offsets of observations as ascending tuples, or a dict of them.
+
+    Raises:
+      ArgumentError: If they are not different integers up to 0.
+    """
+    if isinstance(offsets, str):
+        offsets = parse_literal(offsets)
+    if isinstance(offsets, Mapping) and offsets:
+        return {name: read_offsets(given) for name, given in offsets.items()}
+    given = tuple(offsets) if isinstance(offsets, Sequence) and not isinstance(offsets, str) else (offsets,)
+    if not given or not all(type(one) is int and one <= 0 for one in given) or len(set(given)) < len(given):
+        sentence = "must be different integers up to 0, such as (-1, 0), or a dict of them by parts of the observation"
+        raise ArgumentError(f"{sentence}, got {offsets!r}", about="observation_offsets")
+    return tuple(sorted(given))
 
 
 def describe_unused(config: TrainingConfig) -> list[str]:

@@ -10,19 +10,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from rlds2reverb import PriorityWriter, ReplayServer, ShardedReplayServer
 from rlds2reverb.adders import ChunkTransitions, ItemAdder, Transitions
+from rlds2reverb.adders.observation_history import NO_HISTORY, ObservationHistory
 from rlds2reverb.adders.trajectory_windows import PaddedTrajectoryWindows, TrajectoryWindows
 from rlds2reverb.datasets.action_specs import ADVICE, describe_bounds
 from rlds2reverb.datasets.action_statistics import require_joined
 from rlds2reverb.datasets.moments import ObservationMoments
 from rlds2reverb.datasets.steps.goals import GoalSampling
 from rlds2reverb.datasets.transforms import ScaleRewards
-from rlds2reverb.errors import Message, SourceError, SpecMismatchError
+from rlds2reverb.errors import ArgumentError, Message, SourceError, SpecMismatchError
 from rlds2reverb.learners import RandomShift
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.agents.unit_conversions import count_categories
+from rlds2reverb.learners.agents.history_policy import extend_spec, make_history
+from rlds2reverb.learners.agents.unit_conversions import count_categories, find_action_mask
 from rlds2reverb.learners.algorithms import ALGORITHMS, Algorithm, accepts_statistics, get_algorithm
 from rlds2reverb.learners.feeds import Feed, StreamingDataset
 from rlds2reverb.learners.stored_items import StoredItems
@@ -134,6 +137,16 @@ class TrainingData(Closing, ABC):
         Args:
           config: the options of the run.
         """
+
+    @property
+    def history(self) -> ObservationHistory:
+        """The steps whose observations the agent sees."""
+        return self.adder.history
+
+    @property
+    def agent_time_step_spec(self) -> Any:
+        """The spec of the time steps that the agent sees, whose observations contain those of earlier steps."""
+        return extend_spec(self.time_step_spec, self.history)
 
     def resolve_steps(self, config: TrainingConfig) -> TrainingConfig:
         """Returns the configuration with the number of updates that `epochs` of these data take."""
@@ -341,6 +354,16 @@ def require_trainable_actions(spec: Nest, algorithm: Algorithm, action_space: An
         )
 
 
+def find_history(config: TrainingConfig, time_step_spec: Any, action_spec: Any) -> ObservationHistory:
+    """Returns the steps whose observations the agent sees."""
+    if config.observation_offsets == (0,):
+        return NO_HISTORY
+    observation_spec, (action,) = time_step_spec.observation, tf.nest.flatten(action_spec)
+    num_actions = int(action.maximum) - int(action.minimum) + 1 if action.dtype.is_integer else None
+    mask = find_action_mask(observation_spec, num_actions, config.action_mask)
+    return make_history(config.observation_offsets, observation_spec, mask=mask)
+
+
 def make_adder(
     config: TrainingConfig,
     time_step_spec: Any,
@@ -365,7 +388,8 @@ def make_adder(
     learns = algorithm.learns_from_rewards
     reads_next = learns or (goals is not None and goals.actor is not None)
     other_fields = (fields.POLICY_INFO,) if algorithm.step_info else ()
-    transitions = Transitions(config.n_step, config.gamma, other_fields, reads_next=reads_next)
+    history = find_history(config, time_step_spec, action_spec)
+    transitions = Transitions(config.n_step, config.gamma, other_fields, reads_next=reads_next, history=history)
     if config.chunk_length > 1:
         options = {**vars(transitions), "n": config.chunk_length}
         return ChunkTransitions(**options, repeats_last=not learns)
@@ -376,8 +400,13 @@ def make_adder(
     if algorithm.items in ("transitions", "goals") or config.n_step > 1:
         return transitions
     if algorithm.factory is not None:
-        agent = make_agent(config.algo, time_step_spec, action_spec, **config.resolved_hyperparameters)
+        spec = extend_spec(time_step_spec, history)
+        agent = make_agent(config.algo, spec, action_spec, **config.resolved_hyperparameters)
         length = agent.train_sequence_length or 1
         if algorithm.items is None and length == 1:
             return transitions
+    if history.parts:
+        raise ArgumentError(
+            f"requires an agent that learns from transitions, unlike {config.algo}", about="observation_offsets"
+        )
     return TrajectoryWindows(length)

@@ -61,8 +61,8 @@ SAMPLE_SECS = 30.0
 _NUM_EPISODES = 64
 _DEFAULT_TABLE = "replay"
 #: Options that determine the items of a dataset.
-_CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "drop_fields", "cut_at_terminal", "reward",
-               "clip_actions", "cache_dir")  # fmt: skip
+_CONVERSION = ("top_percent", "validation", "n_step", "chunk_length", "observation_offsets", "drop_fields",
+               "cut_at_terminal", "reward", "clip_actions", "cache_dir")  # fmt: skip
 
 
 @dataclass(frozen=True)

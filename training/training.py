@@ -14,6 +14,7 @@ from typing import Any
 from rlds2reverb.errors import ArgumentError, CheckpointError, Message
 from rlds2reverb.learners import Learner
 from rlds2reverb.learners.agents import execute_chunks, get_hyperparameters, make_agent, make_chunk_spec
+from rlds2reverb.learners.agents.history_policy import extend_statistics, keep_histories
 from rlds2reverb.learners.algorithms import ALGORITHMS
 from rlds2reverb.learners.hooks import EvaluateHook, LearnerHook, LogShowHook, SaveCkptHook, make_hooks
 from rlds2reverb.learners.hooks.hook import Position
@@ -257,7 +258,7 @@ class Training(Closing):
             replay=self._online or (None if batches is None else batches.replay),
             hooks=hooks,
             jit_compile=config.jit_compile,
-            augment=make_augmentation(config, self.data.time_step_spec.observation),
+            augment=make_augmentation(config, self.data.agent_time_step_spec.observation),
             identity=identify_run(config, self.data, *environment_key(self.environment)),
             addable=config.online_options(),
             keep_checkpoints=config.keep_checkpoints,
@@ -429,12 +430,13 @@ def describe_run(
 
 
 def make_run_agent(config: TrainingConfig, data: TrainingData) -> Any:
-    """Returns the agent of a run; one of action chunks has policies that execute them."""
+    """Returns the agent of a run, whose policies execute chunks of actions and keep histories of observations."""
     action_spec, length = data.action_spec, config.chunk_length
     spec = action_spec if length == 1 else make_chunk_spec(action_spec, length)
-    agent = make_agent(config.algo, data.time_step_spec, spec, **agent_hyperparameters(config, data))
+    agent = make_agent(config.algo, data.agent_time_step_spec, spec, **agent_hyperparameters(config, data))
     if length > 1:
         execute_chunks(agent, action_spec, config.execution_horizon or length)
+    keep_histories(agent, data.time_step_spec, data.history)
     return agent
 
 
@@ -443,7 +445,8 @@ def agent_hyperparameters(config: TrainingConfig, data: TrainingData) -> dict[st
     values, moments = dict(config.resolved_hyperparameters), data.moments
     is_set = any(values.get(name) is not None for name in ("observation_mean", "observation_std"))
     if config.normalize_observations and moments is not None and not is_set:
-        values |= {"observation_mean": moments.mean, "observation_std": moments.std}
+        mean, std = (extend_statistics(part, data.history) for part in moments)
+        values |= {"observation_mean": mean, "observation_std": std}
     is_asked = "target_return" in get_hyperparameters(config.algo) and values.get("target_return") is None
     if is_asked and data.returns is not None:
         values["target_return"] = float(data.returns.max())

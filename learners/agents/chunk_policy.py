@@ -9,8 +9,10 @@ from tf_agents.policies import tf_policy
 from tf_agents.specs import tensor_spec
 from tf_agents.trajectories import policy_step, time_step
 
+from .policies import WrappedPolicy
 
-class ChunkPolicy(tf_policy.TFPolicy):
+
+class ChunkPolicy(WrappedPolicy):
     """A policy that executes the first actions of a chunk without looking at the observations between them.
 
     Zhao et al. (2023), "Learning Fine-Grained Bimanual Manipulation with Low-Cost Hardware", section 4; Li, Zhou &
@@ -29,25 +31,18 @@ class ChunkPolicy(tf_policy.TFPolicy):
         """
         chunk = tf.TensorSpec([execution_horizon, *action_spec.shape], action_spec.dtype, "chunk")
         state = {"chunk": chunk, "num_left": tf.TensorSpec([], tf.int32, "num_left")}
-        super().__init__(policy.time_step_spec, action_spec, policy_state_spec=state, clip=False, name=policy.name)
-        self.chunk_policy = policy
+        super().__init__(policy, policy.time_step_spec, action_spec, state)
         self._horizon = execution_horizon
 
-    def _variables(self) -> list[tf.Variable]:
-        return list(self.chunk_policy.variables())
-
     def _action(self, time_step: time_step.TimeStep, policy_state: Any, seed: Any = None) -> policy_step.PolicyStep:
-        (predicted,) = tf.nest.flatten(self.chunk_policy.action(time_step, (), seed).action)
+        (predicted,) = tf.nest.flatten(self.wrapped.action(time_step, (), seed).action)
         predicted = tf.reshape(predicted, [tf.shape(predicted)[0], -1, *self.action_spec.shape])
         chunk, num_left = policy_state["chunk"], policy_state["num_left"]
-        is_done = tf.equal(num_left, 0)  # Also in first steps, in which TF-Agents resets the state to zeros.
+        is_done = tf.equal(num_left, 0) | time_step.is_first()
         chunk = tf.where(is_done[:, None, None], predicted[:, : self._horizon], chunk)
         num_left = tf.where(is_done, self._horizon, num_left)
         action = tf.gather(chunk, self._horizon - num_left, batch_dims=1)
         return policy_step.PolicyStep(action, {"chunk": chunk, "num_left": num_left - 1}, ())
-
-    def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
-        raise NotImplementedError("policies of action chunks do not support distribution(); use action()")
 
 
 def make_chunk_spec(action_spec: Any, length: int) -> tensor_spec.BoundedTensorSpec:

@@ -66,3 +66,38 @@ class ActorPolicy(tf_policy.TFPolicy):
 
     def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
         raise NotImplementedError("these policies do not support distribution(); use action() or log_prob()")
+
+
+class WrappedPolicy(tf_policy.TFPolicy):
+    """A policy with a state that calls another policy. It resets the state itself in the first step of an episode.
+
+    Attributes:
+      wrapped: the other policy.
+    """
+
+    def __init__(self, policy: tf_policy.TFPolicy, time_step_spec: Any, action_spec: Any, state_spec: Any) -> None:
+        """Sets the other policy, and the specs of this one."""
+        super().__init__(
+            time_step_spec,
+            action_spec,
+            policy_state_spec=state_spec,
+            clip=False,
+            automatic_state_reset=False,
+            name=policy.name,
+        )
+        self.wrapped = policy
+
+    def _variables(self) -> list[tf.Variable]:
+        return list(self.wrapped.variables())
+
+    def _distribution(self, time_step: time_step.TimeStep, policy_state: Any) -> policy_step.PolicyStep:
+        raise NotImplementedError(
+            "policies of action chunks and of histories do not support distribution(); use action()"
+        )
+
+
+def unwrap_policy(policy: tf_policy.TFPolicy) -> tf_policy.TFPolicy:
+    """Returns the policy that all `WrappedPolicy`s around it call."""
+    while isinstance(policy, WrappedPolicy):
+        policy = policy.wrapped
+    return policy

@@ -138,8 +138,8 @@ class SavedPolicy:
         if estimate is None:
             raise ValueError(
                 "values requires a policy that was saved with its agent's critics: bc, discrete_bc and custom "
-                "agents without estimate_values have none, those of agents with a chunk_length evaluate chunks of "
-                "actions, and PolicySaver, the evaluator of a Ray cluster and earlier "
+                "agents without estimate_values have none, those of agents with a chunk_length or observation_offsets "
+                "evaluate chunks and histories, and PolicySaver, the evaluator of a Ray cluster and earlier "
                 "versions of rlds2reverb do not save them; continue the run, or train an agent with critics"
             )
         observation, size = self._read(observations, self.time_step_spec.observation, "observation")

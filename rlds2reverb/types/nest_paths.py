@@ -106,6 +106,15 @@ def select_parts(nest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     return chosen
 
 
+def merge_parts(nest: dict[str, Any], others: dict[str, Any]) -> None:
+    """Adds the parts of nested dicts to others, which do not contain them."""
+    for key, value in others.items():
+        if key in nest:
+            merge_parts(nest[key], value)
+        else:
+            nest[key] = value
+
+
 def list_paths(nest: dict[str, Any]) -> list[str]:
     """Returns the paths of nested dicts of which `select_parts` can select parts, in sorted order."""
     return sorted(

@@ -118,6 +118,7 @@ OPTIONS = {
     "gamma": (0.5, "", ""),
     "n_step": (3, "t", ""),
     "chunk_length": (2, "t", ""),
+    "observation_offsets": ((-1, 0), "t", ""),
     "execution_horizon": (1, "", ""),
     "action_mask": ("legal", "", ""),
     "jit_compile": (True, "", ""),
@@ -194,6 +195,7 @@ def test_every_option_is_applied_refused_or_noted_by_name(option, kind):
     ("train.drop_fields=observation/x", ("observation/x",)),
     ("train.track=wandb", ("wandb",)),
     ("train.action_bounds=(-1,1)", (-1, 1)),
+    ("train.observation_offsets=(-1,0)", (-1, 0)),
 ])  # fmt: skip
 def test_set_makes_one_value_a_list_where_an_option_takes_several(pair, expected):
     from rlds2reverb.cli.train import read_options, train

@@ -53,6 +53,7 @@ CHANGED = {
     "n_step": 3,
     "chunk_length": 2,
     "execution_horizon": 1,
+    "observation_offsets": (-1, 0),
     "jit_compile": True,
     "batch_size": 8,
     "sampler": "prioritized",

@@ -101,8 +101,9 @@ def prepare(
 
 def _require_options(source: Any, config: TrainingConfig) -> None:
     single = "requires a single process; use train"
-    if config.chunk_length > 1:
-        raise ArgumentError(single, about="chunk_length")
+    for name, value in {"chunk_length": 1, "observation_offsets": (0,)}.items():
+        if getattr(config, name) != value:
+            raise ArgumentError(single, about=name)
     if get_algorithm(config.algo).items in ("windows", "goals"):
         raise ArgumentError(f"cannot be {config.algo}, which requires a single process; use train", about="algo")
     if config.deterministic:
