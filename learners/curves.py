@@ -34,7 +34,9 @@ NUM_LAST = 5
 SPREAD = "± is the standard deviation over seeds (that of the population, divided by N)"
 #: Settings that are too long for a label, though runs may differ in them.
 _NOT_LABELLED = ("path", "observations", "actions", "action bounds", "environment_spec", "code")
-_METRICS = ("auto", "return", "score")
+#: Columns of the evaluations by metric.
+_COLUMNS = {"return": "mean", "score": "score"}
+_METRICS = ("auto", *_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Curve:
 
     def summarize(self) -> dict[str, tuple[float, float]]:
         """Returns mean and standard deviation over the runs of their evaluations; see `summarize_runs`."""
-        return summarize_runs([_get_values(run, self.metric) for run in self.runs])
+        return summarize_runs([run.results[_COLUMNS[self.metric]] for run in self.runs])
 
     def format_row(self) -> tuple[str, ...]:
         """Returns a row of a table: label, number of runs, last update, last evaluations, and best evaluation."""
@@ -104,7 +106,8 @@ def learning_curves(runs: Sequence[Run], *, metric: str = "auto") -> list[Curve]
     """Computes a curve for each group of runs whose identities differ only in their seeds.
 
     Runs of a group that were evaluated at different steps are interpolated linearly between their evaluations. If they
-    have no steps in common, for example because hooks ended them early, each run is a separate curve.
+    have no steps in common, for example because hooks ended them early, each run is a separate curve. A run whose only
+    evaluation precedes its first update counts as not evaluated.
 
     Args:
       runs: runs, in the order of the curves.
@@ -159,7 +162,7 @@ def make_curves(groups: Mapping[str, Sequence[Run]], *, metric: str = "auto") ->
 
 
 def _is_evaluated(run: Run) -> bool:
-    return bool(len(run.evaluations.get(STEP, ())))
+    return bool(len(run.results.get(STEP, ())))
 
 
 def _require_evaluated(runs: Sequence[Run]) -> list[Run]:
@@ -317,17 +320,13 @@ def _find_common_steps(runs: Sequence[Run]) -> np.ndarray:
 
 def _make_curve(label: str, runs: Sequence[Run], metric: str) -> Curve:
     grid = _find_common_steps(runs)
-    values = np.stack([np.interp(grid, run.evaluations[STEP], _get_values(run, metric)) for run in runs])
+    values = np.stack([np.interp(grid, run.evaluations[STEP], run.evaluations[_COLUMNS[metric]]) for run in runs])
     std = values.std(0)
     if len(runs) == 1:
         std = runs[0].evaluations["std"] * _get_metric_scale(runs[0], metric)
     behaviours = {_get_behaviour(run, metric) for run in runs}
     behaviour = behaviours.pop() if len(behaviours) == 1 else None
     return Curve(label, tuple(runs), grid.astype(np.int64), values.mean(0), std, metric, behaviour)
-
-
-def _get_values(run: Run, metric: str) -> np.ndarray:
-    return run.evaluations["mean" if metric == "return" else "score"]
 
 
 def _get_metric_scale(run: Run, metric: str) -> float:

@@ -289,7 +289,7 @@ class Learner(Closing, Replacing):
 
     @property
     def best_return(self) -> float:
-        """The highest mean return of an evaluation; -inf before the first."""
+        """The highest mean return of an evaluation after the first update; -inf before the first."""
         return self._log.best_return
 
     @property
@@ -537,7 +537,8 @@ class Learner(Closing, Replacing):
     def record_evaluation(self, evaluation: Any) -> None:
         """Logs an evaluation: an `Evaluation` or a mean return.
 
-        If it is the best one up to now, a checkpoint is written after the hooks of this iteration.
+        If it is the best one up to now, a checkpoint is written after the hooks of this iteration. One before the first
+        update only shows where the run starts.
         """
         self._log.show_evaluation(self.step, evaluation)
         self._saved_at = None

@@ -41,9 +41,9 @@ class RunLog:
       histograms: histograms of `count_priorities` since the last entry: `priority_counts` of the TD errors, and
         `weight_counts` of the importance weights; without those of which there were none.
       monitor: training speed over the last calls of the graph.
-      best_return: highest mean return of an evaluation; -inf before the first.
+      best_return: highest mean return of an evaluation after the first update; -inf before the first.
       evaluated_at: number of completed iterations at the last evaluation; None before the first.
-      is_new_best: whether the last evaluation is the best one, and no checkpoint has been saved since.
+      is_new_best: whether the last evaluation is the one of `best_return`, and no checkpoint has been saved since.
     """
 
     best_return: float
@@ -110,7 +110,7 @@ class RunLog:
             self._run.log_evaluation(step, evaluation)
         self._on_log(step, numbers)
         self.evaluated_at = step
-        if mean > self.best_return:
+        if step and mean > self.best_return:
             self.best_return, self.is_new_best = mean, True
 
     def forget_evaluations(self) -> None:

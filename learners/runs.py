@@ -101,6 +101,12 @@ class Run:
         return max([0, *map(int, self.progress.get(STEP, ())[-1:]), *saved])
 
     @property
+    def results(self) -> dict[str, np.ndarray]:
+        """The columns of the evaluations after the first update; the one before it only shows where the run starts."""
+        steps = self.evaluations.get(STEP, np.zeros(0))
+        return {name: values[steps > 0] for name, values in self.evaluations.items()}
+
+    @property
     def last_return(self) -> float | None:
         """The mean return of the last evaluation, or None without evaluations."""
         means = self.evaluations.get("mean", np.zeros(0))
@@ -113,8 +119,8 @@ class Run:
 
     @property
     def best_return(self) -> float | None:
-        """The highest mean return of an evaluation, or None without evaluations."""
-        means = self.evaluations.get("mean", np.zeros(0))
+        """The highest mean return of an evaluation after the first update, or None if there is none."""
+        means = self.results.get("mean", np.zeros(0))
         return float(means.max()) if len(means) else None
 
     @cached_property

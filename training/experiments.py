@@ -171,7 +171,7 @@ class Experiment:
     def _make_row(self, data: str, variant: str, names: Sequence[str]) -> Row:
         begun = {name: self.runs[name] for name in names if name in self.runs}
         begun = {name: run for name, run in begun.items() if len(run.progress.get(STEP, ()))}
-        evaluated = {name: run for name, run in begun.items() if len(run.evaluations.get(STEP, ()))}
+        evaluated = {name: run for name, run in begun.items() if run.best_return is not None}
         row = Row(
             data,
             variant,
@@ -182,10 +182,10 @@ class Experiment:
         )
         if not evaluated:
             return row
-        returns = [run.evaluations["mean"] for run in evaluated.values()]
+        returns = [run.results["mean"] for run in evaluated.values()]
         results: dict[str, Any] = summarize_runs(returns)
         results["swing"] = float(np.mean([np.std(means[-NUM_LAST:]) for means in returns]))
-        scores = [run.evaluations.get("score", np.array([np.nan])) for run in evaluated.values()]
+        scores = [run.results.get("score", np.array([np.nan])) for run in evaluated.values()]
         if all(np.isfinite(series).all() for series in scores):
             results["scores"] = summarize_runs(scores)
         return replace(row, **results)

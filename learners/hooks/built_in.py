@@ -178,8 +178,8 @@ class EvaluateHook(LearnerHook):
           evaluate: function from a policy to an `Evaluation` or a mean return; or to None if a signal has stopped it.
           name: see `Hook`.
           priority: see `Hook`.
-          position: 'after_iter'; 'after_run' for a single evaluation; or 'before_run' for one that was due at the end
-            of the last run, but was stopped.
+          position: 'after_iter'; 'after_run' for a single evaluation; or 'before_run' for one of the policy before the
+            first update, and for one that was due at the end of the last run, but was stopped.
           every: interval in iterations.
         """
         super().__init__(name, priority, position=position, every=every)
@@ -189,7 +189,7 @@ class EvaluateHook(LearnerHook):
         """Evaluates the policy; before and after a run only if it was not evaluated at this iteration."""
         if self.position != "after_iter" and (learner.evaluated_at == learner.step or learner.is_stopped_by_signal):
             return
-        if self.position == "before_run" and (learner.step == 0 or learner.step % self.every):
+        if self.position == "before_run" and learner.step % self.every:
             return
         evaluation = self._evaluate(learner.policy)
         if evaluation is not None:

@@ -132,7 +132,7 @@ def test_rebrac_is_trained_and_evaluated(data, tmp_path, capsys):
     command = ("--algo", "rebrac", "--data", file, "--run-dir", tmp_path / "run", *SMALL[2:], "--env", "Pendulum-v1")
     code, out, _ = call(capsys, *command, "--steps", 40, "--eval-every", 20, "--eval-episodes", 2)
     assert code == 0 and "last return" in out and "best return" in out
-    assert load_run(tmp_path / "run").evaluations["step"].tolist() == [20, 40]
+    assert load_run(tmp_path / "run").evaluations["step"].tolist() == [0, 20, 40]
     assert (tmp_path / "run" / "best_policy").is_dir() and (tmp_path / "run" / "curve.png").is_file()
 
 
@@ -184,10 +184,12 @@ def test_ctrl_c_after_the_last_update_says_that_nothing_is_missing(hopper, tmp_p
 
 @pytest.mark.usefixtures("no_policies")
 def test_ctrl_c_in_the_last_evaluation_says_that_it_is_missing(data, tmp_path, capsys, monkeypatch):
-    evaluate = Evaluator.evaluate
+    evaluate, evaluated = Evaluator.evaluate, []
 
     def interrupt(evaluator, policy, **options):
-        signal.raise_signal(signal.SIGINT)
+        evaluated.append(policy)
+        if len(evaluated) > 1:  # The first evaluation precedes training.
+            signal.raise_signal(signal.SIGINT)
         return evaluate(evaluator, policy, **options)
 
     monkeypatch.setattr(Evaluator, "evaluate", interrupt)

@@ -35,7 +35,7 @@ def test_runs_are_evaluated_with_the_highest_return_as_target(pendulum, tmp_path
     pytest.importorskip("gymnasium")
     options = {"steps": 4, "eval_every": 2, "eval_episodes": 1, "hyperparameters": SIZES}
     run = train(pendulum, "decision_transformer", tmp_path, progress=False, **options)
-    assert np.isfinite(run.evaluations["mean"]).all() and len(run.evaluations["mean"]) == 2
+    assert np.isfinite(run.evaluations["mean"]).all() and len(run.evaluations["mean"]) == 3
     target = run.policy.get_initial_state(1)["target_return"].numpy()
     np.testing.assert_allclose(target, [-0.3240456], rtol=1e-5)
     assert run_command(["eval", str(tmp_path), "--episodes", "1"]) == 0

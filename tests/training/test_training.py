@@ -224,6 +224,21 @@ def test_deterministic_runs_are_equal_bit_for_bit_if_they_are_continued(source, 
         np.testing.assert_array_equal(once, twice)
 
 
+@pytest.mark.parametrize("algo", ["iql", "fql"])
+def test_evaluations_do_not_change_what_is_learned(algo, data, tmp_path):
+    pytest.importorskip("gymnasium")
+    weights = []
+    for env in (None, "Pendulum-v1"):
+        options = {"env": env, "steps": 4, "eval_every": 2, "eval_episodes": 1, "eval_max_episode_steps": 10}
+        config = TrainingConfig(algo, **get_options(**options, deterministic=True))
+        with Training(data / "d4rl" / "pendulum_mixed-v2.hdf5", config, tmp_path / str(env)) as training:
+            run = training.run()
+            weights.append(list_weights(training))
+    assert run.evaluations["step"].tolist() == [0, 2, 4] and run.results["step"].tolist() == [2, 4]
+    for without, evaluated in zip(*weights, strict=True):
+        np.testing.assert_array_equal(without, evaluated)
+
+
 @pytest.mark.slow
 def test_runs_with_different_seeds_form_one_curve(data, tmp_path):
     pytest.importorskip("gymnasium")
@@ -235,8 +250,8 @@ def test_runs_with_different_seeds_form_one_curve(data, tmp_path):
     (curve,) = learning_curves(runs)
     assert (
         len(curve.runs) == 2
-        and curve.steps.tolist() == [2, 4]
-        and runs[0].best_return == runs[0].evaluations["mean"].max()
+        and curve.steps.tolist() == [0, 2, 4]
+        and runs[0].best_return == runs[0].evaluations["mean"][1:].max()
     )
     assert (runs[0].path / "curve.png").is_file() and runs[0].best_policy is not None
 

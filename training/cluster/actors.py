@@ -20,10 +20,10 @@ from rlds2reverb import ReplayServer, TableConfig
 from rlds2reverb.envs.evaluation import Evaluator
 from rlds2reverb.errors import ServerRestartedError, ServerUnavailableError
 from rlds2reverb.learners.agents import make_agent
-from rlds2reverb.learners.csv_log import CsvLog, read_csv_log
+from rlds2reverb.learners.csv_log import CsvLog
 from rlds2reverb.learners.policy_export import export_policy, restore_policy
 from rlds2reverb.learners.run_directory import EVALUATIONS_FILE, evaluation_row
-from rlds2reverb.learners.runs import BEST_POLICY_FOLDER
+from rlds2reverb.learners.runs import BEST_POLICY_FOLDER, load_run
 from rlds2reverb.learners.tasks import read_policy
 from rlds2reverb.reverb.client import table_infos
 from rlds2reverb.reverb.server.commits import write_shard
@@ -226,9 +226,9 @@ class EvaluatorActor:
 
     def run(self) -> None:
         """Evaluates until the run is stopped."""
-        written = read_csv_log(self._run_dir / EVALUATIONS_FILE)
-        evaluated = int(written["step"][-1]) if len(written.get("step", ())) else -1
-        best = float(written["mean"].max(initial=float("-inf"))) if written else float("-inf")
+        run = load_run(self._run_dir)
+        evaluated = max([-1, *map(int, run.evaluations.get("step", ()))])
+        best = float("-inf") if run.best_return is None else run.best_return
         restore_policy(self._run_dir / BEST_POLICY_FOLDER)
         log = CsvLog(self._run_dir / EVALUATIONS_FILE)
         while True:
@@ -240,7 +240,7 @@ class EvaluatorActor:
                 continue
             self._policy.update(order.policy)
             evaluation, step = self._evaluator.evaluate(self._policy.agent.policy), self._policy.step
-            if evaluation.mean > best:
+            if step and evaluation.mean > best:
                 best = evaluation.mean
                 export_policy(self._policy.agent.policy, self._run_dir / BEST_POLICY_FOLDER)
             log.append(step, evaluation_row(evaluation))

@@ -220,12 +220,13 @@ class Coordinator:
     def order_evaluation(self, evaluated_step: int) -> EvaluateOrder:
         """Returns the order for the evaluator, which last evaluated the policy of `evaluated_step` updates.
 
-        An evaluation is due for the first policy after each multiple of `eval_every` updates, and for the last one.
+        An evaluation is due for the first policy, for the first one after each multiple of `eval_every` updates, and
+        for the last one.
         """
         every, step = self._config.eval_every, self._policy_step
         is_last = bool(self._tasks) and not any(self._list_tasks("waiting", "running"))
-        is_next = step // every > max(evaluated_step, 0) // every or (is_last and step > evaluated_step)
-        return EvaluateOrder(self._policy if step > 0 and is_next else None, bool(self._stop_reason))
+        is_next = step // every > evaluated_step // every or (is_last and step > evaluated_step)
+        return EvaluateOrder(self._policy if is_next else None, bool(self._stop_reason))
 
     def report_evaluation(self, step: int, mean_return: float, score: float | None) -> None:
         """Records an evaluation of the policy of `step` updates."""

@@ -161,7 +161,7 @@ def _add_findings(page: Page, runs: Sequence[Run], groups: dict[str, list[Run]])
         for run in runs
         if (run.path / "exception.txt").is_file()
     ]
-    not_evaluated = [str(run.path) for run in runs if not len(run.evaluations.get(STEP, ()))]
+    not_evaluated = [str(run.path) for run in runs if run.best_return is None]
     if not_evaluated:
         findings.append(("note", f"no evaluations were logged in {', '.join(not_evaluated)}"))
     where = "" if len(compared) == len(runs) else f" in {len(compared)} of {len(runs)} runs, which logged both"
@@ -187,7 +187,7 @@ def compare_q_values(run: Run) -> tuple[str, str] | None:
     """
     scale = _get_reward_scale(run)
     steps, values = _get_logged(run.progress, Q_MEAN)
-    _, achieved = _get_logged(run.evaluations, DISCOUNTED_RETURN)
+    _, achieved = _get_logged(run.results, DISCOUNTED_RETURN)
     if scale is None or not len(values) or not len(achieved):
         return None
     value, last = values[-1] / scale, achieved[-1]
@@ -224,7 +224,7 @@ def _get_reward_scale(run: Run) -> float | None:
 
 
 def _add_learning_curves(page: Page, runs: Sequence[Run]) -> None:
-    evaluated = [run for run in runs if len(run.evaluations.get(STEP, ()))]
+    evaluated = [run for run in runs if run.best_return is not None]
     page.add_section("Learning curves")
     for environment in dict.fromkeys(run.environment for run in evaluated):
         curves = learning_curves([run for run in evaluated if run.environment == environment])

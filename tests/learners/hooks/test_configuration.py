@@ -294,10 +294,13 @@ def test_continued_run_begins_with_the_evaluation_that_a_signal_has_stopped(tmp_
         hooks = [LoadCkptHook(), *hooks, SaveCkptHook(position="after_run")]
         return Learner(tmp_path, MeanAgent(), batches(), hooks=hooks)
 
+    with open_learner(lambda policy: None if learner.step else 9.0) as learner:
+        learner.start(4)
+        assert learner.evaluated_at == 0 and learner.best_return == -math.inf  # It only shows where the run starts.
     for _ in range(2):
         with open_learner(stop) as learner:
             learner.start(8)
-            assert learner.step == 4 and learner.evaluated_at is None
+            assert learner.step == 4 and learner.evaluated_at == 0
     steps = []
     with open_learner(lambda policy: steps.append(learner.step) or 5.0) as learner:
         learner.start(8)

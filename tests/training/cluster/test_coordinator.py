@@ -137,13 +137,15 @@ def test_rates_are_those_of_the_last_half_minute(coordinator, monkeypatch):
 # --- Evaluations
 
 
-def test_evaluation_is_due_after_each_multiple_of_the_interval(coordinator):
+def test_evaluation_is_due_at_the_start_and_after_each_multiple_of_the_interval(coordinator):
     coordinator.submit(TASK)
-    assert coordinator.order_evaluation(-1).policy is None
+    assert coordinator.order_evaluation(-1).policy is None  # There is no policy yet.
+    coordinator.report_policy(0, [])
+    assert coordinator.order_evaluation(-1).policy.step == 0
     coordinator.report_policy(99, [])
-    assert coordinator.order_evaluation(-1).policy is None
+    assert coordinator.order_evaluation(0).policy is None
     coordinator.report_policy(130, [])
-    assert coordinator.order_evaluation(-1).policy.step == 130
+    assert coordinator.order_evaluation(0).policy.step == 130
     assert coordinator.order_evaluation(130).policy is None
     coordinator.report_task("train", "complete", 130)
     assert coordinator.order_evaluation(130).policy is None
