@@ -73,12 +73,13 @@ def cli() -> None:
 
     \b
     SRC, the dataset, is one of:
-      hopper_medium-v2.hdf5            D4RL or robomimic file
+      hopper_medium-v2.hdf5            file of D4RL, robomimic, Isaac Lab or ManiSkill
       ~/tensorflow_datasets/x/1.0.0    directory of a prepared TFDS dataset
       d4rl_mujoco_hopper/v2-medium     TFDS name
       mujoco/hopper/expert-v0          Minari name or directory
       data/pusht                       LeRobot directory (contains meta/info.json)
       hopper-medium-v2                 D4RL name, if D4RL has downloaded it
+      aloha/transfer_cube              ALOHA folder (episode_0.hdf5, ...)
       cartpole_swingup/64px            V-D4RL or DrQ-v2 folder, or V-D4RL file
       Breakout/1/replay_logs           Atari DQN Replay folder
       cube-single-play-v0.npz          OGBench file, or OGBench name; also D4RL's and

@@ -18,11 +18,13 @@ from rlds2reverb.types.locations import is_table_directory, server_address
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
 from .readers import (
+    aloha,
     d4rl,
     d4rl_names,
     dqn_replay,
     in_memory,
     lerobot,
+    maniskill,
     minari,
     neorl,
     ogbench,
@@ -37,8 +39,9 @@ from .source import Identity, Source
 from .steps import stores
 
 _PATHS = [
-    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, d4rl.FILE),
-    *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, stores.DIRECTORY),
+    *(ogbench.FILE, neorl.FILE, vd4rl.FILE, robomimic.FILE, aloha.FILE, maniskill.FILE, d4rl.FILE),
+    *(rlds.DIRECTORY, minari.DIRECTORY, lerobot.DIRECTORY, vd4rl.FOLDER, dqn_replay.FOLDER, aloha.FOLDER),
+    stores.DIRECTORY,
 ]
 _NAMES = [d4rl_names.NAME, ogbench.NAME, minari.NAME, rlds.NAME]
 _OBJECTS = [ogbench.COLUMNS, neorl.COLUMNS, d4rl.COLUMNS, minari.OBJECT, rlds.DATASET, in_memory.EPISODES]
@@ -82,9 +85,9 @@ def load(
     Args:
       source: one of these:
 
-        - a path: a D4RL or robomimic HDF5 file; an npz file of D4RL, OGBench or NeoRL; a directory that TFDS prepared,
-          or one above it that contains a single dataset; a Minari or LeRobot directory; a folder of V-D4RL, DrQ-v2 or
-          Atari DQN Replay. A `Path` is always a path;
+        - a path: an HDF5 file of D4RL, robomimic, Isaac Lab, ALOHA or ManiSkill; an npz file of D4RL, OGBench or NeoRL;
+          a directory that TFDS prepared, or one above it that contains a single dataset; a Minari or LeRobot directory;
+          a folder of ALOHA, V-D4RL, DrQ-v2 or Atari DQN Replay. A `Path` is always a path;
         - an address such as `https://host/x.npz` or `s3://bucket/folder`, which fsspec copies to this machine;
         - a string that is not an existing path: the name of a dataset of TFDS (`d4rl_mujoco_hopper/v2-medium`), Minari
           (`mujoco/hopper/expert-v0`), OGBench (`cube-single-play-v0`, looked up in `~/.ogbench/data`) or D4RL
@@ -127,8 +130,8 @@ def load(
         before the first frame of an episode.
       done: LeRobot only: meaning of `next.done` in an episode that neither succeeds nor is truncated: 'terminal' or
         'truncated'; the default depends on the dataset, and a warning says what was assumed.
-      cameras: LeRobot only: columns of images and videos to read, such as 'observation.images.front' or only 'front';
-        an empty list reads none. By default all are read. The videos of other cameras are not decoded.
+      cameras: LeRobot and ALOHA only: columns of images and videos to read, such as 'observation.images.front' or only
+        'front'; an empty list reads none. By default all are read. The videos of other cameras are not decoded.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 

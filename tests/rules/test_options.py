@@ -13,6 +13,7 @@ import pytest
 from command_parameters import list_parameters
 from properties import mark_slow_except
 from reference_impls import episode, rlds_dataset
+from robot_files import write_aloha, write_maniskill
 
 from rlds2reverb import (
     IngestOptions,
@@ -116,6 +117,9 @@ def sources(tmp_path_factory, data):
         "a dict of NeoRL columns": dict(np.load(neorl)),
         "a D4RL file": folder / "d4rl.hdf5",
         "a robomimic file": folder / "robomimic.hdf5",
+        "an ALOHA file": write_aloha(folder / "aloha") / "episode_0.hdf5",
+        "a folder of ALOHA episodes": folder / "aloha",
+        "a ManiSkill file": write_maniskill(folder / "maniskill.h5"),
         "a directory prepared by TFDS": tfds,
         "a Minari directory": data / "minari/classic/pendulum-dict/dev-v0",
         "a store": folder / "store",

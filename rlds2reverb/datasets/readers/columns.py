@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tree
 from rlds2reverb.errors import SourceError, SpecMismatchError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, from_transitions
-from rlds2reverb.types.specs import describe, map_structure
+from rlds2reverb.types.specs import describe, leaves, map_structure
 
 from .continuity import find_discontinuities
 
@@ -125,6 +126,73 @@ def make_log_episode(
     is_known = final is not None or len(tree.flatten(observations)[0]) > len(rewards)
     marks: Any = {"unknown_final_observation" if terminated else "dropped_last_transition": not is_known}
     return Episode(steps, index, discontinuities=rows, **marks)
+
+
+def make_demonstration(
+    where: str, index: int, columns: dict[str, Any], *, timestamps: np.ndarray | None = None
+) -> Episode:
+    """Returns the episode of a format that records neither rewards nor ends, in which all actions are real.
+
+    Rewards are 0, and the episode is truncated and `unterminated`. The observation after the last action is not known.
+
+    Args:
+      where: description of the episode, for messages.
+      index: its index.
+      columns: nest of columns `[T, ...]`: `observation`, `action`, and further fields.
+      timestamps: times in seconds `[T]`, or None.
+
+    Raises:
+      SourceError: If there is no observation or action, or the columns differ in length.
+    """
+    extras = dict(columns)
+    observations, actions = extras.pop(fields.OBSERVATION, {}), extras.pop(fields.ACTION, {})
+    if not tree.flatten(observations) or not tree.flatten(actions):
+        raise SourceError(f"{where} must have observations and actions, got {', '.join(columns) or 'nothing'}")
+    named = {"/".join(map(str, path)): column for path, column in leaves(columns)}
+    require_equal_lengths(where, named)
+    rewards = np.zeros(len(next(iter(named.values()))), np.float32)
+    episode = make_log_episode(where, index, observations, actions, rewards=rewards, terminated=False, extras=extras)
+    return replace(episode, unterminated=True, timestamps=timestamps)
+
+
+def describe_demonstrations(name: str) -> str:
+    """Returns the sentence about what `make_demonstration` assumes."""
+    return (
+        f"{name} records neither rewards nor how its episodes end: rewards are 0, which only cloning can use, and all "
+        "episodes are truncated after their last action"
+    )
+
+
+def select_cameras(known: Sequence[str], cameras: Sequence[str], name: str) -> list[str]:
+    """Returns the columns of images that the option `cameras` names: whole names, or their ends after a dot.
+
+    Raises:
+      SourceError: If a name does not stand for exactly one camera.
+    """
+    selected: list[str] = []
+    for camera in cameras:
+        matches = [column for column in known if column == camera] or [
+            column for column in known if column.endswith(f".{camera}")
+        ]
+        if len(matches) != 1:
+            raise SourceError(
+                f"{name} must have one camera '{camera}', got {len(matches)}; its cameras are "
+                f"{', '.join(known) or '(none)'}",
+                cameras=...,
+            )
+        selected += matches
+    return selected
+
+
+def insert_column(nest: dict[str, Any], path: Sequence[str], column: Any, where: str) -> None:
+    """Inserts a column into nested dicts; raises `SourceError` if another one has its path, or a part of it."""
+    for part in path[:-1]:
+        nest = nest.setdefault(part, {})
+        if not isinstance(nest, dict):
+            break
+    if not isinstance(nest, dict) or path[-1] in nest:
+        raise SourceError(f"{where}: the column '{'.'.join(path)}' has the name of a group of columns; rename it")
+    nest[path[-1]] = column
 
 
 def _select_last_row(column: np.ndarray, final: np.ndarray) -> np.ndarray:

@@ -20,6 +20,8 @@ import numpy as np
 from rlds2reverb.errors import SourceError
 from rlds2reverb.system.text import format_bytes
 
+from .columns import as_columns
+
 _NUMPY_MAGICS = (b"\x93NUMPY", b"PK\x03\x04")
 #: The filters built into HDF5 and h5py: deflate, shuffle, fletcher32, szip, nbit, scaleoffset and lzf. HDF5 would
 #: search for any other filter in shared libraries.
@@ -126,6 +128,33 @@ def read_column(group: h5py.Group, name: str) -> np.ndarray | None:
         column = open_column(group, name)
         values = None if column is None else column[()]
     return values
+
+
+def read_nest(group: h5py.Group, name: str, where: str, *, above: frozenset[int] = frozenset()) -> Any:
+    """Returns a column `[T, ...]`, or nested dicts of columns for a group; None if there is no such member.
+
+    Args:
+      group: the group that contains it.
+      name: its name.
+      where: the file and the path of the group, for messages.
+      above: addresses of the groups that contain the group.
+
+    Raises:
+      SourceError: If a column is refused (see `open_column`), or a group contains itself.
+    """
+    where = f"{where}/{name}"
+    opened = _open_hard(group, name, h5py.h5d.open)
+    values = None if opened is None else _read_piece(opened)
+    if values is None:
+        member = open_member(group, name)
+        if isinstance(member, h5py.Group):
+            address = h5py.h5o.get_info(member.id).addr
+            if address in above:
+                raise SourceError(f"{where}' contains itself; a group must have one path")
+            inner = {key: read_nest(member, key, where, above=above | {address}) for key in sorted(list_names(member))}
+            return {key: nest for key, nest in inner.items() if not isinstance(nest, dict) or nest}
+        values = None if member is None else read_column(group, name)
+    return None if values is None else as_columns(values, f"{where}'")
 
 
 def _open_hard(group: h5py.Group, name: str, open_id: Callable[[Any, bytes], Any]) -> Any:

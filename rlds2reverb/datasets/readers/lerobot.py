@@ -24,7 +24,7 @@ from rlds2reverb.types.episodes import Episode
 from ..formats import Format
 from ..source import Source, identify_files, split_metadata
 from .agreement import Facts, add_contradictions, find_contradictions
-from .columns import as_flags, make_log_episode
+from .columns import as_flags, insert_column, make_log_episode, select_cameras
 from .d4rl import require_new_names
 from .json_files import as_dict
 from .lerobot_meta import (
@@ -143,22 +143,9 @@ def _describe_assumptions(name: str, metadata: Metadata, done: str | None) -> tu
 
 
 def _select_cameras(metadata: Metadata, cameras: Sequence[str]) -> dict[str, Feature]:
-    """Returns the columns without the images and videos of other cameras.
-
-    Raises:
-      SourceError: If a name does not stand for exactly one camera.
-    """
+    """Returns the columns without the images and videos of other cameras; raises as `select_cameras`."""
     known = [name for name, feature in metadata.features.items() if feature.dtype in ("image", "video")]
-    selected: list[str] = []
-    for camera in cameras:
-        matches = [name for name in known if camera == name] or [name for name in known if name.endswith(f".{camera}")]
-        if len(matches) != 1:
-            raise SourceError(
-                f"{metadata.root.name} must have one camera '{camera}', got {len(matches)}; its cameras are "
-                f"{', '.join(known) or '(none)'}",
-                cameras=...,
-            )
-        selected += matches
+    selected = select_cameras(known, cameras, metadata.root.name)
     return {name: feature for name, feature in metadata.features.items() if name in selected or name not in known}
 
 
@@ -258,7 +245,7 @@ class _EpisodeReader:
         nest: dict[str, Any] = {}
         for name, path in self.paths.items():
             was_vector = columns[name].ndim == 1 and name in self._vectors
-            _insert(nest, path, columns[name][:, None] if was_vector else columns[name], where)
+            insert_column(nest, path, columns[name][:, None] if was_vector else columns[name], where)
         task = self._metadata.own.get(TASK, TASK)
         if TASK_INDEX in columns and isinstance(task, str) and task not in nest:
             nest[task] = self._find_tasks(columns[TASK_INDEX], where)
@@ -298,16 +285,6 @@ class _EpisodeReader:
             for name in (SUCCESS, TRUNCATED, DONE)
         )
         return success or (done and not truncated and self._done == "terminal"), success or truncated or done
-
-
-def _insert(nest: dict[str, Any], path: Sequence[str], column: np.ndarray, where: str) -> None:
-    for part in path[:-1]:
-        nest = nest.setdefault(part, {})
-        if not isinstance(nest, dict):
-            break
-    if not isinstance(nest, dict) or path[-1] in nest:
-        raise SourceError(f"{where}: the column '{'.'.join(path)}' has the name of a group of columns; rename it")
-    nest[path[-1]] = column
 
 
 def _select_split(metadata: Metadata, split: str) -> list[StoredEpisode]:

@@ -1,6 +1,7 @@
 """robomimic's HDF5 format: groups `data/demo_0, demo_1, ...`, each with the columns of one episode.
 
-Format: robomimic (Mandlekar et al. 2021, arXiv:2108.03298) and files derived from it, such as LIBERO's and MimicGen's.
+Format: robomimic (Mandlekar et al. 2021, arXiv:2108.03298) and files derived from it, such as those of LIBERO, MimicGen
+and Isaac Lab, which nests observations in groups and gives each demonstration an attribute `success`.
 `rewards[t]` and `dones[t]` belong to the state after action `t`. robomimic writes `dones` in one of three modes, which
 the file does not record: 0 marks every success, 1 the last row of each demonstration, and 2 both. A last row with
 `dones` set is therefore no evidence of a terminal state; the rewards are, if they are 1 at success and 0 otherwise.
@@ -23,6 +24,7 @@ import numpy as np
 from rlds2reverb.errors import SourceError
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import leaves
 
 from ..formats import Format
 from ..source import Source
@@ -38,8 +40,10 @@ LANGUAGE = "language_instruction"
 ACTIONS, REWARDS, DONES = "actions", "rewards", "dones"
 #: Attributes of a demonstration in files that `robomimic_writer` has written.
 IS_TERMINAL, UNTERMINATED = "is_terminal", "unterminated"
+#: Attributes of a demonstration in files of Isaac Lab.
+_SUCCESS, SEED = "success", "seed"
 #: Attributes of a demonstration that are not metadata of the episode; `model_file` is the XML of the simulation.
-RESERVED = frozenset(["num_samples", "model_file", IS_TERMINAL, UNTERMINATED])
+RESERVED = frozenset(["num_samples", "model_file", IS_TERMINAL, UNTERMINATED, SEED])
 _OPTIONAL = (REWARDS, DONES, NEXT_OBSERVATIONS)
 #: The kinds of `type` in `env_args`.
 ENVIRONMENT_TYPES = {1: "robosuite", 2: "gym", 3: "ig_momart"}
@@ -63,8 +67,9 @@ def open_robomimic(path: Path, *, split: str | None = None) -> Source:
     ends in an observation of zeros, and any other one loses its last transition.
 
     An episode of `write_dataset` is terminal if its attribute says so. In other files, an episode is terminal if its
-    last reward is 1, in a file whose rewards are all 0 or 1. Otherwise `dones` decide as far as they tell success from
-    the end of a demonstration. All other episodes are truncated. Missing rewards are 0.
+    last reward is 1, in a file whose rewards are all 0 or 1. Otherwise the attributes `success` decide if all
+    demonstrations have one, and if not, `dones`, as far as they tell success from the end of a demonstration. All other
+    episodes are truncated. Missing rewards are 0.
 
     Args:
       path: the file.
@@ -214,8 +219,8 @@ def _survey(file: h5py.File, demos: Sequence[str]) -> _Contents:
     is_sparse = bool(rewards) and all(((column == 0) | (column == 1)).all() for column in rewards)
     successes = [(column == 1).reshape(len(column), -1).any(axis=1) for column in rewards] if is_sparse else []
     kept = [path for path in demos if path not in empty]
-    marks = _read_marks(file, kept, IS_TERMINAL)
-    is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, num_demos=len(kept))
+    marks, succeeded = (_read_marks(file, kept, attribute) for attribute in (IS_TERMINAL, _SUCCESS))
+    is_terminal, assumption = (marks, None) if marks else _find_terminal(successes, dones, succeeded, len(kept))
     warnings = [] if assumption is None else [f"{name}: {assumption}"]
     if empty:
         warnings.append(f"{name}: {len(empty)} demonstrations without rows are left out, first {empty[0]!r}")
@@ -236,7 +241,7 @@ def _read_marks(file: h5py.File, demos: Sequence[str], name: str) -> tuple[bool,
 
 
 def _find_terminal(
-    successes: Sequence[np.ndarray], dones: Sequence[np.ndarray], *, num_demos: int
+    successes: Sequence[np.ndarray], dones: Sequence[np.ndarray], succeeded: tuple[bool, ...], num_demos: int
 ) -> tuple[tuple[bool, ...], str | None]:
     """Returns whether each demonstration ends in a terminal state, and what was assumed about it, or None."""
     if successes:
@@ -245,6 +250,12 @@ def _find_terminal(
         num_failed = sum(not terminal and bool(done[-1:].any()) for terminal, done in pairs)
         failed = f"{num_failed} demonstrations end with dones set but without success (reward 1), and are truncated"
         return is_terminal, failed if num_failed else None
+    if succeeded:
+        num_failed = num_demos - sum(succeeded)
+        return succeeded, (
+            f"{sum(succeeded)} demonstrations are terminal because of their attribute success; {num_failed} others "
+            "failed and are truncated"
+        )
     if dones and not all(column[-1:].all() for column in dones):  # Mode 0.
         return tuple(bool(column[-1:].any()) for column in dones), None
     if any(column[:-1].any() for column in dones):
@@ -313,24 +324,20 @@ class _Demo:
 
     def read(self, name: str) -> np.ndarray:
         """Returns the values of a column, which must exist."""
-        return self._read(self.group, name, self._describe(name))
-
-    @staticmethod
-    def _read(group: h5py.Group, name: str, where: str) -> np.ndarray:
-        values = hdf5.read_column(group, name)
+        values = hdf5.read_column(self.group, name)
         if values is None:
-            raise SourceError(f"{where} is missing")
-        return as_columns(values, where)
+            raise SourceError(f"{self._describe(name)} is missing")
+        return as_columns(values, self._describe(name))
 
-    def read_nest(self, name: str) -> dict[str, np.ndarray]:
-        """Returns the columns of a group of observations, which must exist."""
-        group = hdf5.open_group(self.group, name)
-        if not isinstance(group, h5py.Group):
+    def read_nest(self, name: str) -> dict[str, Any]:
+        """Returns the columns of a group of observations, which must exist, with nested dicts for the groups in it."""
+        nest = hdf5.read_nest(self.group, name, self._describe("")[:-2])
+        if not isinstance(nest, dict):
             raise SourceError(
                 f"{self._describe(name)} is missing, or is not a group of columns; extract the observations from the "
                 "states with robomimic's dataset_states_to_obs.py"
             )
-        return {key: self._read(group, key, self._describe(f"{name}/{key}")) for key in sorted(hdf5.list_names(group))}
+        return nest
 
     def _describe(self, name: str) -> str:
         return f"{self._file_name}: '{self._path}/{name}'"
@@ -342,11 +349,14 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     rewards = np.zeros(len(actions), np.float32)
     if REWARDS in contents.optional:
         rewards = contents.rewards[index] if contents.rewards else demo.read(REWARDS)
-    nests = {OBSERVATIONS: observations, NEXT_OBSERVATIONS: next_observations or {}}
-    nested = {f"{group}/{name}": column for group, nest in nests.items() for name, column in nest.items()}
-    require_equal_lengths(demo.where, {ACTIONS: actions, REWARDS: rewards, **nested})
-    if next_observations is not None and observations.keys() != next_observations.keys():
-        different = ", ".join(sorted(observations.keys() ^ next_observations.keys()))
+    nested, after = (
+        {"/".join((group, *path)): column for path, column in leaves(nest)}
+        for group, nest in ((OBSERVATIONS, observations), (NEXT_OBSERVATIONS, next_observations or {}))
+    )
+    require_equal_lengths(demo.where, {ACTIONS: actions, REWARDS: rewards, **nested, **after})
+    names, names_after = ({name.partition("/")[2] for name in nest} for nest in (nested, after))
+    if next_observations is not None and names != names_after:
+        different = ", ".join(sorted(names ^ names_after))
         raise SourceError(f"{demo.where}: obs and next_obs must have the same columns; they differ in {different}")
     columns: dict[str, Any] = {"rewards": rewards, "next_observations": next_observations}
     is_terminal = contents.is_terminal[index]
@@ -355,8 +365,9 @@ def _read_episode(demo: _Demo, index: int, contents: _Contents) -> Episode:
     metadata, name = read_attributes(demo.group, RESERVED), contents.demos[index].removeprefix("data/")
     if contents.masks:
         metadata[MASK] = {key: np.array(name in names) for key, names in contents.masks.items()}
-    made = replace(episode, unterminated=is_unterminated, metadata=metadata)
-    stated = demo.group.attrs.get("num_samples")
+    seed, stated = demo.group.attrs.get(SEED), demo.group.attrs.get("num_samples")
+    known = int(seed) if isinstance(seed, np.integer) else None
+    made = replace(episode, unterminated=is_unterminated, metadata=metadata, seed=known)
     return add_contradictions(made, {"length": {"num_samples": stated, "the number of actions": len(actions)}})
 
 

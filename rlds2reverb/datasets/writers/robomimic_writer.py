@@ -103,6 +103,8 @@ def _write_demo(group: h5py.Group, episode: Episode, has_final_steps: bool) -> i
     group.attrs["num_samples"] = num_rows
     group.attrs[robomimic.IS_TERMINAL] = episode.is_terminal
     group.attrs[robomimic.UNTERMINATED] = episode.unterminated
+    if episode.seed is not None:
+        group.attrs[robomimic.SEED] = episode.seed
     return num_rows
 
 

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from reference_impls import assert_equal_nests
+from robot_files import write_aloha, write_isaac_lab, write_maniskill
 
 from rlds2reverb.datasets import load
 from rlds2reverb.datasets.transforms import CutAtTerminal, ScaleRewards, apply_transforms
@@ -30,8 +31,14 @@ def assert_equal_episodes(got, expected):
             assert getattr(one, name) == getattr(other, name)
 
 
-@pytest.fixture(params=SOURCES, scope="module")
-def source(request, data):
+#: Functions that write a dataset, by the name of its path.
+WRITTEN = {"aloha": write_aloha, "maniskill.h5": write_maniskill, "isaac_lab.hdf5": write_isaac_lab}
+
+
+@pytest.fixture(params=[*SOURCES, *WRITTEN], scope="module")
+def source(request, data, tmp_path_factory):
+    if request.param in WRITTEN:
+        return load(WRITTEN[request.param](tmp_path_factory.mktemp("written") / request.param))
     return load(data / request.param)
 
 

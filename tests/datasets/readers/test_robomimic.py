@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from expected_formats import FORMATS, describe_field, read_expected
 from reference_impls import assert_equal_nests, episode as make_steps
+from robot_files import write_isaac_lab
 
 from rlds2reverb import write_dataset
 from rlds2reverb.cli import run
@@ -262,3 +263,58 @@ def test_steps_that_robomimic_cannot_represent_raise(tmp_path, changes, message)
     with pytest.raises(SourceError, match=message):
         write_dataset([{**make_steps(3, terminal=False), **changes}], tmp_path / "a.hdf5", format="robomimic")
     assert not list(tmp_path.iterdir())
+
+
+def test_isaac_lab_file_has_nested_observations_and_ends_by_success(tmp_path):
+    path = write_isaac_lab(tmp_path / "x.hdf5")
+    source = load(path)
+    episodes = list(source)
+    assert read_ends(source) == [(4, True), (3, False), (4, True)]
+    assert [episode.seed for episode in episodes] == [5, 6, 7]
+    assert [bool(episode.metadata["success"]) for episode in episodes] == [True, False, True]
+    with h5py.File(path) as file:
+        for number, episode in enumerate(episodes):
+            nest = episode.steps["observation"]["datagen_info"]
+            assert (
+                nest["eef_pose"]["franka"][:4] == file[f"data/demo_{number}/obs/datagen_info/eef_pose/franka"]
+            ).all()
+            assert nest["subtask_term_signals"]["grasp_1"].dtype == bool
+    assert "terminal because of their attribute success; 1 others failed and are truncated" in source.warnings[0]
+    assert source.unread == ("initial_state", "processed_actions")
+
+
+def test_isaac_lab_file_converts_to_lerobot(tmp_path):
+    write_dataset(write_isaac_lab(tmp_path / "x.hdf5"), tmp_path / "out", format="lerobot", fps=20)
+    written = list(load(tmp_path / "out"))
+    assert [episode.seed for episode in written] == [5, 6, 7]
+    assert written[1].steps["observation"]["datagen_info"]["eef_pose"]["franka"][0, 0, 0] == 1
+
+
+def test_seed_of_a_demonstration_is_written_and_read(tmp_path):
+    seeded = replace(load([make_log()]).first_episode, seed=3)
+    source = replace(load([make_log()]), read=lambda first=0, stop=None: iter([seeded][first:stop]))
+    write_dataset(source, tmp_path / "x.hdf5", format="robomimic")
+    assert load(tmp_path / "x.hdf5").first_episode.seed == 3
+
+
+def make_log():
+    return {"observations": np.zeros((3, 1)), "actions": np.zeros((2, 1)), "rewards": np.ones(2), "terminated": True}
+
+
+def test_group_that_contains_itself_raises(tmp_path):
+    path = write_isaac_lab(tmp_path / "x.hdf5")
+    with h5py.File(path, "a") as file:
+        file["data/demo_1/obs/datagen_info/again"] = file["data/demo_1/obs"]
+    with pytest.raises(
+        SourceError, match="'data/demo_1/obs/datagen_info/again' contains itself; a group must have one"
+    ):
+        list(load(path))
+
+
+def test_nested_column_of_a_different_length_raises(tmp_path):
+    path = write_isaac_lab(tmp_path / "x.hdf5")
+    with h5py.File(path, "a") as file:
+        del file["data/demo_1/obs/joint_pos"]
+        file["data/demo_1/obs/joint_pos"] = np.zeros((3, 2))
+    with pytest.raises(SourceError, match="'data/demo_1': all columns must have the same number.*'obs/joint_pos': 3"):
+        list(load(path))

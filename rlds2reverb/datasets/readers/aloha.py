@@ -1,0 +1,128 @@
+"""ALOHA and ACT: an HDF5 file per episode, `episode_0.hdf5`, `episode_1.hdf5` and so on, in one folder.
+
+Format: Zhao et al. 2023, arXiv:2304.13705. Row `t` contains observation `t` and the action taken there. The recorder
+observes once more after the last action, but does not store it. Images are arrays, or JPEG files padded with zeros.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rlds2reverb.errors import SourceError
+from rlds2reverb.types import fields
+from rlds2reverb.types.episodes import Episode
+from rlds2reverb.types.specs import ArraySpec
+
+from ..formats import Format
+from ..source import Source, identify_files
+from ..steps.image_files import decode_column, decode_image, decode_images
+from . import hdf5, npz
+from .columns import describe_demonstrations, insert_column, make_demonstration, select_cameras
+from .episode_metadata import read_attributes
+
+_OBSERVATIONS, _BASE_ACTION, _IMAGES = "observations", "base_action", "images"
+#: Top-level members that are read, or that repeat what the images contain.
+_USED = (_OBSERVATIONS, fields.ACTION, _BASE_ACTION, "compress_len")
+_FILE_NAME = re.compile(r"episode_(\d+)\.(hdf5|h5)")
+
+
+def open_folder(folder: Path, *, cameras: Sequence[str] | None = None) -> Source:
+    """Opens a folder of episodes, in the order of their numbers; see `open_file`."""
+    return _open_files(folder.resolve().name, _list_files(folder), cameras)
+
+
+def open_file(path: Path, *, cameras: Sequence[str] | None = None) -> Source:
+    """Opens the file of one episode.
+
+    Columns in `observations` become the nested dict `observation`, and `base_action` a step field. Images in files are
+    decoded as their format defines. The attributes of the HDF5 file become metadata of the episode.
+
+    The file has no rewards and does not say how the episode ends; see `make_demonstration`.
+
+    Args:
+      path: the file.
+      cameras: images to read, such as 'images.cam_high' or only 'cam_high'; None for all.
+
+    Raises:
+      SourceError: If the file is refused (see `hdf5`), there is no such camera, columns differ in length, or an image
+        is damaged.
+    """
+    return _open_files(path.name, [path], cameras)
+
+
+def _open_files(name: str, paths: Sequence[Path], cameras: Sequence[str] | None) -> Source:
+    with hdf5.open_hdf5(paths[0]) as file:
+        known = [".".join(path) for path in hdf5.list_columns(file, _OBSERVATIONS) if _IMAGES in path[0]]
+        unread = tuple(sorted({*hdf5.list_names(file)} - {*_USED}))
+    left_out = () if cameras is None else {*known} - {*select_cameras(known, cameras, name)}
+
+    def read(first: int = 0, stop: int | None = None) -> Iterator[Episode]:
+        for index in range(len(paths))[first:stop]:
+            where = f"{paths[index].parent.name}/{paths[index].name}"
+            with hdf5.open_hdf5(paths[index]) as file:
+                columns = {key: hdf5.read_nest(file, key, f"{where}: '") for key in (fields.ACTION, _BASE_ACTION)}
+                nest: dict[str, Any] = {key: column for key, column in columns.items() if column is not None}
+                for path in hdf5.list_columns(file, _OBSERVATIONS):
+                    if ".".join(path) not in left_out:
+                        column = _read_column(file, path, where)
+                        insert_column(nest, (fields.OBSERVATION, *path), column, where)
+                metadata = read_attributes(file, ())
+            yield replace(make_demonstration(where, index, nest), metadata=metadata)
+
+    count = len(paths)
+    source = Source(
+        *(name, "aloha", read, count),
+        warnings=(describe_demonstrations(name),),
+        unread=unread,
+        assumed_fields=(fields.REWARD,),
+        count=lambda: count,
+    )
+    return identify_files(source, lambda: paths)
+
+
+def _read_column(file: h5py.File, path: tuple[str, ...], where: str) -> np.ndarray:
+    """Returns a column of observations, in which images are decoded."""
+    parent = "/".join((_OBSERVATIONS, *path[:-1]))
+    group, where = file[parent], f"{where}: '{parent}"
+    stored: Any = hdf5.open_member(group, path[-1])
+    is_encoded = _IMAGES in path[0] and isinstance(stored, h5py.Dataset) and len(stored.shape or ()) < 3
+    if not is_encoded:
+        return np.asarray(hdf5.read_nest(group, path[-1], where))
+    where = f"{where}/{path[-1]}'"
+    hdf5.require_safe([stored], where)
+    files = [bytes(np.asarray(row)).rstrip(b"\0") for row in stored[()]]  # The padding.
+    try:
+        first = decode_image(files[0])
+    except (IndexError, ValueError) as error:
+        raise SourceError(f"{where}, step 0: {error}; convert the file again") from error
+    pixels = ArraySpec(first.shape, first.dtype)
+    return decode_column(files, pixels, decode_images, lambda row: f"{where}, step {row}", "convert the file again")
+
+
+def _list_files(folder: Path) -> list[Path]:
+    found = ((_FILE_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+def _is_file(location: Any) -> bool:
+    if not isinstance(location, Path) or location.is_dir() or npz.is_npz(location):
+        return False
+    with hdf5.open_hdf5(location) as file:
+        has_action = isinstance(file.get(fields.ACTION, getlink=True), h5py.HardLink)
+        return has_action and isinstance(hdf5.open_group(file, _OBSERVATIONS), h5py.Group)
+
+
+def _is_folder(location: Any) -> bool:
+    paths = _list_files(location) if isinstance(location, Path) and location.is_dir() else []
+    return bool(paths) and _is_file(paths[0])
+
+
+FILE = Format("an ALOHA file", _is_file, open_file, ("cameras",))
+FOLDER = Format("a folder of ALOHA episodes", _is_folder, open_folder, ("cameras",), "ALOHA")

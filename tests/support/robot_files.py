@@ -1,0 +1,97 @@
+"""Small files of robots, in the layouts that the recorders of ALOHA, ManiSkill and Isaac Lab write."""
+
+import io
+import json
+
+import h5py
+import numpy as np
+from PIL import Image
+
+
+def make_images(num_rows, first=0):
+    """Returns smooth images `[T, 12, 16, 3]`, which JPEG keeps almost exactly; row `t` is brighter by `first + t`."""
+    column = np.arange(16, dtype=np.uint8)[None, None, :, None]
+    images = np.zeros((num_rows, 12, 16, 3), np.uint8) + column * 4 + np.array([80, 40, 0], np.uint8)
+    return images + np.arange(first, first + num_rows, dtype=np.uint8)[:, None, None, None]
+
+
+def encode_image(image, kind="JPEG"):
+    stream = io.BytesIO()
+    Image.fromarray(image).save(stream, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    return stream.getvalue()
+
+
+def write_aloha(folder, lengths=(4, 3), *, is_compressed=False):
+    """Writes a folder of episodes with two joints and two cameras, and returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, num_rows in enumerate(lengths):
+        rows = np.arange(num_rows, dtype=np.float64)[:, None] + 10 * number
+        with h5py.File(folder / f"episode_{number}.hdf5", "w") as file:
+            file.attrs.update(sim=False, compress=is_compressed)
+            file["observations/qpos"], file["observations/qvel"] = rows + np.array([0, 0.5]), rows * [1, -1]
+            file["action"], file["base_action"] = rows + np.array([1, 1.5]), rows * [0, 1]
+            images = {camera: make_images(num_rows, first) for first, camera in enumerate(("cam_high", "cam_low"))}
+            if not is_compressed:
+                for camera, column in images.items():
+                    file[f"observations/images/{camera}"] = column
+                continue
+            encoded = {camera: [encode_image(image) for image in column] for camera, column in images.items()}
+            width = max(len(image) for column in encoded.values() for image in column)
+            for camera, column in encoded.items():
+                padded = np.stack([np.frombuffer(image.ljust(width, b"\0"), np.uint8) for image in column])
+                file.create_dataset(f"observations/images/{camera}", data=padded, chunks=(1, width))
+            file["compress_len"] = np.array([[float(len(image)) for image in column] for column in encoded.values()])
+    return folder
+
+
+#: The flags in the last row of each trajectory of `write_maniskill`.
+MANISKILL_ENDS = ({"terminated": True, "success": True}, {"truncated": True}, {})
+
+
+def write_maniskill(path, *, has_rewards=True, has_sidecar=True, is_nested=True):
+    """Writes three trajectories of 3 actions; `traj_10` is the last one, and the first is solved one row early."""
+    numbers = (0, 2, 10)
+    with h5py.File(path, "w") as file:
+        for place, (number, end) in enumerate(zip(numbers, MANISKILL_ENDS, strict=True)):
+            group = file.create_group(f"traj_{number}", track_order=True)
+            states = np.arange(4, dtype=np.float32)[:, None] + 10 * place + np.zeros((1, 2), np.float32)
+            if is_nested:
+                group["obs/agent/qpos"], group["obs/extra/is_grasped"] = states, np.zeros(4, bool)
+                group["obs/sensor_data/base_camera/rgb"] = make_images(4)
+            else:
+                group["obs"] = states
+            group["actions"] = states[:3] + 0.5
+            group["env_states/actors/cube"] = np.zeros((4, 13), np.float32)
+            for name in ("terminated", "truncated", "success", "fail"):
+                group[name] = np.array([False, place == 0 and name in end, end.get(name, False)])
+            if has_rewards:
+                group["rewards"] = np.array([0, 0.25, 1], np.float32)
+    if has_sidecar:
+        episodes = [
+            {"episode_id": number, "episode_seed": number + 7, "control_mode": "pd_joint_pos", "elapsed_steps": 3,
+             "success": number == 0, "reset_kwargs": {"seed": number + 7}} for number in numbers
+        ]  # fmt: skip
+        info = {"env_id": "PickCube-v1", "env_kwargs": {"obs_mode": "rgb"}, "max_episode_steps": 50}
+        path.with_suffix(".json").write_text(json.dumps({"env_info": info, "episodes": episodes}))
+    return path
+
+
+def write_isaac_lab(path, successes=(True, False, True)):
+    """Writes demonstrations of 4 rows, with nested observations and no rewards."""
+    with h5py.File(path, "w") as file:
+        environment = json.dumps({"env_name": "Isaac-Stack-Cube-Franka-IK-Rel-v0", "type": 2})
+        file.create_group("data").attrs.update(total=4 * len(successes), env_args=environment)
+        for number, success in enumerate(successes):
+            group = file.create_group(f"data/demo_{number}")
+            group.attrs.update(num_samples=4, seed=number + 5, success=success)
+            columns = {
+                "actions": np.full((4, 2), number, np.float32),
+                "processed_actions": np.zeros((4, 2), np.float32),
+                "obs/joint_pos": np.arange(8, dtype=np.float32).reshape(4, 2),
+                "obs/datagen_info/eef_pose/franka": np.full((4, 4, 4), number, np.float32),
+                "obs/datagen_info/subtask_term_signals/grasp_1": np.array([0, 0, 1, 1], bool),
+                "initial_state/articulation/robot/joint_position": np.zeros((1, 2), np.float32),
+            }
+            for name, column in columns.items():
+                group.create_dataset(name, data=column, compression="gzip")
+    return path
