@@ -5,7 +5,7 @@ With `--report`, the summary of a dataset or of runs is an HTML page with figure
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,8 @@ def inspect(
     if as_json:
         output.print_json({**summary.as_dict(), "findings": [asdict(finding) for finding in findings]})
     else:
-        print(output.escape_controls(str(summary)))
+        unprinted = tuple(sentence for sentence in summary.warnings if sentence not in source.warnings)
+        print(output.escape_controls(str(replace(summary, warnings=unprinted))))
         if findings:
             names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
             print(f"\nfindings: {names}; see rlds2reverb validate")

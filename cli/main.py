@@ -26,6 +26,7 @@ from rlds2reverb.errors import (
     TrainingDivergedError,
 )
 from rlds2reverb.system.signals import Terminated, exit_on_sigint
+from rlds2reverb.system.terminal import outlive_readers
 
 from .assignments import AssignmentOption
 from .groups import Group
@@ -203,6 +204,7 @@ def _uncapitalize(message: str) -> str:
 
 def main() -> None:
     """Runs the console script. Skips destructors at exit, because the one of a blocked Reverb writer never returns."""
+    outlive_readers()
     code = run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The command has ended.
     sys.stdout.flush()

@@ -16,7 +16,7 @@ import click
 
 from rlds2reverb.datasets import Source
 from rlds2reverb.reverb.server.process import start_launcher
-from rlds2reverb.system.signals import Terminated, raise_on_sigterm
+from rlds2reverb.system.signals import raise_on_sigterm
 from rlds2reverb.system.text import format_bytes
 from rlds2reverb.types.locations import is_table_directory
 from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
@@ -102,7 +102,7 @@ _DATASET_ONLY = {*_WRITTEN_ONLY, *READING_NAMES, "empty"}
 @reading_options
 @server_writing_options
 @json_option
-def serve(**options: Any) -> None:
+def serve(**options: Any) -> int:
     """Start a Reverb server and run it until Ctrl-C or SIGTERM.
 
     \b
@@ -139,15 +139,14 @@ def serve(**options: Any) -> None:
         if data:
             _report_data(data, options["checkpoint_root"])
         with _start(options, data=data) as server:
-            serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
-    else:
-        with raise_on_sigterm():
-            source = open_source(options)
-            import_quietly(*ITEM_PACKAGES)
-            with _start(options, signature=_make_signature(source)) as server:
-                if not options["empty"]:
-                    _fill(server, source, options)
-                serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
+            return serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
+    with raise_on_sigterm():
+        source = open_source(options)
+        import_quietly(*ITEM_PACKAGES)
+        with _start(options, signature=_make_signature(source)) as server:
+            if not options["empty"]:
+                _fill(server, source, options)
+            return serve_until_end(server, checkpoint_secs=options["checkpoint_secs"])
 
 
 def _find_data(location: Any) -> Path | None:
@@ -263,20 +262,26 @@ def _fill(server: ReplayServer | ShardedReplayServer, source: Source, options: d
         write_checkpoint(server)
 
 
-def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_secs: float | None = None) -> None:
+def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_secs: float | None = None) -> int:
     """Prints the address, waits for Ctrl-C or SIGTERM, and writes a last checkpoint if the server has any.
+
+    Either is the usual end of a server, and no error.
 
     Args:
       server: the running server or servers.
       checkpoint_secs: interval between checkpoints while waiting; None for none.
 
+    Returns:
+      The exit code: 0 after Ctrl-C, and 75 after SIGTERM.
+
     Raises:
       ServerUnavailableError: If a server's process ends, such as when there is too little memory.
       StorageFullError: If there was no space for the last checkpoint when a second signal came.
       CheckpointError: If the last checkpoint could not be written for another reason when a second signal came.
-      Terminated: After SIGTERM, once the last checkpoint is written.
     """
     from rlds2reverb.reverb.client import find_addresses, table_infos
+
+    from .main import OK, TEMPORARY_FAILURE
 
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -294,8 +299,7 @@ def serve_until_end(server: ReplayServer | ShardedReplayServer, *, checkpoint_se
         write_checkpoint(server)
     if server.has_checkpoints:
         _write_last_checkpoint(server, signals)
-    if stopped_by == signal.SIGTERM:
-        raise Terminated
+    return TEMPORARY_FAILURE if stopped_by == signal.SIGTERM else OK
 
 
 def _describe_reach(server: ReplayServer | ShardedReplayServer) -> str:

@@ -11,7 +11,7 @@ from rlds2reverb.types.episodes import Episode
 
 from .source import Identity, Source, keep_images_encoded
 
-_DESCRIPTIONS = ("env_spec", "action_space", "observation_space")
+_DESCRIPTIONS = ("env_spec", "action_space", "observation_space", "version")
 
 
 def concatenate_sources(sources: Sequence[Source]) -> Source:

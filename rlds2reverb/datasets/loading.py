@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlds2reverb.errors import ArgumentError, SourceError
-from rlds2reverb.system.text import suggest
+from rlds2reverb.system.text import list_some, suggest
 from rlds2reverb.types.locations import is_table_directory, server_address
 
 from .concatenation import concatenate_sources
@@ -278,10 +278,15 @@ def _find_only_dataset(path: Path) -> Path:
     if len(datasets) == 1:
         return datasets[0]
     if datasets:
-        names = ", ".join(str(dataset.relative_to(path)) for dataset in datasets[:5])
+        names = list_some([str(dataset.relative_to(path)) for dataset in datasets])
         raise SourceError(f"{path} contains {len(datasets)} datasets; specify one of them: {names}")
     if is_table_directory(path):
         raise SourceError(f"{path} contains Reverb tables; pass the dataset that they were converted from")
+    parts = (part for depth in ("", *_DEPTHS) for part in sorted(path.glob(f"{depth}*")))
+    files = [part for part in parts if part.suffix.lower() in _list_suffixes() and part.is_file()]
+    if files:
+        sentence = "is a folder of files; pass one of them, or a pattern"
+        raise SourceError(f"{path} {sentence}: {list_some([str(file.relative_to(path)) for file in files])}")
     raise SourceError(
         f"{path} contains no dataset (no dataset_info.json, data/metadata.json or meta/info.json); pass {_LOCATIONS}"
     )

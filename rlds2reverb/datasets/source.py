@@ -102,6 +102,7 @@ class Source:
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
       identity: the files and options from which `read` was made; see `identify`.
+      version: version of the dataset, such as '1.0.0' for one of TFDS; None if it has none.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Source:
     unread: tuple[str, ...] = ()
     decodes_images: bool = False
     identity: Identity | None = field(default=None, repr=False, compare=False)
+    version: str | None = None
 
     __repr__ = short_repr
 

@@ -91,6 +91,7 @@ class Summary:
       warnings: warnings of the source, and the sentences of `LeftOut`.
       metadata: the dataset's description of itself.
       unread: names of columns that are not read.
+      version: version of the dataset, or None.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Summary:
     metadata: dict[str, Any] = field(default_factory=dict)
     episode_fields: dict[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    version: str | None = None
 
     __repr__ = short_repr
 
@@ -126,7 +128,8 @@ class Summary:
 
     def __str__(self) -> str:
         table = format_columns(("field", "one step", "NaN or Inf"), self.field_rows())
-        return f"{format_facts(self.name, self.facts())}\n\n{table}"
+        title = " ".join(filter(None, (self.name, self.version)))
+        return f"{format_facts(title, self.facts())}\n\n{table}"
 
     def field_rows(self) -> list[tuple[str, str, str]]:
         """Returns (name, dtype and shape, number of NaN and Inf) of each field for display."""
@@ -290,6 +293,7 @@ class SummaryParts:
             metadata=dict(source.metadata),
             episode_fields=self.episode_fields,
             unread=source.unread,
+            version=source.version,
         )
 
 

@@ -81,6 +81,12 @@ def advise(name: str, valid_names: Iterable[str]) -> str:
     return suggest(name, names) or f"; use one of {', '.join(names)}"
 
 
+def list_some(names: Sequence[str], limit: int = 5) -> str:
+    """Returns the first names, separated by commas, and how many more there are: `a, b, ... and 3 more`."""
+    more = f", ... and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
 def last_line(message: str) -> str:
     """Returns the last line of an error's message, which in some follows a traceback, or ''."""
     return "".join(message.strip().splitlines()[-1:]).strip()

@@ -103,8 +103,17 @@ def test_inspect_applies_reading_options(data, capsys):
 
 
 def test_inspect_warns_about_final_observations_lost_by_tfds(data, capsys):
-    _, _, err = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")
-    assert "warning:" in err and "load the D4RL HDF5 file" in err
+    _, out, err = call(capsys, "inspect", data / "rlds_prepared/d4rl_mujoco_hopper/v1-random/1.2.0")
+    assert "warning:" in err and "load the D4RL HDF5 file" in err and "load the D4RL" not in " ".join(out.split())
+    assert out.splitlines()[0] == "d4rl_mujoco_hopper/v1-random 1.2.0"
+
+
+def test_output_that_nobody_reads_is_ignored():
+    script = "from rlds2reverb.cli.main import main; main()"
+    program = [sys.executable, "-c", script, "validate", "--help"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b"" and running.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("name", ["d4rl/hopper_medium-v2.hdf5", HOPPER])

@@ -64,6 +64,15 @@ def test_directory_above_a_single_dataset_is_accepted(data):
         SourceError, match=r"contains 3 datasets; specify one of them: hopper_flat/1.0.0, pendulum_dict"
     ):
         load(data / "rlds/physics_rlds")
+    match = r"contains 7 datasets; specify one of them: atari/replay_logs, .*v3.0/c3, ... and 2 more$"
+    with pytest.raises(SourceError, match=match):
+        load(data / "formats")
+
+
+def test_folders_of_files_name_the_files(data):
+    match = r"robomimic is a folder of files; pass one of them, or a pattern: d1_low_dim.hdf5, d2_\w+.hdf5, d3_"
+    with pytest.raises(SourceError, match=match):
+        load(data / "formats/robomimic")
 
 
 def test_missing_files_and_unsupported_objects_raise(tmp_path):

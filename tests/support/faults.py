@@ -36,7 +36,6 @@ from rlds2reverb.reverb.server.checkpoint_root import CheckpointRoot
 from rlds2reverb.reverb.server.replay_server import ReplayServer
 from rlds2reverb.reverb.wire import item_blocks
 from rlds2reverb.reverb.writing import compatibility, directory_destination, server_destination
-from rlds2reverb.system.signals import Terminated
 from rlds2reverb.types.tables import TableConfig
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -338,8 +337,7 @@ def serve_on_full_disk(channel: Connection, package_path: list[str], folder: Pat
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as started:
         ingestion.ingest(make_episodes(20), started.address)
         mount_tmpfs(folder, num_bytes, remount=True)
-        with suppress(Terminated):
-            command.serve_until_end(started)
+        command.serve_until_end(started)
     with ReplayServer([TableConfig()], checkpoint_root=folder / "root") as restarted:
         channel.send(restarted.client.server_info(timeout=10)["replay"].current_size)
 

@@ -240,7 +240,8 @@ def open_directory(
     source = Source(prepared.name, "rlds", prepared.read, num_episodes=prepared.count(), count=count, **described)
     if prepared.builder.info.name.startswith(_D4RL_BUILDERS):
         source.warnings += _describe_shared_ends(prepared.conventions, prepared.dataset)
-    source = replace(source, **split_metadata(_read_metadata(path / "metadata.json")))
+    described = split_metadata(_read_metadata(path / "metadata.json"))
+    source = replace(source, version=str(prepared.builder.version), **described)
     return identify_files(source, prepared.list_files)
 
 
