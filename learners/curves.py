@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from .runs import Run
 
-_MAX_LABEL_LENGTH = 34
+#: Number of characters after which the labels of a legend are wrapped.
+_LABEL_WIDTH = 34
 _MAX_HISTOGRAMS, _MAX_INTERVALS = 3, 50
 #: Share of the time above which a panel shows how long runs have waited for data.
 _MIN_WAIT = 0.1
@@ -130,7 +132,7 @@ def label_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for label, group in zip(_make_labels([group[0] for group in groups.values()]), groups.values(), strict=True):
         number = 2
         unique = label
-        while unique in labelled:  # Long labels are cut off.
+        while unique in labelled:  # Labels do not contain all settings.
             unique, number = f"{label} #{number}", number + 1
         labelled[unique] = group
     return labelled
@@ -199,30 +201,36 @@ def data_wait_shares(runs: Sequence[Run]) -> tuple[np.ndarray, np.ndarray]:
 def draw_curves(curves: Sequence[Curve], *, title: str | None = None) -> Figure:
     """Draws learning curves and below them, if they were logged, priorities, and the time spent waiting for data.
 
-    The latter is drawn only if a curve's runs have spent more than a tenth of their time so.
+    The curves of each environment have a panel of their own. The time is drawn only if a curve's runs have spent more
+    than a tenth of theirs so.
 
     Args:
       curves: curves from `learning_curves`.
-      title: title of the figure; None for the name of the environment.
+      title: title of the figure; None for the names of the environments above their panels.
     """
-    runs = [run for curve in curves for run in curve.runs]
+    panels: dict[str, list[Curve]] = {}
+    for curve in curves:
+        panels.setdefault(curve.runs[0].environment or "", []).append(curve)
     waits = [data_wait_shares(curve.runs)[1] for curve in curves]
     has_waits = any(len(shares) and shares.mean() > _MIN_WAIT for shares in waits)
     prioritized = [(curve.label, run) for curve in curves for run in curve.runs if run.priorities.any()]
     num_below = has_waits + bool(prioritized)
-    figure = make_figure(7.2, 6.6 if num_below else 4.2)
-    grid = figure.add_gridspec(1 + (num_below > 0), max(1, num_below), height_ratios=[1.7, 1] if num_below else [1])
-    axes = figure.add_subplot(grid[0, :])
-    draw_learning_curves(axes, curves)
-    environments = sorted({run.environment for run in runs if run.environment})
-    axes.set_title(", ".join(environments) if title is None else title)
+    figure = make_figure(7.2, 4.2 * len(panels) + 2.4 * (num_below > 0))
+    heights = [1.7] * len(panels) + [1] * (num_below > 0)
+    grid = figure.add_gridspec(len(heights), max(1, num_below), height_ratios=heights)
+    for row, (environment, members) in enumerate(panels.items()):
+        axes = figure.add_subplot(grid[row, :])
+        draw_learning_curves(axes, members)
+        axes.set_title(environment if title is None or len(panels) > 1 else title)
+    if title is not None and len(panels) > 1:
+        figure.suptitle(title)
     if has_waits:
-        below = figure.add_subplot(grid[1, 0])
+        below = figure.add_subplot(grid[-1, 0])
         draw_data_waits(below, {curve.label: curve.runs for curve in curves})
         below.set_title("waiting for data", fontsize="medium")
     if prioritized:
         label, run = prioritized[0]
-        below = figure.add_subplot(grid[1, num_below - 1])
+        below = figure.add_subplot(grid[-1, num_below - 1])
         draw_histograms(below, run.priorities, run.priority_steps, "priority")
         below.set_title(f"priorities, {escape_label(label)}", fontsize="medium")
     return figure
@@ -250,11 +258,12 @@ def draw_learning_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for number, curve in enumerate(curves):
         style = get_line_style(number, curve.mean)
         suffix = f" ({len(curve.runs)} runs)" if len(curve.runs) > 1 else ""
-        axes.plot(curve.steps, curve.mean, label=escape_label(curve.label) + suffix, **style)
+        label = textwrap.fill(escape_label(curve.label) + suffix, _LABEL_WIDTH)
+        axes.plot(curve.steps, curve.mean, label=label, **style)
         low, high = curve.mean - curve.std, curve.mean + curve.std
         axes.fill_between(curve.steps, low, high, color=style["color"], alpha=0.18, linewidth=0)
     for number, behaviour in enumerate(sorted({curve.behaviour for curve in curves if curve.behaviour is not None})):
-        label = None if number else "the data's behaviour"
+        label = None if number else "mean of the whole data"
         axes.axhline(behaviour, color=GREY, linestyle="--", linewidth=1.2, label=label)
     starts = {start for curve in curves for run in curve.runs if (start := _get_online_start(run)) is not None}
     for number, start in enumerate(sorted(starts)):
@@ -373,8 +382,7 @@ def _make_labels(runs: Sequence[Run]) -> list[str]:
             for name, value in settings.items()
             if any(json.dumps(other.get(name), default=str) != json.dumps(value, default=str) for other in rivals)
         ]
-        label = ", ".join(filter(None, words))
-        labels.append(label if len(label) <= _MAX_LABEL_LENGTH else f"{label[: _MAX_LABEL_LENGTH - 1]}…")
+        labels.append(", ".join(filter(None, words)))
     return labels
 
 

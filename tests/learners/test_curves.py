@@ -77,8 +77,20 @@ def test_labels_contain_the_settings_that_differ():
     assert [curve.label for curve in learning_curves(cloned)] == ["bc", "bc, top_percent 10"]
     by_path = [make_run(None, path="runs/a"), make_run(None, path="runs/b")]
     assert [curve.label for curve in learning_curves(by_path)] == ["a", "b"]
-    (long, _) = learning_curves([make_run(layers=[256] * 20), make_run(layers=[])])
-    assert len(long.label) == 34 and long.label.endswith("…")
+    curves = learning_curves([make_run(layers=[256] * 20), make_run(layers=[])])
+    assert curves[0].label == f"iql, layers {[256] * 20}"
+    (axes,) = draw_curves(curves).axes
+    shown = axes.get_legend().get_texts()[0].get_text()
+    assert shown.replace("\n", " ") == curves[0].label and max(map(len, shown.splitlines())) <= 34
+
+
+def test_each_environment_has_its_own_panel():
+    runs = [make_run(), make_run("bc"), make_run()]
+    runs[2].config["environment"] = "Pendulum-v1"
+    runs[2].config["identity"]["environment"] = "Pendulum-v1"
+    panels = draw_curves(learning_curves(runs)).axes
+    assert [axes.get_title() for axes in panels] == ["Hopper-v5", "Pendulum-v1"]
+    assert [len(axes.get_legend().get_texts()) for axes in panels] == [3, 2]
 
 
 def test_scores_are_used_only_if_all_runs_have_them():
@@ -117,7 +129,7 @@ def test_figure_shows_curves_behaviour_data_waits_and_priorities(tmp_path, drawn
         "± std over seeds (over episodes for single runs)"
     )
     legend = [text.get_text() for text in curves.get_legend().get_texts()]
-    assert legend == ["iql", "bc (2 runs)", "the data's behaviour"]
+    assert legend == ["iql", "bc (2 runs)", "mean of the whole data"]
     dashed = curves.get_lines()[-1]
     assert dashed.get_linestyle() == "--" and list(dashed.get_ydata()) == [20, 20]
     assert waits.get_lines()[0].get_ydata().tolist() == [25, 50]

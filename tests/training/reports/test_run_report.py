@@ -22,7 +22,7 @@ def test_report_shows_curves_over_seeds(tmp_path, figures, drawn):
     (axes,) = figures["Evaluations in Pendulum-v1"].axes
     (steps, mean), (_, behaviour) = read_lines(axes)
     assert list(steps) == list(STEPS) and list(mean) == [15, 30, 25] and list(behaviour) == [12, 12]
-    assert read_legend(axes) == ["iql (2 runs)", "the data's behaviour"]
+    assert read_legend(axes) == ["iql (2 runs)", "mean of the whole data"]
     assert axes.dataLim.y1 == 40  # Mean + standard deviation.
     assert "<td>23.3 ± 8.3</td>" in page and "<td>30.0 ± 10.0</td>" in page  # Means of runs, and the best of each.
     assert SPREAD in page
