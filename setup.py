@@ -90,6 +90,7 @@ setup(
         "rlds2reverb.libraries",
         "rlds2reverb.policies",
         "rlds2reverb.datasets",
+        "rlds2reverb.datasets.mapping",
         "rlds2reverb.datasets.readers",
         "rlds2reverb.datasets.writers",
         "rlds2reverb.datasets.checks",
@@ -157,6 +158,7 @@ setup(
         "cramjam>=2.8",
         "absl-py",
         "cloudpickle",  # sends planned runs to worker processes
+        "pyyaml",  # mappings of datasets
         "click>=8.1,<9",
         "rich>=13,<15",
         "matplotlib>=3.8,<4",  # learning curves and reports

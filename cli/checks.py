@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
+from rlds2reverb.datasets.mapping.mapping import DatasetMapping
 from rlds2reverb.datasets.readers.remote import is_remote
 from rlds2reverb.datasets.transforms import parse_reward
-from rlds2reverb.datasets.writers.rlds_features import read_features
 from rlds2reverb.types.locations import expand_path, server_address
 from rlds2reverb.types.tables import RateLimiter, Selector
 
@@ -122,7 +122,7 @@ destination = Parsed("PATH|HOST:PORT", _expand_destination)
 reward = Checked("EXPRESSION", parse_reward)
 film = Checked("FILE.mp4|.gif", _require_film, FILE)
 directory = Parsed("DIR", str, DIRECTORY)
-features = Parsed("FILE", read_features, EXISTING_FILE)
+mapping = Checked("FILE", DatasetMapping.parse, EXISTING_FILE)
 new_file = Checked("FILE", _require_new_file, FILE)
 page = Checked("FILE.html", functools.partial(_require_new_file, suffixes=(".html", ".htm")), FILE)
 estimates = Checked(

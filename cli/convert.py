@@ -53,7 +53,7 @@ _TABLE_NAMES = parameter_names(table_options)
 #: Formats to which an option applies, if not to all; at first only of the options under the heading 'Advanced'.
 _FORMATS_OF: dict[str, Sequence[str]] = {
     "recompute_discounts": ("d4rl", "minari", "lerobot", "robomimic"),
-    **dict.fromkeys(["shard_mb", "features"], ("rlds",)),
+    "shard_mb": ("rlds",),
     **dict.fromkeys(["lerobot_version", "fps", "video"], ("lerobot",)),
     "num_workers": WRITTEN_FORMATS,
     "runner": ("reverb", "rlds"),
@@ -105,13 +105,6 @@ _FORMATS_OF |= dict.fromkeys(
     default=256,
     metavar="MB",
     help="--format rlds: size from which a new file is started.",
-)
-@option(
-    "--features",
-    type=checks.features,
-    help='--format rlds: JSON file that describes fields: {"observation/image": "jpeg", "task": {"encoding": "text", '
-    '"name": "language_instruction"}, "skill": {"classes": ["reach", "grasp"], "description": "phase of the task"}}. '
-    "Encodings: png, jpeg, text.",
 )
 @option("--lerobot-version", choices=VERSIONS, help="--format lerobot: version of the format.")
 @option(
@@ -210,7 +203,7 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
             output.warn(loss)
     values = {
         "shard_bytes": options["shard_mb"] * 1_000_000,
-        **{name: options[name] for name in ("recompute_discounts", "features", "lerobot_version", "fps", "video")},
+        **{name: options[name] for name in ("recompute_discounts", "lerobot_version", "fps", "video")},
     }
     if format == "rlds":
         import_quietly("tensorflow_datasets")
@@ -230,7 +223,7 @@ def _write_dataset(source: Any, out: Path, format: Any, options: dict[str, Any])
 
 def _print_written(report: WriteReport, printed_warnings: Sequence[str], options: dict[str, Any]) -> None:
     facts = output.format_named_facts(f"{report.source} converted", drop_printed(report.facts(), printed_warnings))
-    output.print_result(report.as_dict(), facts, as_json=options["as_json"])
+    output.print_result(report.as_dict(), output.add_mapping(facts, report.statistics), as_json=options["as_json"])
 
 
 def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, Any]) -> None:
@@ -262,7 +255,6 @@ def _convert_with_beam(out: str, format: str, runner: str, options: dict[str, An
                 options["source"],
                 out,
                 shard_bytes=options["shard_mb"] * 1_000_000,
-                features=options["features"],
                 **common,
             )
         else:

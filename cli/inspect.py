@@ -122,10 +122,12 @@ def inspect(
         raise statistics.error
     summary, findings = statistics.parts.finish(source, **scores), statistics.findings
     if as_json:
-        output.print_json({**summary.as_dict(), "findings": [asdict(finding) for finding in findings]})
+        mapped = {name: rows for name, rows in source.statistics.items() if name == "mapping"}
+        output.print_json({**summary.as_dict(), **mapped, "findings": [asdict(finding) for finding in findings]})
     else:
         unprinted = tuple(sentence for sentence in summary.warnings if sentence not in source.warnings)
-        print(output.escape_controls(str(replace(summary, warnings=unprinted))))
+        shown = str(replace(summary, warnings=unprinted))
+        print(output.escape_controls(output.add_mapping(shown, source.statistics)))
         if findings:
             names = ", ".join(dict.fromkeys(f"{finding.check} ({finding.severity})" for finding in findings))
             print(f"\nfindings: {names}; see rlds2reverb validate")

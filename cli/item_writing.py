@@ -98,7 +98,7 @@ def print_report(
     if isinstance(destination, Path):
         facts.append(output.next_command("serve", destination))
     content = output.format_named_facts(f"{report.source} converted", facts)
-    output.print_result(report.as_dict(), content, as_json=as_json)
+    output.print_result(report.as_dict(), output.add_mapping(content, report.statistics), as_json=as_json)
 
 
 def drop_printed(facts: list[tuple[str, str]], printed_warnings: Sequence[str]) -> list[tuple[str, str]]:

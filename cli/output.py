@@ -8,6 +8,7 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from rlds2reverb.datasets.mapping.mapping import describe_mapping
 from rlds2reverb.errors import name_argument, rename_arguments
 from rlds2reverb.system import text
 from rlds2reverb.system.terminal import is_terminal, make_console
@@ -72,6 +74,11 @@ def print_facts(title: str, facts: list[tuple[str, str]]) -> None:
 def format_named_facts(title: str, facts: list[tuple[str, str]]) -> str:
     """Returns facts one below the other, in which `Message`s name options."""
     return format_facts(title, [(name, name_options(value)) for name, value in facts])
+
+
+def add_mapping(content: str, statistics: Mapping[str, Any]) -> str:
+    """Returns text with the table of the fields before and after a mapping, if the statistics contain one."""
+    return "\n\n".join(filter(None, [content, describe_mapping(statistics)]))
 
 
 def count(number: int, noun: str) -> str:

@@ -17,6 +17,7 @@ from rlds2reverb.learners.option_declarations import read_descriptions
 from rlds2reverb.system.text import suggest
 from rlds2reverb.types.locations import expand_path, server_address
 
+from . import checks
 from .assignments import AssignmentOption, split_assignments
 from .declarations import combine, flag, option, parameter_names
 from .number_types import at_least_1
@@ -78,7 +79,7 @@ def _read_annotation(annotation: Any) -> tuple[str, Callable[[str], Any]]:
 _ARGUMENTS = {
     name: _read_annotation(annotation)
     for name, annotation in get_type_hints(load).items()
-    if name not in ("source", "split", "download", "return")
+    if name not in ("source", "split", "download", "mapping", "return")
 }
 
 
@@ -110,7 +111,19 @@ def _read_arguments(ctx: click.Context, param: click.Parameter, pairs: tuple[str
 
 
 reading_options = combine(
-    option("--split", metavar="NAME", help=f"{_takers('split')}: split to read, such as train[:10%], or a filter key."),
+    option(
+        "--split",
+        metavar="NAME",
+        help=f"{_takers('split')}: split to read, or filter key. All formats: slice of the episodes, such as "
+        "train[:10%] or [5:].",
+    ),
+    option(
+        "--map",
+        "mapping",
+        type=checks.mapping,
+        help="YAML or JSON file of changes: rename, join, split, copy, constant, cast, drop, select, trim, rate, "
+        "delta, absolute, binarize, resize, crop and describe, applied in order; see docs/preprocessing.md.",
+    ),
     flag("--download", help=f"{_takers('download')}: download the dataset if it is not on this machine."),
     click.option(
         "--load",
@@ -145,4 +158,5 @@ def open_source(options: dict[str, Any]) -> Source:
 
 def get_load_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `load` that the `reading_options` describe."""
-    return {"split": options["split"], "download": options["download"], **options["load_arguments"]}
+    names = ("split", "mapping", "download")
+    return {**{name: options[name] for name in names}, **options["load_arguments"]}

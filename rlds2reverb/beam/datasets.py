@@ -21,6 +21,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from rlds2reverb import errors
 from rlds2reverb.datasets import Source, load
 from rlds2reverb.datasets.concatenation import concatenate_sources
+from rlds2reverb.datasets.mapping.mapping import DatasetMapping
 from rlds2reverb.datasets.source import split_metadata
 from rlds2reverb.datasets.transforms import EpisodeFn, map_episodes
 from rlds2reverb.types.arguments import require_count
@@ -33,7 +34,7 @@ from .storage import DATA_ERRORS, WorkFolder, copy_to_disk, expand_locations, is
 RUNNERS = {"direct": "FnApiRunner", "flink": "FlinkRunner", "spark": "SparkRunner", "dataflow": "DataflowRunner"}
 _SLICE_BYTES = 64 << 20
 #: The attributes of a `Source` that workers return.
-_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "unread", "full_metadata")
+_DESCRIPTION = ("name", "kind", "num_rows", "num_episodes", "warnings", "unread", "descriptions", "full_metadata")
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ def open_dataset(source: Any, load_options: Mapping[str, Any], workers: Workers)
             f"{type(source).__name__}; use ingest() for data in memory"
         )
     load_options = {name: _make_hashable(value) for name, value in load_options.items()}
+    if load_options.get("mapping") is not None:
+        load_options["mapping"] = DatasetMapping.parse(load_options["mapping"])  # The workers may not have its file.
     locations = expand_locations([str(item) for item in sources])
     dataset = Dataset(tuple(sorted(load_options.items())), os.urandom(8).hex())
     opened = workers.map("opened", dataset.describe, locations)

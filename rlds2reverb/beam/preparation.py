@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -40,7 +40,6 @@ def prepare_with_beam(
     transforms: Sequence[Transform] = (),
     on_invalid: OnInvalid = "error",
     shard_bytes: int = SHARD_BYTES,
-    features: Mapping[str, Any] | None = None,
     beam_options: BeamOptions = _DEFAULT_BEAM_OPTIONS,
     **load_options: Any,
 ) -> WriteReport:
@@ -55,7 +54,6 @@ def prepare_with_beam(
       transforms: see `convert_with_beam`.
       on_invalid: see `write_dataset`.
       shard_bytes: size in bytes from which the next episode starts a new file; a worker keeps a file in memory.
-      features: see `write_dataset`.
       beam_options: runner and options of the pipelines.
       **load_options: further arguments of `load`.
 
@@ -75,7 +73,7 @@ def prepare_with_beam(
         step_spec = opened.step_spec
         metadata_spec = opened.episode_metadata_spec
         require_rlds_spec(step_spec, metadata_spec)
-        described = require_features(features or {}, step_spec)
+        described = require_features(opened.descriptions, step_spec)
         for has_final_steps in choose_layouts(opened, FORMAT_LIMITS["rlds"]):
             job = _Job(dataset, work, step_spec, metadata_spec, on_invalid, described, has_final_steps)
             scans = workers.map("scan", job.scan, dataset.slices)

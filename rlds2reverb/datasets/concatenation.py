@@ -44,6 +44,7 @@ def concatenate_sources(sources: Sequence[Source]) -> Source:
         **{name: _common([getattr(source, name) for source in sources]) for name in _DESCRIPTIONS},
         count=(lambda: sum(count() for count in counts)) if len(counts) == len(sources) else None,
         assumed_fields=tuple(dict.fromkeys(name for source in sources for name in source.assumed_fields)),
+        descriptions=_common([source.descriptions for source in sources]) or {},
         unread=tuple(dict.fromkeys(name for source in sources for name in source.unread)),
         identity=Identity(read, "concatenation", sources=tuple(sources)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,8 @@ from rlds2reverb.types.locations import is_table_directory, server_address
 
 from .concatenation import concatenate_sources
 from .formats import Format, require_applicable
+from .mapping.episode_operations import select_slice
+from .mapping.mapping import DatasetMapping
 from .readers import (
     aloha,
     d4rl,
@@ -77,6 +80,7 @@ def load(
     frame_stack: int | None = None,
     done: Literal["terminal", "truncated"] | None = None,
     cameras: Sequence[str] | None = None,
+    mapping: Any = None,
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> Source:
@@ -101,9 +105,10 @@ def load(
         - a `minari.MinariDataset`, of which only the selected episodes are read;
         - an RLDS `tf.data.Dataset`;
         - a `Source`, which is returned unchanged.
-      split: TFDS, robomimic, LeRobot and OGBench names only: the split to read. For TFDS it may be a slice
-        (`train[:10%]`), and the default is `train`; for robomimic it is a filter key (`valid`), for LeRobot a name in
-        `splits` of `info.json`, and the default is all episodes; for OGBench it is `train`, the default, or `val`.
+      split: the split to read, or a slice of its episodes (`train[:10%]`, `valid[5:]`). For TFDS the default is
+        `train`; for robomimic it is a filter key (`valid`), for LeRobot a name in `splits` of `info.json`, and the
+        default is all episodes; for OGBench names it is `train`, the default, or `val`. Other formats have slices only
+        (`[:10%]`).
       extra_fields: D4RL, Minari, OGBench and LeRobot only: names of `infos/*` columns, or groups of them, to read as
         additional step fields; for OGBench, of columns such as `qpos`, and for LeRobot, such as `timestamp`.
       max_episode_steps: D4RL and NeoRL only: for D4RL, maximum number of rows in an episode; longer ones are truncated
@@ -132,6 +137,8 @@ def load(
         'truncated'; the default depends on the dataset, and a warning says what was assumed.
       cameras: LeRobot and ALOHA only: columns of images and videos to read, such as 'observation.images.front' or only
         'front'; an empty list reads none. By default all are read. The videos of other cameras are not decoded.
+      mapping: changes of fields, episodes and rates, such as `{"rename": {"observation.agentview_image":
+        "observation.images.front"}}`, or the path of a YAML file of them; see docs/preprocessing.md.
       data_dir: names of TFDS and OGBench only: the data directory in which names are looked up.
       download: names of TFDS and Minari only: whether a dataset that is not on this machine may be downloaded.
 
@@ -163,12 +170,15 @@ def load(
         "data_dir": data_dir,
         "download": download or None,
     }
+    if autoreset is not None and independent_rows:
+        raise ArgumentError("makes each row an episode", about="independent_rows", value=True, autoreset=autoreset)
+    changes = None if mapping is None else DatasetMapping.parse(mapping)
     opened = _open(source, {name: value for name, value in options.items() if value is not None})
     if autoreset is not None:
-        if independent_rows:
-            raise ArgumentError("makes each row an episode", about="independent_rows", value=True, autoreset=autoreset)
-        return remove_resets(opened, autoreset)
-    return opened if opened is source else warn_of_resets(opened)
+        opened = remove_resets(opened, autoreset)
+    elif opened is not source:
+        opened = warn_of_resets(opened)
+    return opened if changes is None else changes.apply(opened)
 
 
 def _open(source: Any, options: dict[str, Any]) -> Source:
@@ -187,11 +197,23 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
         found = _find_format(location)
     if found is None:
         raise TypeError(f"source must be {_SUPPORTED}; got a {type(source).__name__}")
+    options, part = _separate_slice(options, found)
     require_applicable(options, found.options, found.name)
     opened_ns = time.time_ns()
     opened = found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
     is_copy = isinstance(source, str) and remote.is_remote(source)  # Each process has its own copy.
-    return opened if is_copy else _identify(opened, found, location, options, opened_ns)
+    opened = opened if is_copy else _identify(opened, found, location, options, opened_ns)
+    return opened if part is None else select_slice(opened, part)
+
+
+def _separate_slice(options: dict[str, Any], found: Format) -> tuple[dict[str, Any], str | None]:
+    """Returns options without the slice of a split such as 'train[:10%]', and the slice, unless the format has them."""
+    match = re.fullmatch(r"(\w*)\[(.*)\]", str(options.get("split")))
+    if match is None or found in (rlds.DIRECTORY, rlds.NAME):
+        return options, None
+    rest = {name: value for name, value in options.items() if name != "split"}
+    is_all = not match[1] or (match[1] == "train" and "split" not in found.options)
+    return (rest if is_all else {**rest, "split": match[1]}), match[2]
 
 
 def _identify(source: Source, found: Format, location: Any, options: Mapping[str, Any], opened_ns: int) -> Source:

@@ -99,6 +99,8 @@ class Source:
       unread: names of columns of the dataset that are neither read as fields nor used otherwise, such as 'infos/qpos'.
       decodes_images: whether training in memory decodes images that `read` yields as files, such as JPEG, once rather
         than for each batch; see `keep_images_encoded`.
+      descriptions: descriptions of fields by their paths, for formats that have encodings, classes and texts of fields;
+        see the operation `describe` of mappings.
       count: function that returns the number of episodes, for which it may read a small part of the dataset; None if
         the episodes can only be read from the first one.
       identity: the files and options from which `read` was made; see `identify`.
@@ -120,6 +122,7 @@ class Source:
     assumed_fields: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     decodes_images: bool = False
+    descriptions: Mapping[str, Any] = field(default_factory=dict, repr=False)
     identity: Identity | None = field(default=None, repr=False, compare=False)
     version: str | None = None
 

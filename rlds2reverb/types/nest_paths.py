@@ -31,7 +31,8 @@ def find_leaves(nest: Any, fields: str | Sequence[str] | None) -> list[tuple[Key
     if fields is None:
         starts: list[Keys] = [()]
     else:
-        starts = [_find(nest, path) for path in ([fields] if isinstance(fields, str) else fields)]
+        paths = [fields] if isinstance(fields, str) else fields
+        starts = [find_part(nest, path, owner="the observation") for path in paths]
         if not starts:
             raise ValueError("fields must contain at least one path, got none; use None for the whole observation")
     found: dict[Keys, bool] = {}
@@ -70,6 +71,31 @@ def get_part(nest: Any, keys: Keys) -> Any:
     return nest
 
 
+def find_part(nest: Any, path: Any, *, owner: str = "a step") -> Keys:
+    """Returns the keys of the part of a nest that a path names.
+
+    Args:
+      nest: nest of arrays, specs or spaces.
+      path: the path.
+      owner: noun phrase for the nest, for messages.
+
+    Raises:
+      ValueError: If there is no such path, with a list of those that exist, or if keys that contain dots make it
+        ambiguous.
+    """
+    if not isinstance(path, str):
+        raise ValueError(f"a path must be a string such as 'camera.front', got {path!r}")
+    all_keys = [keys for keys, _ in _walk(nest, ()) if keys]
+    matches = [keys for keys in all_keys if format_path(keys) == path]
+    if not matches:
+        names = [format_path(keys) for keys in all_keys]
+        existing = f"has the paths {', '.join(map(repr, names))}" if names else "is not nested"
+        raise ValueError(f"there is no path {path!r} in {owner}, which {existing}{suggest(path, names)}")
+    if len(matches) > 1:
+        raise ValueError(f"the path {path!r} is ambiguous because keys contain dots, got {matches}; rename the keys")
+    return matches[0]
+
+
 def replace_part(nest: Any, keys: Keys, function: Callable[[Any], Any]) -> Any:
     """Returns a copy of a nest of arrays, specs or spaces in which a function is applied to the part with these keys.
 
@@ -99,7 +125,7 @@ def select_parts(nest: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     """
     chosen: dict[str, Any] = {}
     for path in paths:
-        target, keys = chosen, (path,) if path in nest else _find(nest, path)
+        target, keys = chosen, (path,) if path in nest else find_part(nest, path)
         for key in keys[:-1]:
             target = target.setdefault(key, {})
         target[keys[-1]] = get_part(nest, keys)
@@ -125,20 +151,6 @@ def list_paths(nest: dict[str, Any]) -> list[str]:
 def format_path(keys: Keys) -> str:
     """Returns the path with the given keys."""
     return ".".join(map(str, keys))
-
-
-def _find(nest: Any, path: str) -> Keys:
-    if not isinstance(path, str):
-        raise ValueError(f"a path must be a string such as 'camera.front', got {path!r}")
-    all_keys = [keys for keys, _ in _walk(nest, ()) if keys]
-    matches = [keys for keys in all_keys if format_path(keys) == path]
-    if not matches:
-        names = [format_path(keys) for keys in all_keys]
-        existing = f"has the paths {', '.join(map(repr, names))}" if names else "is not nested"
-        raise ValueError(f"there is no path {path!r} in the observation, which {existing}{suggest(path, names)}")
-    if len(matches) > 1:
-        raise ValueError(f"the path {path!r} is ambiguous because keys contain dots, got {matches}; rename the keys")
-    return matches[0]
 
 
 def _walk(nest: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:

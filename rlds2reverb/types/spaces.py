@@ -47,10 +47,17 @@ def add_bounds(spec: Nest, space: Any, *, of_categories: bool = False) -> Nest:
     if not describes(space, spec) or (of_categories and not is_category):
         return spec
     low, high = (np.asarray(bound, spec.dtype) for bound in action_bounds(space))
-    limits = (-np.inf, np.inf) if spec.dtype.kind == "f" else (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+    limits = find_limits(spec.dtype)
     if (low == limits[0]).all() and (high == limits[1]).all():
         return spec
     return replace(spec, minimum=_shorten(low), maximum=_shorten(high))
+
+
+def find_limits(dtype: np.dtype) -> tuple[Any, Any]:
+    """Returns the minimum and maximum of a dtype, between which a bound is none; of strings, the empty one twice."""
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min, np.iinfo(dtype).max
+    return {"f": (-np.inf, np.inf), "b": (0, 1)}.get(dtype.kind, (b"", b""))
 
 
 def describes(space: Any, spec: ArraySpec) -> bool:
@@ -118,3 +125,32 @@ def make_array_space(spec: ArraySpec, low: Any, high: Any) -> Any:
     shape: Any = spec.shape
     low, high = (np.broadcast_to(np.array(bound, spec.dtype), shape) for bound in (low, high))
     return spaces.Box(low, high, shape, spec.dtype.type)
+
+
+def choose_space(spec: Nest, own: Any = None) -> Any:
+    """Returns a space that contains the values of a spec.
+
+    Args:
+      spec: nest of `ArraySpec`s in dicts and tuples.
+      own: the source's own space, a dict of such spaces, or None. Parts of it that have other shapes or kinds than the
+        spec are ignored, and so are bounds of a different dtype.
+
+    Returns:
+      A `gymnasium.Space`. Parts that the source does not describe are Boxes, with infinite bounds or those of their
+      integer dtype. A string becomes a Text of length 1, whose limits the caller sets.
+    """
+    from gymnasium import spaces
+
+    if isinstance(spec, Mapping):
+        parts = own if isinstance(own, Mapping) else {}
+        return spaces.Dict({key: choose_space(part, parts.get(key)) for key, part in spec.items()})
+    if isinstance(spec, tuple):
+        own_parts = own.spaces if isinstance(own, spaces.Tuple) and len(own.spaces) == len(spec) else [None] * len(spec)
+        return spaces.Tuple([choose_space(part, own_part) for part, own_part in zip(spec, own_parts, strict=True)])
+    if describes(own, spec) and (own.dtype == spec.dtype or not hasattr(own, "low")):
+        return own
+    if spec.dtype == object:
+        return spaces.Text(1)
+    shape: Any = spec.shape
+    dtype: Any = spec.dtype.type
+    return spaces.Box(*find_limits(spec.dtype), shape, dtype)

@@ -19,8 +19,10 @@ HOPPER = "d4rl/hopper_medium-v2.hdf5"
 
 @pytest.mark.slow
 def test_files_are_those_of_write_dataset(data, tmp_path):
-    options = {"shard_bytes": 120_000, "features": {"observation": {"name": "observation/state"}}}
-    expected = write_dataset(data / HOPPER, tmp_path / "plain/hopper/1.0.0", format="rlds", **options)
+    mapping, options = {"rename": {"observation": "observation.state"}}, {"shard_bytes": 120_000}
+    mapped = load(data / HOPPER, mapping=mapping)
+    expected = write_dataset(mapped, tmp_path / "plain/hopper/1.0.0", format="rlds", **options)
+    options["mapping"] = mapping
     got = prepare_with_beam(
         data / HOPPER, tmp_path / "beam/hopper/1.0.0", beam_options=make_options(slice_bytes=150_000), **options
     )
@@ -71,8 +73,11 @@ def test_path_that_exists_raises(data, tmp_path):
 
 @pytest.mark.slow
 def test_metadata_and_images_are_those_of_write_dataset(data, tmp_path):
-    path, options = data / "formats/rlds/a2/openx_boundary/1.0.0", {"features": {"observation/image": "png"}}
-    write_dataset(path, tmp_path / "plain/arm/1.0.0", format="rlds", **options)
+    path, options = (
+        data / "formats/rlds/a2/openx_boundary/1.0.0",
+        {"mapping": {"describe": {"observation.image": "png"}}},
+    )
+    write_dataset(load(path, **options), tmp_path / "plain/arm/1.0.0", format="rlds")
     prepare_with_beam(path, tmp_path / "beam/arm/1.0.0", beam_options=make_options(slice_bytes=150_000), **options)
     assert_same_files(tmp_path / "beam", tmp_path / "plain")
     assert "file_path" in load(tmp_path / "beam/arm/1.0.0").first_episode.metadata["episode_metadata"]

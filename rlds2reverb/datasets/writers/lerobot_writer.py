@@ -25,6 +25,7 @@ from ..readers.json_files import parse_object
 from ..readers.lerobot_meta import BOOKKEEPING, DONE, FEATURE_NAMES, OWN_FILE, REWARD, TASK, TRUNCATED
 from ..source import Source
 from ..steps.image_files import encode_png
+from ..task_texts import TASK_FIELDS, find_task
 from .lerobot_statistics import Statistics, summarize_columns
 from .written_episodes import has_tuple, make_refusal, require_log_fields
 
@@ -38,7 +39,6 @@ CHUNKS_SIZE = 1000
 ROW_GROUP_BYTES = 16 << 20
 EPISODES_PER_GROUP = 500
 _IMAGE_CHANNELS = (1, 3, 4)
-_TASK_FIELDS = (TASK, "language_instruction", "natural_language_instruction")
 _MAX_DIMENSIONS = 5
 #: Maximum difference between a timestamp and that of a constant rate, as in LeRobot.
 _MAX_CHANGE_SECS = 1e-4
@@ -235,19 +235,7 @@ def _make_column(path: tuple[str, ...], spec: ArraySpec, *, video: bool) -> Colu
 def _choose_task(step_spec: Mapping[str, Nest]) -> str | None:
     """Returns the name of the step field that is the text of a task, or None."""
     text = ArraySpec((), np.dtype(object))
-    return next((name for name in _TASK_FIELDS if step_spec.get(name) == text), None)
-
-
-def _find_task(episode: Episode, source: Source) -> np.ndarray:
-    """Returns the text of the task in each step, which may be in a nest of it, in the episode, or in the metadata.
-
-    It is empty if nothing names the task.
-    """
-    texts = [(path, column) for path, column in episode.columns if column.ndim == 1]
-    texts += [(path, value) for path, value in leaves(episode.metadata) if not value.ndim]
-    texts += [((key,), np.array(value, object)) for key, value in source.metadata.items() if isinstance(value, str)]
-    found = [column for name in _TASK_FIELDS for path, column in texts if path[-1] == name and column.dtype == object]
-    return np.broadcast_to(found[0] if found else np.array("", object), episode.num_steps)
+    return next((name for name in TASK_FIELDS if step_spec.get(name) == text), None)
 
 
 def _to_texts(column: np.ndarray, where: str) -> list[str]:
@@ -291,7 +279,7 @@ class _Files:
           directory: the directory to create.
           columns: all columns.
           fps: rows per second.
-          task: name of the step field that is the text of the task, or None; see `_find_task`.
+          task: name of the step field that is the text of the task, or None; see `find_task`.
           source: the source of the episodes.
         """
         self._meta = directory / "meta"
@@ -315,7 +303,7 @@ class _Files:
         num_rows = episode.num_steps
         where = f"episode {episode.index}"
         values = dict(episode.columns)
-        text = _find_task(episode, self._source) if self._task is None else episode.steps[self._task]
+        text = find_task(episode, self._source.metadata) if self._task is None else episode.steps[self._task]
         texts = _to_texts(text, f"{where}: step['{self._task or TASK}']")
         rows = {column.name: values[column.path] for column in self._columns if column.path}
         for column in self._columns:

@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rlds2reverb.types.nest_paths import Keys, find_leaves, get_part, replace_part
-from rlds2reverb.types.spaces import add_bounds, describes
-from rlds2reverb.types.specs import ArraySpec, Nest
-
-
-def choose_space(spec: Nest, own: Any = None) -> Any:
-    """Returns a space that contains the values of a spec.
-
-    Args:
-      spec: nest of `ArraySpec`s in dicts and tuples.
-      own: the source's own space, a dict of such spaces, or None. Parts of it that have other shapes or kinds than the
-        spec are ignored, and so are bounds of a different dtype.
-
-    Returns:
-      A `gymnasium.Space`. Parts that the source does not describe are Boxes, with infinite bounds or those of their
-      integer dtype. A string becomes a Text of length 1, whose limits the caller sets.
-    """
-    from gymnasium import spaces
-
-    if isinstance(spec, Mapping):
-        parts = own if isinstance(own, Mapping) else {}
-        return spaces.Dict({key: choose_space(part, parts.get(key)) for key, part in spec.items()})
-    if isinstance(spec, tuple):
-        own_parts = own.spaces if isinstance(own, spaces.Tuple) and len(own.spaces) == len(spec) else [None] * len(spec)
-        return spaces.Tuple([choose_space(part, own_part) for part, own_part in zip(spec, own_parts, strict=True)])
-    if describes(own, spec) and (own.dtype == spec.dtype or not hasattr(own, "low")):
-        return own
-    if spec.dtype == object:
-        return spaces.Text(1)
-    shape: Any = spec.shape
-    dtype: Any = spec.dtype.type
-    if spec.dtype.kind == "b":
-        return spaces.Box(0, 1, shape, dtype)
-    if spec.dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, shape, dtype)
-    limits = np.iinfo(spec.dtype)
-    return spaces.Box(limits.min, limits.max, shape, dtype)
+from rlds2reverb.types.spaces import add_bounds
+from rlds2reverb.types.specs import ArraySpec
 
 
 def map_space(function: Callable[[Any, Keys], Any], space: Any) -> Any:

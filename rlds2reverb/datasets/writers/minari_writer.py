@@ -21,6 +21,7 @@ from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
 from rlds2reverb.types.episodes import Episode
 from rlds2reverb.types.nest_paths import Keys
+from rlds2reverb.types.spaces import choose_space
 from rlds2reverb.types.specs import Nest, leaves, map_structure, path_name
 
 from ..readers import minari
@@ -29,7 +30,7 @@ from ..readers.json_files import parse_object
 from ..source import Source
 from ..steps.image_files import encode_png
 from .hdf5_output import create_hdf5
-from .minari_spaces import choose_space, map_space
+from .minari_spaces import map_space
 from .written_episodes import has_tuple, make_refusal, require_log_fields, select_extras
 
 _VERSIONED_NAME = re.compile(r"[A-Za-z0-9_\-]+-v\d+")

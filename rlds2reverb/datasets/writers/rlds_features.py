@@ -1,66 +1,54 @@
-"""Descriptions of the features of written RLDS datasets: names, image encodings, texts, classes, and documentation."""
+"""Descriptions of the features of written RLDS datasets: image encodings, texts, classes, and documentation."""
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlds2reverb.errors import SourceError
 from rlds2reverb.system.text import suggest
-from rlds2reverb.types import fields
+from rlds2reverb.types.nest_paths import format_path
 from rlds2reverb.types.specs import ArraySpec, Nest, describe, leaves
 
-#: Descriptions by the path of a field of the source, such as `observation/image`; see `writing.write_dataset`.
+#: Descriptions by the path of a field, such as `observation.image`; see `Source.descriptions`.
 Features = Mapping[str, Mapping[str, Any]]
 
 #: Numbers of channels of the images that can be encoded.
 _CHANNELS = {"png": (1, 3, 4), "jpeg": (1, 3)}
 TEXT = "text"
-ENCODING, DESCRIPTION, NAME, CLASSES = "encoding", "description", "name", "classes"
-_KEYS = (ENCODING, DESCRIPTION, NAME, CLASSES)
+ENCODING, DESCRIPTION, CLASSES = "encoding", "description", "classes"
+_KEYS = (ENCODING, DESCRIPTION, CLASSES)
 #: The files that begin with these bytes.
 _SIGNATURES = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff"}
-
-
-def read_features(path: Path) -> dict[str, Any]:
-    """Returns the descriptions in a JSON file; raises `ValueError` if it is not a JSON object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must contain an object of descriptions by field, got a {type(content).__name__}")
-    return content
 
 
 def require_features(features: Mapping[str, Any], step_spec: Nest) -> Features:
     """Returns descriptions, in which an encoding alone may stand for a dict, after checking them.
 
     Raises:
-      SourceError: If there is no such field, it cannot have the encoding or the classes, or the names of the written
-        fields contradict each other.
+      SourceError: If there is no such field, or it cannot have the encoding or the classes.
       ValueError: If a description is neither an encoding nor a dict of these.
     """
-    specs = {"/".join(map(str, path)): spec for path, spec in leaves(dict(step_spec))}
+    specs = {format_path(path): spec for path, spec in leaves(dict(step_spec))}
     checked: dict[str, Mapping[str, Any]] = {}
     for name, value in features.items():
         entry = {ENCODING: value} if isinstance(value, str) else value
         texts = [text for key, text in entry.items() if key != CLASSES] if isinstance(entry, Mapping) else [None]
         if not all(isinstance(text, str) for text in texts) or not set(entry) <= set(_KEYS):
-            raise ValueError(f"features[{name!r}] must be an encoding or a dict of {', '.join(_KEYS)}, got {value!r}")
+            raise ValueError(
+                f"the description of {name!r} must be an encoding or a dict of {', '.join(_KEYS)}, got {value!r}"
+            )
         if name not in specs:
-            raise SourceError(f"features describe {name!r}, which is no field of the steps{suggest(name, list(specs))}")
+            raise SourceError(
+                f"there is a description of {name!r}, which is no field of the steps{suggest(name, list(specs))}"
+            )
         if ENCODING in entry:
             _require_encoding(name, entry[ENCODING], specs[name])
         if CLASSES in entry:
             _require_classes(name, entry, specs[name])
         checked[name] = entry
-    _require_names(checked, list(specs))
     return checked
 
 
@@ -76,46 +64,6 @@ def _require_classes(name: str, entry: Mapping[str, Any], spec: ArraySpec) -> No
         raise SourceError(
             f"{name!r} must be one integer per step, without an encoding, to have classes, got {describe(spec)}"
         )
-
-
-def _require_names(features: Features, names: Sequence[str]) -> None:
-    """Raises `SourceError` unless the written fields have different paths and are those of RLDS steps."""
-    written: dict[str, str] = {}
-    for name in names:
-        new = features.get(name, {}).get(NAME, name)
-        roots = {path.split("/")[0] for path in (name, new)}
-        if new != name and (not all(new.split("/")) or roots & set(fields.STEP_FIELDS[2:])):
-            raise SourceError(
-                f"{name!r} cannot be named {new!r}: names must be paths such as 'observation/image', and "
-                f"{', '.join(fields.STEP_FIELDS[2:])} keep theirs"
-            )
-        if new in written:
-            raise SourceError(f"{written[new]!r} and {name!r} would both be named {new!r}; choose different names")
-        written[new] = name
-    for new, name in written.items():
-        if group := next((other for other in written if other.startswith(f"{new}/")), None):
-            raise SourceError(f"{name!r} cannot be named {new!r}, which contains {group!r}; choose a different name")
-    for required in fields.STEP_FIELDS[:2]:
-        if not any(new.split("/")[0] == required for new in written):
-            raise SourceError(
-                f"every step requires {required!r}; name one of its fields {required!r} or '{required}/...'"
-            )
-
-
-def rename_fields(nest: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """Returns a nest of dicts, with the fields of the source, in which the fields have the names of the features."""
-    renamed: dict[str, Any] = {}
-
-    def insert(part: Any, path: str) -> None:
-        if isinstance(part, Mapping) and part:
-            for key, inner in part.items():
-                insert(inner, f"{path}/{key}" if path else key)
-            return
-        *groups, last = features.get(path, {}).get(NAME, path).split("/")
-        functools.reduce(lambda nest, key: nest.setdefault(key, {}), groups, renamed)[last] = part
-
-    insert(nest, "")
-    return renamed
 
 
 def _require_encoding(name: str, encoding: str, spec: ArraySpec) -> None:

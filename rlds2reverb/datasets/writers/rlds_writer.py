@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from rlds2reverb.errors import SourceError
 from rlds2reverb.reverb.wire import tfrecords
 from rlds2reverb.types import fields
 from rlds2reverb.types.episode_batches import EpisodeBatch
-from rlds2reverb.types.spaces import make_array_space
-from rlds2reverb.types.specs import ArraySpec, Nest, leaves, map_structure, path_name
+from rlds2reverb.types.specs import Nest, leaves, path_name
 
 from ..readers.rlds import EPISODE_FIELDS
 from ..source import Source
-from .minari_spaces import choose_space
-from .rlds_features import NAME, Features, rename_fields, require_features
+from .rlds_features import Features, require_features
 from .tf_examples import encode_episode, make_features
 from .written_episodes import has_tuple, make_refusal, require_plain_names
 
@@ -42,7 +39,6 @@ def write_rlds(
     *,
     location: Path,
     shard_bytes: int = SHARD_BYTES,
-    features: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes episodes to a new directory, as the split 'train'.
 
@@ -52,10 +48,9 @@ def write_rlds(
       directory: the directory to create.
       batches: the episodes.
       step_spec: spec of a step, without tuples.
-      source: the source of the episodes, which provides the values for `metadata.json`.
+      source: the source of the episodes, which provides the values of `metadata.json` and descriptions of features.
       location: final path of the directory, from which the name and version of the dataset are taken.
       shard_bytes: size from which a new file is started.
-      features: see `write_dataset`.
 
     Raises:
       SourceError: If TFDS cannot represent the spec, or a described feature does not fit its field.
@@ -63,7 +58,7 @@ def write_rlds(
     """
     metadata_spec = source.episode_metadata_spec
     require_rlds_spec(step_spec, metadata_spec)
-    described = require_features(features or {}, step_spec)
+    described = require_features(source.descriptions, step_spec)
     directory.mkdir()
     shards = _write_shards(directory, encode_records(batches, step_spec, metadata_spec, described), shard_bytes)
     finish_rlds(directory, shards, step_spec, source, location=location, features=described)
@@ -100,24 +95,9 @@ def finish_rlds(
     for number, (path, _, _) in enumerate(shards):
         shutil.move(path, directory / f"{name}-{_SPLIT}.tfrecord-{number:05d}-of-{len(shards):05d}")
     make_features(step_spec, features, source.episode_metadata_spec).save_config(directory)
-    if metadata := replace(source, **_rename_spaces(source, step_spec, features)).full_metadata:
+    if metadata := source.full_metadata:
         _save_json(directory / "metadata.json", metadata)
     _save_json(directory / "dataset_info.json", info)
-
-
-def _rename_spaces(source: Source, step_spec: Mapping[str, Nest], features: Features) -> dict[str, Any]:
-    """Returns the spaces of a source whose parts have the names of the written fields, if any field is renamed."""
-    if not any(NAME in entry for entry in features.values()):
-        return {}
-
-    def make_own_space(spec: ArraySpec) -> Any:
-        return None if spec.minimum is None else make_array_space(spec, spec.minimum, spec.maximum)
-
-    spec = rename_fields(step_spec, features)
-    own = map_structure(make_own_space, spec)
-    spaces = {"action_space": fields.ACTION, "observation_space": fields.OBSERVATION}
-    known = {name: field for name, field in spaces.items() if getattr(source, name) is not None}
-    return {name: choose_space(spec[field], own[field]) for name, field in known.items()}
 
 
 def _choose_name(location: Path) -> tuple[str, str]:

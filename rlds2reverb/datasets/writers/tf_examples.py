@@ -17,6 +17,7 @@ import numpy as np
 from rlds2reverb.reverb.wire.protobuf import delimited, delimited_head, fill, varint, varints
 from rlds2reverb.types import fields
 from rlds2reverb.types.episodes import Episode, list_metadata
+from rlds2reverb.types.nest_paths import format_path
 from rlds2reverb.types.specs import ArraySpec, Nest, leaves
 
 from ..readers.rlds import EPISODE_FIELDS, UNKNOWN_SEED
@@ -24,12 +25,10 @@ from .rlds_features import (
     CLASSES,
     DESCRIPTION,
     ENCODING,
-    NAME,
     TEXT,
     Features,
     encode_images,
     make_feature,
-    rename_fields,
     require_labels,
 )
 
@@ -50,7 +49,7 @@ def make_features(
 
     def convert(nest: Any, path: str) -> Any:
         if isinstance(nest, Mapping):
-            return {name: convert(inner, f"{path}/{name}" if path else name) for name, inner in nest.items()}
+            return {name: convert(inner, f"{path}.{name}" if path else name) for name, inner in nest.items()}
         entry = described.get(path, {})
         feature = make_feature(nest, entry)
         if feature is None:
@@ -60,8 +59,8 @@ def make_features(
             feature._doc = tfds.features.Documentation(desc=text)
         return feature
 
-    steps = tfds.features.Dataset(rename_fields(convert(step_spec, ""), described))
-    metadata = {name: convert(nest, f"/{name}") for name, nest in metadata_spec.items()}
+    steps = tfds.features.Dataset(convert(step_spec, ""))
+    metadata = {name: convert(nest, f".{name}") for name, nest in metadata_spec.items()}
     attributes = {name: tfds.features.Tensor(shape=(), dtype=dtype) for name, dtype in EPISODE_FIELDS.items()}
     return tfds.features.FeaturesDict({**metadata, fields.STEPS: steps, **attributes})
 
@@ -80,7 +79,7 @@ def encode_episode(episode: Episode, step_spec: Nest, described: Features, metad
     """Returns an episode with the features of `make_features` as a serialised `tf.train.Example`."""
     features = []
     for (path, column), (_, spec) in zip(episode.columns, leaves(step_spec), strict=True):
-        name = "/".join(path)
+        name = format_path(path)
         entry = described.get(name, {})
         encoding = entry.get(ENCODING, TEXT)
         if CLASSES in entry:
@@ -90,7 +89,7 @@ def encode_episode(episode: Episode, step_spec: Nest, described: Features, metad
         else:
             files = encode_images(column, encoding, name)
             encoded = delimited(_BYTES_LIST, b"".join(delimited(1, file) for file in files))
-        features.append(_encode_feature(f"{fields.STEPS}/{entry.get(NAME, name)}", encoded))
+        features.append(_encode_feature("/".join([fields.STEPS, *path]), encoded))
     for name, array in list_metadata(episode, metadata_spec).items():
         encoding = _choose_encoding(ArraySpec(array.shape, array.dtype))
         features.append(_encode_feature(name, _encode_column(array[None], encoding)))

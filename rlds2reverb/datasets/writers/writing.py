@@ -32,7 +32,7 @@ OnInvalid = Literal["error", "skip_episode", "keep"]
 #: The limits of each format.
 FORMAT_LIMITS = {
     "d4rl": FormatLimits("D4RL", write_d4rl, has_episodes=False),
-    "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes", "features"), has_discounts=True),
+    "rlds": FormatLimits("RLDS", write_rlds, ("shard_bytes",), has_discounts=True, has_descriptions=True),
     "minari": FormatLimits("Minari", write_minari, layouts=(True,)),
     "lerobot": FormatLimits(
         "LeRobot", write_lerobot, ("recompute_discounts", "lerobot_version", "fps", "video"), layouts=(False,)
@@ -105,7 +105,6 @@ def write_dataset(
     on_invalid: OnInvalid = "error",
     recompute_discounts: bool = False,
     shard_bytes: int | None = None,
-    features: Mapping[str, Any] | None = None,
     lerobot_version: str | None = None,
     fps: float | None = None,
     video: bool = False,
@@ -142,17 +141,6 @@ def write_dataset(
         those that these formats imply: 0 for the transition into a terminal state and for the terminal step, 1
         everywhere else.
       shard_bytes: RLDS only: size in bytes from which the next episode starts a new file; 256 MB by default.
-      features: RLDS only: descriptions of fields by their path in the source, such as `observation/image`: an encoding,
-        or a dict of any of these:
-
-        - 'encoding': 'png' and 'jpeg' (quality 95, with loss) for images, which become TFDS's `Image`, and 'text' for
-          strings, which become `Text`. Images that `load(..., image_decoding=False)` left encoded are stored as they
-          are, without loss;
-        - 'name': path under which the field is written, such as `observation/front`, or `observation/state` for
-          observations in a single array;
-        - 'classes': names of the classes that a field of integers counts from 0, which becomes TFDS's `ClassLabel`, an
-          int64; -1 stands for an unknown class;
-        - 'description': text in TFDS's documentation of the field.
       lerobot_version: LeRobot only: 'v3.0' (the default) or 'v2.1'.
       fps: LeRobot only: rows per second, from which timestamps are made; by default `fps` in the metadata of the
         source, or else 30.
@@ -184,7 +172,6 @@ def write_dataset(
     options = {
         "recompute_discounts": recompute_discounts or None,
         "shard_bytes": shard_bytes,
-        "features": features,
         "lerobot_version": lerobot_version,
         "fps": fps,
         "video": video or None,

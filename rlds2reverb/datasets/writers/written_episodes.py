@@ -34,6 +34,7 @@ class FormatLimits:
       options: the options of `write_dataset` that apply to the format.
       has_discounts: whether it stores discounts, the action and reward of the last step, and episodes of a single step.
         If False, discounts follow from the terminal flag.
+      has_descriptions: whether it stores `Source.descriptions`.
       has_episodes: whether it stores each episode on its own, with the extra fields of the last step, and every episode
         can be unterminated, rather than the last one only.
       layouts: whether a dataset has final observations: True for always, False for never. If both are possible, it has
@@ -44,6 +45,7 @@ class FormatLimits:
     write: Callable[..., tuple[str, ...] | None]
     options: tuple[str, ...] = ("recompute_discounts",)
     has_discounts: bool = False
+    has_descriptions: bool = False
     has_episodes: bool = True
     layouts: tuple[bool, ...] = (True, False)
 
@@ -58,11 +60,15 @@ class FormatLimits:
         )
 
     def describe_lost_metadata(self, source: Source) -> tuple[str, ...]:
-        """Returns a sentence about fields of the episodes for which the format has no place, or ()."""
+        """Returns sentences about fields of the episodes and descriptions for which the format has no place."""
+        sentences = []
         names = ["/".join(path) for path, _ in leaves(source.episode_metadata_spec)]
-        if self.has_episodes or not names:
-            return ()
-        return (f"{self.name} has no place for the fields {', '.join(names)} of an episode, which are not written",)
+        if names and not self.has_episodes:
+            fields = ", ".join(names)
+            sentences.append(f"{self.name} has no place for the fields {fields} of an episode, which are not written")
+        if source.descriptions and not self.has_descriptions:
+            sentences.append(f"{self.name} has no place for the descriptions of {', '.join(source.descriptions)}")
+        return tuple(sentences)
 
 
 def choose_layouts(source: Source, limits: FormatLimits) -> tuple[bool, ...]:

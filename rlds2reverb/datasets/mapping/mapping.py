@@ -1,0 +1,171 @@
+"""`DatasetMapping`, a declared list of changes of a dataset, which `load` applies to any format."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlds2reverb.errors import ArgumentError, SourceError
+from rlds2reverb.system.text import advise, format_columns
+from rlds2reverb.types import fields
+from rlds2reverb.types.nest_paths import format_path
+from rlds2reverb.types.specs import Nest, describe, leaves
+
+from ..source import Source, identify_step
+from .episode_operations import EPISODE_OPERATIONS
+from .field_operations import FIELD_OPERATIONS
+from .mapped_source import MappedSource
+from .value_operations import VALUE_OPERATIONS
+
+
+def describe_features(dataset: MappedSource, described: Mapping[str, Any]) -> MappedSource:
+    """Describes fields for formats that have encodings, classes and texts: `{path: description}`."""
+    for path in described:
+        dataset.get_leaf(path)
+    return dataset.replace(descriptions={**dataset.source.descriptions, **described})
+
+
+#: The operations by name: functions of a dataset and the value in the mapping.
+OPERATIONS: dict[str, Callable[[MappedSource, Any], MappedSource]] = {
+    **EPISODE_OPERATIONS,
+    **FIELD_OPERATIONS,
+    **VALUE_OPERATIONS,
+    "describe": describe_features,
+}
+_LISTS = ("drop",)
+
+
+@dataclass(frozen=True)
+class DatasetMapping:
+    """Operations, applied in order; see docs/preprocessing.md.
+
+    Attributes:
+      text: the name and the value of each, as JSON.
+    """
+
+    text: str
+
+    @classmethod
+    def parse(cls, value: Any) -> DatasetMapping:
+        """Returns a mapping from a path of a YAML or JSON file, or from its content; a mapping is returned unchanged.
+
+        The content is a dict of values by the names of operations, or a list of such dicts, in which an operation may
+        occur several times.
+
+        Raises:
+          ArgumentError: If an operation is unknown, or its value is of the wrong kind.
+          FileNotFoundError: If there is no such file.
+          ImportError: If the file is YAML, and PyYAML is not installed.
+        """
+        if isinstance(value, DatasetMapping):
+            return value
+        if isinstance(value, (str, Path)):
+            value = _read(Path(value).expanduser())
+        parts = value if isinstance(value, list) else [value]
+        if not parts or not all(isinstance(part, Mapping) and part for part in parts):
+            raise ArgumentError(f"must be operations by name, or a list of them, got {value!r:.200}", about="mapping")
+        pairs = [(name, content) for part in parts for name, content in part.items()]
+        for name, content in pairs:
+            if name not in OPERATIONS:
+                raise ArgumentError(f"has no operation {name!r}{advise(str(name), OPERATIONS)}", about="mapping")
+            kind, noun = (list, "a list of paths") if name in _LISTS else (Mapping, "names and values")
+            if not isinstance(content, kind) or not content:
+                raise ArgumentError(f"must have {noun} under {name!r}, got {content!r:.200}", about="mapping")
+        try:
+            return cls(json.dumps(pairs))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"must consist of names, numbers, texts and lists ({error})", about="mapping"
+            ) from error
+
+    def apply(self, source: Source) -> Source:
+        """Returns the changed dataset, whose statistics contain the table of its fields as `mapping`.
+
+        Raises:
+          SourceError: If a field does not exist or does not fit an operation, or an action or observation is missing
+            at the end.
+        """
+        dataset = before = MappedSource.open(source)
+        operations = json.loads(self.text)
+        for name, value in operations:
+            try:
+                dataset = OPERATIONS[name](dataset, value)
+            except SourceError as error:
+                raise SourceError(f"{name}: {error}", about="mapping") from error
+        for required in (fields.OBSERVATION, fields.ACTION, fields.REWARD):
+            if required not in dataset.spec:
+                raise SourceError(
+                    f"must leave a field {required!r}; the fields are {', '.join(sorted(dataset.spec))}",
+                    about="mapping",
+                )
+        rows = make_table(before.spec, dataset.spec)
+        statistics = {**source.statistics, "mapping": [*source.statistics.get("mapping", []), *rows]}
+        options = ["mapping", operations, dict(source.full_metadata)]
+        return identify_step(source, replace(dataset.source, statistics=statistics), options)
+
+
+def make_table(before: Nest, after: Nest) -> list[list[str]]:
+    """Returns the path of each field in the order of the alphabet, and its dtype and shape before and after, or ''."""
+    specs = [{format_path(keys): describe(spec) for keys, spec in leaves(nest)} for nest in (before, after)]
+    names = sorted({*specs[0], *specs[1]} - set(fields.STEP_FIELDS[3:]))
+    return [[name, *(of_spec.get(name, "") for of_spec in specs)] for name in names]
+
+
+def describe_mapping(statistics: Mapping[str, Any]) -> str:
+    """Returns the table of the fields before and after, from the statistics of a mapped dataset; '' without one."""
+    rows = statistics.get("mapping", ())
+    return format_columns(("field", "before the mapping", "after it"), rows) if rows else ""
+
+
+def _read(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix.lower() == ".json":
+            return json.loads(text, object_pairs_hook=_make_dict)
+        return _parse_yaml(text)
+    except ImportError as error:
+        raise ImportError(f"{path} requires PyYAML ({error}); install it, or write the mapping as .json") from error
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"cannot be read from {path} ({error})", about="mapping") from error
+
+
+def _make_dict(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    made: dict[Any, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"{name!r} occurs twice; use a list of operations to apply one again")
+        made[name] = value
+    return made
+
+
+def _parse_yaml(text: str) -> Any:
+    """Returns the content of YAML, whose numbers are those of JSON, so that 10:20 is a text and 1e-3 a number."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """The safe loader of PyYAML with the numbers of JSON, which refuses keys that occur twice."""
+
+    numbers = {"int": r"[-+]?\d+$", "float": r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$"}
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in numbers]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for name, pattern in numbers.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(pattern), list("-+.0123456789"))
+
+    def construct(loader: Any, node: Any) -> dict[Any, Any]:
+        loader.flatten_mapping(node)
+        return _make_dict(
+            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+            for key, value in node.value
+        )
+
+    Loader.add_constructor("tag:yaml.org,2002:map", construct)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
