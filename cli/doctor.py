@@ -12,7 +12,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
@@ -47,6 +47,8 @@ _OPTIONAL = {
     "apache-beam": ("beam", "to convert on Apache Beam"),
     "ray": ("ray", "to train on a cluster"),
 }
+#: The first version of TensorFlow that works with NumPy 2.
+_FIRST_WITH_NUMPY_2 = (2, 18)
 #: Programs that use each library once and print the result. With an unsuitable tensorflow-metadata, TFDS imports as an
 #: empty module; without importlib_resources, it cannot prepare datasets.
 _TRIALS = {
@@ -141,12 +143,30 @@ def _check_versions() -> Iterator[Finding]:
     if {"tensorflow", "tensorflow-cpu"} <= versions.keys():
         fix = "pip uninstall tensorflow tensorflow-cpu, then install one of them"
         yield Finding("tensorflow and tensorflow-cpu", "broken", "both are installed", fix)
+    yield from _check_pairs(versions)
     for name, (extra, purpose) in _OPTIONAL.items():
         if optional := _find_version(name):
             yield Finding(f"{name} (optional)", "ok", optional)
         else:
             needed = f"not installed; needed {purpose}"
             yield Finding(f"{name} (optional)", "note", needed, install_command(extra))
+
+
+def _check_pairs(versions: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields a finding for each pair of installed packages that do not work together."""
+    tensorflow = versions.get("tensorflow", versions.get("tensorflow-cpu", "99"))
+    numpy = versions.get("numpy", "0")
+    if _read_version(numpy) >= (2, 0) and _read_version(tensorflow) < _FIRST_WITH_NUMPY_2:
+        result = f"NumPy {numpy} does not work with TensorFlow {tensorflow}, which was built for NumPy 1"
+        yield Finding("numpy and tensorflow", "broken", result, 'pip install "numpy<2"')
+    if tensorflow != "99" and (triton := _find_version("triton")):
+        result = f"triton {triton}, of a PyTorch for GPUs, can crash in a process that has loaded TensorFlow before it"
+        fix = "begin programs that use both with `import triton`, or install PyTorch for CPUs (docs/versions.md)"
+        yield Finding("torch and tensorflow", "note", result, fix)
+
+
+def _read_version(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _find_version(name: str) -> str | None:

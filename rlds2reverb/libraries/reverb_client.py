@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import reverb
+from .versions import describe_missing_reverb
+
+try:
+    import reverb
+except ModuleNotFoundError as error:
+    raise ImportError(describe_missing_reverb("the client of Reverb")) from error
 
 
 def make_client(address: str) -> reverb.Client:

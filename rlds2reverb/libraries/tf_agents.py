@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tf_agents
-from tf_agents.replay_buffers import reverb_utils
 
-from .versions import require_tested
+from .versions import describe_missing_reverb, require_tested
+
+try:
+    from tf_agents.replay_buffers import reverb_utils
+except ModuleNotFoundError as error:
+    raise ImportError(describe_missing_reverb("writing through the observers of TF-Agents")) from error
 
 if TYPE_CHECKING:
     from rlds2reverb.adders.trajectory_windows import Padding

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+from rlds2reverb.system.installation import install_command
+
 #: PEP 440 specifiers, one of which a version must match; the last one contains the recommended version.
 TESTED_VERSIONS: dict[str, tuple[str, ...]] = {
     "tensorflow": ("==2.15.*", ">=2.19,<2.22"),
@@ -20,6 +24,14 @@ def is_tested(library: str, installed: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return any(SpecifierSet(specifier).contains(installed) for specifier in TESTED_VERSIONS[library])
+
+
+def describe_missing_reverb(feature: str) -> str:
+    """Returns the message about a feature that requires dm-reverb in the Python of this process."""
+    advice = f"run {install_command('dm-reverb')}"
+    if sys.version_info >= (3, 12):
+        advice = "use Python 3.10 or 3.11, or ingest and sample_dataset, which work without it"
+    return f"{feature} requires dm-reverb, which exists for Linux on x86-64 and Python up to 3.11; {advice}"
 
 
 def require_tested(library: str, installed: str, *, feature: str) -> None:

@@ -10,10 +10,13 @@ import configparser
 import difflib
 import functools
 import inspect
+import traceback
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import lazy_loader
 
 from .text import advise
 
@@ -92,7 +95,8 @@ def require_arguments(
 def explain_missing(get: Callable[[str], Any]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a module, which names the replacement of a class or function of a different library.
 
-    The error is an `ImportError`, because `from module import name` discards the message of an `AttributeError`.
+    Errors are `ImportError`s, because `from module import name` discards the message of an `AttributeError`, also that
+    of a package that does not work with the installed NumPy.
     """
 
     def get_or_explain(name: str) -> Any:
@@ -101,7 +105,10 @@ def explain_missing(get: Callable[[str], Any]) -> Callable[[str], Any]:
         except AttributeError as error:
             if replacement := find_replacement(name):
                 raise ImportError(f"there is no {name}{replacement}") from error
-            raise
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            if place.filename == lazy_loader.__file__:  # The module has no such name.
+                raise
+            raise ImportError(f"{name} cannot be imported: {error} ({place.filename}, line {place.lineno})") from error
 
     return get_or_explain
 

@@ -57,6 +57,17 @@ def test_both_variants_of_tensorflow_are_reported(capsys, versions):
     assert both["fix"].startswith("pip uninstall tensorflow tensorflow-cpu")
 
 
+def test_packages_that_do_not_work_together_are_reported(capsys, versions):
+    versions |= {"tensorflow": "2.15.1", "tensorflow-cpu": None, "numpy": "2.4.1", "triton": "3.8.0"}
+    code, findings = doctor(capsys, "--quick")
+    numpy, torch = findings["numpy and tensorflow"], findings["torch and tensorflow"]
+    assert code == 1 and numpy["state"] == "broken" and numpy["fix"] == 'pip install "numpy<2"'
+    assert torch["state"] == "note" and "`import triton`" in torch["fix"]
+    versions |= {"tensorflow": "2.20.0", "triton": None}
+    code, findings = doctor(capsys, "--quick")
+    assert code == 0 and not {"numpy and tensorflow", "torch and tensorflow"} & findings.keys()
+
+
 def test_a_missing_extra_is_a_note_with_a_fix(capsys, versions):
     versions["mujoco"] = None
     code, findings = doctor(capsys, "--quick")

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from rlds2reverb.libraries.versions import TESTED_VERSIONS, is_tested, require_tested
+from rlds2reverb.libraries.versions import TESTED_VERSIONS, describe_missing_reverb, is_tested, require_tested
+from rlds2reverb.system.replacements import explain_missing
 
 SINCE_KERAS_3 = int(importlib.metadata.version("keras").partition(".")[0]) >= 3
 
@@ -32,6 +33,24 @@ def test_installed_versions_are_tested():
         names = [library, "tensorflow-cpu"] if library == "tensorflow" else [library]
         versions = [found.version for found in importlib.metadata.distributions() if found.name in names]
         assert all(is_tested(library, version) for version in versions), library
+
+
+@pytest.mark.parametrize(("python", "advice"), [((3, 11), "; run "), ((3, 13), "; use Python 3.10 or 3.11, or ingest")])
+def test_missing_reverb_is_explained(monkeypatch, python, advice):
+    monkeypatch.setattr(sys, "version_info", (*python, 0))
+    message = describe_missing_reverb("the client of Reverb")
+    assert message.startswith("the client of Reverb requires dm-reverb, which exists for Linux") and advice in message
+
+
+def test_lazy_import_raises_the_error_of_a_package_that_does_not_work():
+    def get(name):
+        raise AttributeError("_ARRAY_API not found")
+
+    message = r"Learner cannot be imported: _ARRAY_API not found \(.*test_versions.py, line \d+\)"
+    with pytest.raises(ImportError, match=message):
+        explain_missing(get)("Learner")
+    with pytest.raises(ImportError, match="cannot import name 'Lerner'"):
+        exec("from rlds2reverb import Lerner")
 
 
 def run_python(program, **variables):
