@@ -17,6 +17,9 @@ _COMPARISONS = {
 }  # fmt: skip
 #: Functions whose arguments can be exchanged.
 _SYMMETRIC = {"max", "min", "maximum", "minimum", "array_equal", "logical_and", "logical_or", "union1d", "isclose"}
+#: Options that guard against mistakes of programmers, change only what Python prints of an object, or only speed.
+_UNSEEN = {"strict", "frozen", "repr", "copy", "flush", "maxsize"}
+_CLOCKS = {"monotonic", "perf_counter", "time", "sleep"}
 _Edit = tuple[ast.AST, str]
 
 
@@ -48,9 +51,13 @@ class Mutation:
 
 def _find_comparison(node: ast.AST) -> Iterator[_Edit]:
     """Replaces comparisons: `a < b` becomes `a <= b`, `a == b` becomes `a != b`, `a in b` becomes `a not in b`."""
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and not any(map(_reads_clock, ast.walk(node))):
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
         yield node, f"({left} {_COMPARISONS[type(node.ops[0])]} {right})"
+
+
+def _reads_clock(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CLOCKS
 
 
 def _find_constant(node: ast.AST) -> Iterator[_Edit]:
@@ -121,7 +128,11 @@ OPERATIONS: dict[str, Callable[[ast.AST], Iterator[_Edit]]] = {
 
 
 def list_mutations(root: Path, file: str) -> Iterator[Mutation]:
-    """Yields all mutations of a source that can still be compiled, apart from those of type annotations."""
+    """Yields all mutations of a source that can still be compiled, and that a test could fairly notice.
+
+    Left out are type annotations, the text of messages, the options `_UNSEEN`, how long a program sleeps, and what
+    happens at the very moment of a deadline: comparisons with a clock.
+    """
     source = (root / file).read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -150,7 +161,9 @@ def _walk(
         if name in ("annotation", "returns", "type_comment") or isinstance(tree, (ast.JoinedStr, ast.Raise)):
             continue
         for node in value if isinstance(value, list) else [value]:
-            if not isinstance(node, ast.AST):
+            if not isinstance(node, ast.AST) or (isinstance(node, ast.keyword) and node.arg in _UNSEEN):
+                continue
+            if isinstance(node, ast.Expr) and _reads_clock(node.value):
                 continue
             inner = (*scopes, node) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else scopes
             is_value = name in ("defaults", "kw_defaults") or (name == "value" and isinstance(tree, ast.AnnAssign))

@@ -26,7 +26,8 @@ LIMIT = 3
 def scale(rows: int | None, factor=2.0, *, is_shifted=True):
     \"\"\"Adds 1.\"\"\"
     if rows < 0 and is_shifted:
-        check(rows, factor)
+        check(rows, factor, strict=True)
+    time.sleep(1)
     return rows * factor - LIMIT
 """
 
@@ -45,7 +46,7 @@ def test_operations_make_one_change_each(tmp_path):
         "scale.py:scale comparison 0": "if (rows <= 0) and is_shifted:",
         "scale.py:scale constant 0": "if rows < 1 and is_shifted:",
         "scale.py:scale call 0": "pass",
-        "scale.py:scale arguments 0": "check(factor, rows)",
+        "scale.py:scale arguments 0": "check(factor, rows, strict=True)",
         "scale.py:scale sign 0": "return (rows * factor + (LIMIT))",
     }
     assert {name.split()[-2] for name in made} == set(OPERATIONS)
