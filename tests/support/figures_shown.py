@@ -2,7 +2,9 @@
 
 import html
 import re
+import zlib
 
+import numpy as np
 import pytest
 
 from rlds2reverb.training.reports.page import Page
@@ -40,3 +42,44 @@ def read_lines(axes):
 def read_legend(axes):
     """Returns the texts of the legend."""
     return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def describe_figure(figure):
+    """Yields a line on each of the axes of a figure: its texts, and a checksum of limits and of artists' data and styles."""
+    yield _describe(figure.get_size_inches())
+    for axes in figure.axes:
+        titles = [axes.get_title(loc=place) for place in ("left", "center", "right")]
+        legend = read_legend(axes) if axes.get_legend() else []
+        ticks = [label.get_text() for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()]
+        artists = [*axes.lines, *axes.patches, *axes.collections, *axes.images]
+        values = [
+            _describe([*axes.get_xlim(), *axes.get_ylim()]),
+            axes.get_yscale(),
+            *ticks,
+            *map(_describe_artist, artists),
+        ]
+        names = [text for text in (axes.get_xlabel(), axes.get_ylabel(), *titles, *legend) if text]
+        yield f"{len(artists)} artists, {zlib.crc32(repr(values).encode()):08x}: {', '.join(names)}"
+
+
+def _describe_artist(artist):
+    names = ("xydata", "path", "xy", "width", "height", "data", "offsets", "array", "sizes", "paths", "alpha", "color")
+    names += ("facecolor", "linestyle", "linewidth", "marker", "markersize", "drawstyle", "zorder")
+    return [f"{name}={_describe(getattr(artist, f'get_{name}')())}" for name in names if hasattr(artist, f"get_{name}")]
+
+
+def _describe(value):
+    """Returns a text, or a number that depends on each number of a nest of arrays and its place."""
+    if value is None or isinstance(value, str):
+        return str(value)
+    if isinstance(value, (list, tuple)) and any(part is None or isinstance(part, str) for part in value):
+        return ",".join(map(_describe, value))
+    numbers = np.nan_to_num(_flatten(value), posinf=0, neginf=0)
+    return f"{round(float(numbers @ np.linspace(1, 2, len(numbers))), 6) + 0.0:.5g}"
+
+
+def _flatten(value):
+    value = getattr(value, "vertices", value)
+    if isinstance(value, (list, tuple)):
+        return np.concatenate([np.zeros(0), *map(_flatten, value)])
+    return np.ma.filled(np.ma.asarray(value, float), 0).ravel()
