@@ -17,7 +17,7 @@ SEED ?= 0
 PATHS ?= tests
 TESTS := $(BIN)/python -m pytest -q -n 3 --dist worksteal -p no:cacheprovider -p randomly --randomly-seed=$(SEED)
 
-.PHONY: help install dev demo test test-slow test-environments test-torch test-install drill lint types notebooks docs wheel-test bench lock clean
+.PHONY: help install dev demo test test-slow test-environments test-torch test-light test-install drill lint types notebooks docs wheel-test bench lock clean
 
 help:  ## list the targets (default)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -111,6 +111,15 @@ bench: install  ## run the benchmarks against the baselines
 	@$(BIN)/python benchmarks/bench_envs.py
 	@$(BIN)/python benchmarks/bench_sample.py
 	@$(BIN)/python benchmarks/bench_replay.py
+
+build/light/.installed: requirements/light.txt setup.py
+	@rm -rf build/light && "$(PYTHON)" -m venv build/light
+	@build/light/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r $< pytest pytest-timeout
+	@build/light/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
+	@touch $@
+
+test-light: build/light/.installed  ## test the light installation, without TensorFlow and with the newest NumPy (installs it)
+	@build/light/bin/python -m pytest -q -p no:cacheprovider --noconftest tests/test_light_install.py
 
 test-install: install  ## install each documented extra as users do, and import its features (4 GB of downloads)
 	@requirements/install_test.sh "$(PYTHON)"

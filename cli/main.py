@@ -25,6 +25,7 @@ from rlds2reverb.errors import (
     TrackerError,
     TrainingDivergedError,
 )
+from rlds2reverb.system.installation import explain_left_out
 from rlds2reverb.system.signals import Terminated, exit_on_sigint
 from rlds2reverb.system.terminal import outlive_readers
 
@@ -105,7 +106,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return cli.main(args=list(arguments), standalone_mode=False, prog_name="rlds2reverb") or OK
+        with explain_left_out("this command"):
+            return cli.main(args=list(arguments), standalone_mode=False, prog_name="rlds2reverb") or OK
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message())
         return USER_ERROR
@@ -165,7 +167,8 @@ def _explain(error: BaseException, command: click.Command | None) -> tuple[int |
         subject = "the system refused an operation" if error.filename is None else f"cannot use {str(error.filename)!r}"
         return USER_ERROR, f"{subject}: {error.strerror}; check the paths of this command and their permissions"
     if isinstance(error, ImportError):
-        return USER_ERROR, f"{error}; run 'rlds2reverb doctor' to check the installation"
+        advice = "" if "; " in str(error) else "; run 'rlds2reverb doctor' to check the installation"
+        return USER_ERROR, f"{error}{advice}"
     is_known = isinstance(error, (ValueError, OSError, MemoryError, TrackerError))
     return (USER_ERROR if is_known else None), describe_error(error, command)
 

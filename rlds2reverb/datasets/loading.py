@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlds2reverb.errors import ArgumentError, SourceError
+from rlds2reverb.system.installation import explain_left_out
 from rlds2reverb.system.text import list_some, suggest
 from rlds2reverb.types.locations import is_table_directory, server_address
 
@@ -200,7 +201,8 @@ def _open(source: Any, options: dict[str, Any]) -> Source:
     options, part = _separate_slice(options, found)
     require_applicable(options, found.options, found.name)
     opened_ns = time.time_ns()
-    opened = found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
+    with explain_left_out(found.name):
+        opened = found.open(location, **{name: value for name, value in options.items() if name != "autoreset"})
     is_copy = isinstance(source, str) and remote.is_remote(source)  # Each process has its own copy.
     opened = opened if is_copy else _identify(opened, found, location, options, opened_ns)
     return opened if part is None else select_slice(opened, part)

@@ -6,6 +6,12 @@ import importlib.metadata
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+#: Modules of packages that are not in requirements/light.txt.
+_LEFT_OUT = {"google", "grpc", "gymnasium", "matplotlib", "pyarrow", "reverb", "rlds", "tensorboard", "tensorflow",
+             "tensorflow_datasets", "tensorflow_probability", "tf_agents", "tf_keras"}  # fmt: skip
 
 
 def install_command(name: str) -> str:
@@ -22,6 +28,25 @@ def install_command(name: str) -> str:
     pip = f"{python} -m pip" if any(importlib.metadata.distributions(name="pip")) else "uv pip"
     packages = " ".join(map(shlex.quote, _find_requirements(name))) or name
     return f"{pip} install -c <({pip} freeze --exclude-editable) {packages}"
+
+
+@contextmanager
+def explain_left_out(feature: str) -> Iterator[None]:
+    """Raises `ImportError` with a sentence for a package that the light installation leaves out.
+
+    Args:
+      feature: what requires it, such as 'a dataset of TFDS'.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _LEFT_OUT:
+            raise
+        raise ImportError(
+            f"{feature} requires {missing}, which the light installation leaves out; install rlds2reverb with its "
+            "requirements (pip install rlds2reverb)"
+        ) from error
 
 
 def _find_requirements(extra: str) -> list[str]:

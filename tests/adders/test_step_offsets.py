@@ -98,6 +98,26 @@ def test_items_of_lerobot_are_those_of_delta_timestamps(data, name):
             np.testing.assert_array_equal(masks, at == chosen)
 
 
+@pytest.mark.parametrize("name", ["v2.1/c2", "v3.0/c2"])
+def test_frames_of_lerobot_are_those_of_delta_timestamps(data, name):
+    """The frames of an episode, which the tests of the reader compare with those that LeRobot returns, bit for bit."""
+    pytest.importorskip("av")
+    fields = ("front", "wrist")
+    adder = StepOffsets.from_seconds({f"observation.images.{field}": [-0.2, 0, 0.1] for field in fields}, fps=10)
+    num_frames = 0
+    for episode in load(data / "formats/lerobot" / name):
+        items, num_rows = adder(episode).columns, episode.num_steps
+        for field in fields:
+            frames = episode.steps["observation"]["images"][field]
+            for place, offset in enumerate((-2, 0, 1)):
+                at = np.arange(num_rows) + offset
+                chosen = np.clip(at, 0, num_rows - 1)
+                np.testing.assert_array_equal(items["observation"]["images"][field][:, place], frames[chosen])
+                np.testing.assert_array_equal(items["mask"][f"observation.images.{field}"][:, place], at == chosen)
+        num_frames += num_rows
+    assert num_frames == 61
+
+
 def test_only_named_images_are_decoded(data):
     decoded = []
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlds2reverb.errors import ArgumentError
+from rlds2reverb.system.installation import explain_left_out
 from rlds2reverb.system.text import format_bytes, format_facts
 from rlds2reverb.types.arguments import require_count, require_one_of
 from rlds2reverb.types.episodes import ProgressCallback
@@ -191,7 +192,11 @@ def write_dataset(
         build_store(source, steps, num_workers=num_workers, on_progress=on_read)
         source = replace(source, read=open_store(steps, image_decoding=False).read)
     for has_final_steps in choose_layouts(source, limits):
-        with contextlib.suppress(UnknownFinalObservationError), atomic_output(path) as partial:
+        with (
+            contextlib.suppress(UnknownFinalObservationError),
+            explain_left_out(f"the format {format!r}"),
+            atomic_output(path) as partial,
+        ):
             checks: Any = {"on_invalid": on_invalid, "recompute_discounts": recompute_discounts}
             episodes = WrittenEpisodes(source, limits, **checks, progress=progress, has_final_steps=has_final_steps)
             sentences = limits.write(partial, episodes, episodes.step_spec, source, location=path, **given) or ()
