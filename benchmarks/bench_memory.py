@@ -155,10 +155,10 @@ def measure_endless_episode(folder: Path, num_steps: int) -> None:
     print(f"\na D4RL file of {num_steps:,} rows without an episode end, one episode")
 
     def show(name: str, start: int, peak: int, report: Any) -> None:
-        factor = (peak - start) / report.bytes
+        factor = (peak - start) / report.size_bytes
         print(
             f"{name:<40} {start / 1e6:>6,.0f} MB at the start, {peak / 1e6:>6,.0f} MB peak: {factor:.1f} times the "
-            f"{report.bytes / report.steps:.0f} bytes per step",
+            f"{report.size_bytes / report.steps:.0f} bytes per step",
             flush=True,
         )
 
@@ -175,7 +175,7 @@ def measure_large_file(folder: Path, num_steps: int) -> None:
     write_rows(path, num_steps, episode_steps=1000)
     start, peak, report = convert_in_process(path, folder / "large")
     print(f"\na D4RL file of {num_steps:,} rows ({path.stat().st_size / 1e9:.1f} GB) to a directory")
-    print(f"{report.steps:,} steps at {report.steps_per_second:,.0f} steps/s", end="; ")
+    print(f"{report.steps:,} steps at {report.steps_per_sec:,.0f} steps/s", end="; ")
     print(f"resident memory {start / 1e6:,.0f} MB at the start, {peak / 1e6:,.0f} MB peak (target: under 1,000 MB)")
 
 

@@ -33,7 +33,7 @@ def cache(directory: Path, verify: bool, prune: bool, as_json: bool) -> None:
     deleted = [store for store in stores if prune and store.state != "complete" and delete_store(store.path)]
     states = ["deleted" if store in deleted else store.state for store in stores]
     rows = [
-        (store.path.name, store.dataset, f"{store.episodes:,}", format_bytes(store.bytes), state)
+        (store.path.name, store.dataset, f"{store.episodes:,}", format_bytes(store.size_bytes), state)
         for store, state in zip(stores, states, strict=True)
     ]
     table = format_columns(("store", "dataset", "episodes", "size", "state"), rows)

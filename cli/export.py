@@ -64,5 +64,5 @@ def export(folder: Path, out: Path, format: Any, policy: Any, as_json: bool) -> 
         else:
             run.export_policy(out, format=format, policy=policy)
     num_bytes = sum(path.stat().st_size for path in [out, *out.rglob("*")] if path.is_file())
-    document = {"out": str(out), "bytes": num_bytes}
+    document = {"out": str(out), "size_bytes": num_bytes}
     output.print_result(document, f"wrote {out} ({format_bytes(num_bytes)})", as_json=as_json)

@@ -174,7 +174,7 @@ def _describe_run(run: Run) -> dict[str, Any]:
 
 def _print_report(report: Report, path: Path, *, as_json: bool) -> None:
     num_bytes = len(report.html.encode())
-    document = {"report": str(path), "bytes": num_bytes}
+    document = {"report": str(path), "size_bytes": num_bytes}
     output.print_result(document, f"wrote {path} ({format_bytes(num_bytes)})", as_json=as_json)
 
 

@@ -11,7 +11,7 @@ from rlds2reverb.types.tables import MAX_ITEMS, TableConfig
 from .output import next_command
 
 #: Numbers that are added up over shards.
-_SUMMED = ("episodes", "items", "bytes", "memory_bytes")
+_SUMMED = ("episodes", "items", "size_bytes", "memory_bytes")
 
 
 def describe(path: str, *, verify: bool) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _describe(directory: Path, *, verify: bool) -> dict[str, Any]:
         "source": data["run"]["source"][0] if "run" in data else None,
         "episodes": state.get("seen"),
         "items": state.get("items"),
-        "bytes": sum(file.stat().st_size for file in checkpoint.iterdir()) if checkpoint else 0,
+        "size_bytes": sum(file.stat().st_size for file in checkpoint.iterdir()) if checkpoint else 0,
         "memory_bytes": data.get("memory_bytes"),
         "checkpoint": checkpoint.name if checkpoint else None,
     }
@@ -68,7 +68,7 @@ def make_facts(description: dict[str, Any]) -> list[tuple[str, str]]:
         size = f"at most {config.max_size:,} items" if is_limited else "no limit on items"
         settings = f"sampler {config.sampler}, remover {config.remover}, rate limiter {config.rate_limiter}, {size}"
         rows.append(("table", f"{config.name}: {settings}"))
-    rows.append(("size", f"{format_bytes(description['bytes'])} on disk"))
+    rows.append(("size", f"{format_bytes(description['size_bytes'])} on disk"))
     if description["memory_bytes"]:
         rows.append(("memory", f"about {format_bytes(description['memory_bytes'])} in the server"))
     if not is_converted:

@@ -150,8 +150,8 @@ def test_report_counts_episodes_items_and_bytes(data):
     source = load(data / "malformed/hdf5/unclosed_tail.hdf5")
     report, items = ingest_and_read(source)
     assert (report.episodes, report.unterminated, report.episodes_too_short) == (4, 1, 0)
-    assert report.bytes == sum(e.num_bytes for e in source)
-    assert set(report.seconds) == {"check", "read", "convert", "write"} and report.steps_per_second > 0
+    assert report.size_bytes == sum(e.num_bytes for e in source)
+    assert set(report.seconds) == {"check", "read", "convert", "write"} and report.steps_per_sec > 0
     as_dict = json.loads(json.dumps(report.as_dict()))
     assert as_dict["items"] == len(items) and as_dict["source"] == "unclosed_tail.hdf5"
 

@@ -84,7 +84,7 @@ class Summary:
       lengths: transitions per episode.
       score: D4RL's normalised score of the mean return, or None if there are no reference returns.
       score_environment: D4RL environment whose reference returns were used, or None.
-      bytes: size of all steps in memory.
+      size_bytes: size of all steps in memory.
       fingerprint: XXH3-128 of the content: field names, dtypes, shapes and bytes of every episode in order.
       fields: the fields of a step.
       episode_fields: dtype, shape and first value of each field of `Episode.metadata`, by its path.
@@ -111,7 +111,7 @@ class Summary:
     lengths: Distribution
     score: float | None
     score_environment: str | None
-    bytes: int
+    size_bytes: int
     fingerprint: str
     fields: tuple[FieldSummary, ...]
     warnings: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class Summary:
             facts.append(("metadata", ", ".join(f"{name} {value}" for name, value in self.metadata.items())))
         facts += [("episode field", f"{name}  {value}") for name, value in self.episode_fields.items()]
         facts += [("unread", ", ".join(self.unread))] if self.unread else []
-        facts += [("size", format_bytes(self.bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
+        facts += [("size", format_bytes(self.size_bytes)), ("fingerprint", f"xxh128 {self.fingerprint}")]
         return facts + [("warning", sentence) for sentence in self.warnings]
 
 
@@ -286,7 +286,7 @@ class SummaryParts:
             lengths=Distribution.from_values(lengths),
             score=d4rl_score(float(np.mean(returns)), reference) if reference and returns else None,
             score_environment=environment,
-            bytes=self.num_bytes,
+            size_bytes=self.num_bytes,
             fingerprint=fingerprint.hexdigest(),
             fields=tuple(FieldSummary(name, spec, self.non_finite[name]) for name, spec in self.specs.items()),
             warnings=(*source.warnings, *self.left_out.describe_left_out()),

@@ -89,7 +89,7 @@ def test_text_and_json_of_inspect_use_the_same_words(data, capsys):
     labels = {line[2:].split("  ")[0] for line in lines if not line.startswith("    ")}
     assert {"kind", "episodes", "transitions", "return", "length", "score", "unread", "fingerprint"} <= labels
     singular = {name.removesuffix("s") for name in summary}
-    assert {label for label in labels if label not in singular | summary.keys()} == {"size"}  # In JSON, "bytes".
+    assert {label for label in labels if label not in singular | summary.keys()} == {"size"}  # In JSON, "size_bytes".
     assert all(name in summary for name in ("terminal", "truncated", "unterminated"))
 
 

@@ -104,7 +104,7 @@ def test_shards_are_inspected_and_validated_as_a_whole(capsys, shards, tmp_path)
     document = json.loads(out)
     assert (code, err) == (0, "") and [document[name] for name in ("episodes", "items", "shards")] == [80, 16000, 3]
     parts = [json.loads(call(capsys, "inspect", shards / f"shard_{n}", "--json")[1]) for n in range(3)]
-    for name in ("bytes", "memory_bytes"):
+    for name in ("size_bytes", "memory_bytes"):
         assert document[name] == sum(part[name] for part in parts)
     assert "shards  3" in call(capsys, "inspect", shards)[1]
     assert call(capsys, "validate", shards)[0] == 0

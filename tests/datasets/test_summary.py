@@ -37,7 +37,7 @@ def test_summary_has_quantiles_fields_and_non_finite_counts():
     assert (got.lengths.q25, got.lengths.median, got.lengths.q75, got.lengths.mean) == (2, 3, 4, 3)
     spec = {field.name: (field.spec, field.non_finite) for field in got.fields}
     assert spec["['reward']"] == ("float32 []", 2) and spec["['observation']"] == ("float32 [2]", 0)
-    assert got.bytes == 12 * (8 + 4 + 4 + 4 + 3)
+    assert got.size_bytes == 12 * (8 + 4 + 4 + 4 + 3)
 
 
 def test_return_is_nan_if_the_reward_is_not_a_scalar():

@@ -17,7 +17,7 @@ def assert_same_files(one, other):
 
 
 def assert_same_reports(got, expected):
-    timed = ("seconds", "steps_per_second")
+    timed = ("seconds", "steps_per_sec")
     got, expected = (
         {name: value for name, value in report.as_dict().items() if name not in timed} for report in (got, expected)
     )

@@ -406,14 +406,14 @@ class StoreInfo:
       path: its directory.
       dataset: name of the dataset.
       episodes: number of stored episodes.
-      bytes: size on disk.
+      size_bytes: size on disk.
       state: 'complete', 'incomplete' or 'damaged'.
     """
 
     path: Path
     dataset: str
     episodes: int
-    bytes: int
+    size_bytes: int
     state: str
 
 

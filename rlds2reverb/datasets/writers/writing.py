@@ -56,7 +56,7 @@ class WriteReport:
       transitions: number of transitions written.
       skipped_episodes: number of episodes left out because of `on_invalid="skip_episode"`.
       kept_problems: number of problems in episodes that were written because of `on_invalid="keep"`.
-      bytes: size on disk.
+      size_bytes: size on disk.
       warnings: warnings of the source, and sentences about what the written dataset does not contain.
       statistics: values and changes of the transforms of the source; see `transforms.apply_transforms`.
     """
@@ -68,7 +68,7 @@ class WriteReport:
     transitions: int
     skipped_episodes: int
     kept_problems: int
-    bytes: int
+    size_bytes: int
     warnings: tuple[str, ...] = ()
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class WriteReport:
             facts.append(("skipped", f"{self.skipped_episodes:,} invalid episodes"))
         if count := self.kept_problems:
             facts.append(("note", f"{count:,} problem{'s' * (count != 1)} in episodes that were written anyway"))
-        facts += [("size", format_bytes(self.bytes)), *(("note", sentence) for sentence in self.notes)]
+        facts += [("size", format_bytes(self.size_bytes)), *(("note", sentence) for sentence in self.notes)]
         return [*facts, *(("warning", sentence) for sentence in self.warnings)]
 
 
@@ -226,7 +226,7 @@ def make_report(
         "warnings": (*source.warnings, *source.described_unread, *warnings),
         "statistics": source.statistics,
     }
-    return WriteReport(source.name, str(path), format, bytes=num_bytes, **values)
+    return WriteReport(source.name, str(path), format, size_bytes=num_bytes, **values)
 
 
 def require_destination(path: str | Path, format: str) -> None:

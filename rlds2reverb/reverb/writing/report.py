@@ -43,7 +43,7 @@ class IngestReport(LeftOut):
       episodes: number of episodes, including those that an earlier run wrote.
       steps: number of their steps, including the final observations.
       items: number of items in each table.
-      bytes: size of the steps.
+      size_bytes: size of the steps.
       resumed_episodes: number of episodes that an earlier run wrote.
       resumed_steps: number of their steps.
       unterminated: number of episodes whose end is missing in the source; written as truncated.
@@ -71,7 +71,7 @@ class IngestReport(LeftOut):
     episodes: int = 0
     steps: int = 0
     items: int = 0
-    bytes: int = 0
+    size_bytes: int = 0
     resumed_episodes: int = 0
     resumed_steps: int = 0
     unterminated: int = 0
@@ -94,7 +94,7 @@ class IngestReport(LeftOut):
     __repr__ = short_repr
 
     @property
-    def steps_per_second(self) -> float:
+    def steps_per_sec(self) -> float:
         """The number of steps that this run wrote, divided by the total seconds of all stages but 'verify'."""
         total = sum(duration for stage, duration in self.seconds.items() if stage != "verify")
         return (self.steps - self.resumed_steps) / total if total else 0.0
@@ -111,12 +111,12 @@ class IngestReport(LeftOut):
     def facts(self) -> list[tuple[str, str]]:
         """Returns the report as pairs of a name and a text; counts of zero are omitted."""
         seconds = ", ".join(f"{stage} {duration:.1f} s" for stage, duration in self.seconds.items())
-        speed = f"{format_number(round(self.steps_per_second))} steps/s ({seconds})"
+        speed = f"{format_number(round(self.steps_per_sec))} steps/s ({seconds})"
         has_written = self.steps > self.resumed_steps or not self.steps
         facts = [
-            ("into", f"{'table' if len(self.tables) == 1 else 'tables'} {', '.join(self.tables)}"),
+            ("tables", ", ".join(self.tables)),
             ("episodes", f"{self.episodes:,}"),
-            ("steps", f"{self.steps:,} ({format_bytes(self.bytes)})"),
+            ("steps", f"{self.steps:,} ({format_bytes(self.size_bytes)})"),
             ("items", f"{self.items:,} in each table"),
             ("speed", speed if has_written else "nothing to write: an earlier run had written everything"),
         ]
@@ -148,7 +148,7 @@ class IngestReport(LeftOut):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain dicts, for JSON."""
-        return {**asdict(self), "notes": list(self.notes), "steps_per_second": self.steps_per_second}
+        return {**asdict(self), "notes": list(self.notes), "steps_per_sec": self.steps_per_sec}
 
     def warn(self, sentence: str) -> None:
         """Adds a warning to the report, and issues it as a Python warning as well."""
@@ -165,7 +165,7 @@ class IngestReport(LeftOut):
         for episode in batch.episodes:
             self.episodes += 1
             self.steps += episode.num_steps
-            self.bytes += episode.num_bytes
+            self.size_bytes += episode.num_bytes
             self.unterminated += episode.unterminated
         self.count_left_out(batch, uses_all_actions=getattr(adder, "uses_all_actions", False))
 
