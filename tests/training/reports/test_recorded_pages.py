@@ -1,6 +1,6 @@
 """The text of pages, and what their figures show and how, equal those recorded in `tests/data/pages`.
 
-`python tests/training/reports/test_recorded_pages.py` writes the files again.
+`PYTHONPATH=tests/support python tests/training/reports/test_recorded_pages.py` writes the files again.
 """
 
 import html
